@@ -81,7 +81,7 @@ def main() -> None:
         train = np.asarray(
             data.sample_subjects(windows["train"], given.fraction, given.seed).targets(None)
         )
-        constant = evaluate.constant_baselines(task, train, len(test), windows.classes)
+        constant = evaluate.constant_baselines(task, train, len(test), windows.class_names)
         every = {kind: v for kind, (_, v, decisions) in constant.items() if decisions is None}
         kinds = (*baselines.PREDICTORS, *baselines.find_registered(windows))
         every |= {kind: predict_fold(windows, kind, given.fraction, given.seed) for kind in kinds}

@@ -117,12 +117,12 @@ def test_an_interaction_is_seen_by_trees_alone():
     assert fit_planted(draw, days, codes, y, window_counts.LOGISTIC) < 0.65
 
 
-def test_trees_read_the_columns_that_most_sequences_have(monkeypatch):
-    monkeypatch.setattr(window_counts, "MOST_COLUMNS", 4)
+def test_trees_read_the_columns_that_most_sequences_have():
     counts = window_counts.count_windows(
         sequences([[0, 900]] * 3 + [[0]], [[5, 6], [5, 6], [7, 6], [8]], [1000] * 4), np.arange(4)
     )
-    assert window_counts.select_columns(counts).tolist() == [9 + 6, 2 * 9 + 6, 3 * 9 + 5, 3 * 9 + 6]
+    columns = [9 + 6, 2 * 9 + 6, 3 * 9 + 5, 3 * 9 + 6]
+    assert window_counts.select_columns(counts, 4).tolist() == columns
 
 
 def test_pages_of_claims_have_the_counts_and_the_lift_over_the_best_baseline(tmp_path: Path):

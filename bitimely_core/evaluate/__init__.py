@@ -55,6 +55,7 @@ from bitimely_core.evaluate.paired import (
     predictions_frame,
 )
 from bitimely_core.evaluate.scores import (
+    ConstantBaseline,
     constant_baselines,
     describe_units,
     length_baseline,
@@ -72,6 +73,7 @@ __all__ = [
     "MINIMUM_UNITS",
     "NAMES",
     "ROUNDING",
+    "ConstantBaseline",
     "MetricUnit",
     "Predictions",
     "RunEstimates",

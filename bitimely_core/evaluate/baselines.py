@@ -24,9 +24,9 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate import hazard_baselines, window_counts
 from bitimely_core.evaluate.linear import (
-    DEFAULT_PENALTY,
     MIN_PROBABILITY,
-    PENALTIES,
+    Pair,
+    choose_ridge,
     extract_simple_features,
     fit_windows,
     standardise,
@@ -35,11 +35,12 @@ from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Progress
+from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Progress, Record
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from bitimely_core.config import DataConfig
     from bitimely_core.evaluate.result_table import OpenWindows
     from bitimely_core.tokens import Windows
 
@@ -53,9 +54,11 @@ FOLDER = "baselines"  # in the folder of a run: stored predictions
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
 BLOCK = 16  # windows at a time, to fit the processor's cache
 DESCRIPTIONS = {
-    "features": "logistic regression (numbers: ridge) on simple features: of each channel mean, logarithm of the standard deviation and of the power "
-    "in 16 bands; of events logarithms of counts of codes",
-    "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and share of positive values of each",
+    "features": "logistic regression (numbers: ridge) on simple features: of each channel mean, "
+    "logarithm of the standard deviation and of the power in 16 bands; of events logarithms of "
+    "counts of codes",
+    "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and "
+    "share of positive values of each",
     **window_counts.DESCRIPTIONS,
     **hazard_baselines.DESCRIPTIONS,
 }
@@ -77,19 +80,14 @@ def draw_kernels(length: int, channels: int, seed: int) -> list[KernelGroup]:
     """Random kernels for windows [T, V]; the longest spans the window."""
     draw = np.random.default_rng([seed, length, channels])
     widest = np.log2(max((length - 1) / (TAPS - 1), 1.0))
-    out = []
+    groups = []
     for k in range(GROUPS):
         size = int(2 ** draw.uniform(0, np.log2(min(channels, TAPS) + 1)))
         taps = np.stack([np.sort(draw.choice(TAPS, 3, replace=False)) for _ in range(PATTERNS)])
-        out.append(
-            KernelGroup(
-                int(2 ** draw.uniform(0, widest)),
-                np.sort(draw.choice(channels, size, replace=False)),
-                taps,
-                k % 2 == 0,
-            )
-        )
-    return out
+        dilation = int(2 ** draw.uniform(0, widest))
+        summed = np.sort(draw.choice(channels, size, replace=False))
+        groups.append(KernelGroup(dilation, summed, taps, padded=k % 2 == 0))
+    return groups
 
 
 def convolve(x: Array, group: KernelGroup) -> Iterator[Array]:
@@ -117,29 +115,27 @@ def choose_biases(x: Array, groups: Sequence[KernelGroup], seed: int) -> Array:
     V].
     """
     draw = np.random.default_rng([seed, len(x)])
-    out = []
+    biases = []
     for group in groups:
         responses = convolve(x[draw.integers(len(x))][None], group)
-        out += [
-            float(np.quantile(r[0], q))
-            for r, q in zip(responses, draw.uniform(size=len(group.taps)), strict=True)
-        ]
-    return np.array(out, np.float32)
+        shares = draw.uniform(size=len(group.taps))
+        for response, share in zip(responses, shares, strict=True):
+            biases.append(float(np.quantile(response[0], share)))
+    return np.array(biases, np.float32)
 
 
 def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Array:
     """Maximum and share above the bias of every kernel, [n, 2 K] float32."""
     out = np.empty((len(x), 2, len(bias)), np.float32)
     for start in range(0, len(x), BLOCK):
-        part, found = x[start : start + BLOCK], out[start : start + BLOCK]
-        responses = itertools.chain.from_iterable(convolve(part, group) for group in groups)
+        windows, features = x[start : start + BLOCK], out[start : start + BLOCK]
+        responses = itertools.chain.from_iterable(convolve(windows, group) for group in groups)
         for k, response in enumerate(responses):
-            response.max(1, out=found[:, 0, k])
+            response.max(1, out=features[:, 0, k])
+            ones = np.ones(response.shape[1], np.float32)
             # a product counts fastest
-            above = np.greater(response, bias[k]).astype(np.float32) @ np.ones(
-                response.shape[1], np.float32
-            )
-            found[:, 1, k] = above.astype(np.float64) / response.shape[1]
+            above = np.greater(response, bias[k]).astype(np.float32) @ ones
+            features[:, 1, k] = above.astype(np.float64) / len(ones)
     return out.reshape(len(x), -1)
 
 
@@ -152,46 +148,31 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     [n, C] (NaN: not known) or values [n]. Returns [n, C] probabilities or [n] values of the rows of
     test.
     """
-    from sklearn.linear_model import Ridge
-
-    train, held, new = standardise(x["train"], x["validation"], x["test"])
-    target = {
-        k: np.eye(classes)[v.astype(np.int64)]
-        if task == "classification"
-        else v.astype(np.float64).reshape(len(v), -1)
-        for k, v in y.items()
-    }
-
-    def fit(k: Array, of: slice) -> Array:
-        """Predictions of the targets `of`, fitted on the training rows `k`."""
-        found: tuple[float, Array] | None = None
-        known = np.isfinite(target["validation"][:, of]).all(1)
-        for penalty in PENALTIES if known.any() else (DEFAULT_PENALTY,):
-            model = Ridge(alpha=penalty).fit(train[k], target["train"][k, of])
-            loss = (
-                float(
-                    np.square(
-                        model.predict(held[known]).reshape(int(known.sum()), -1)
-                        - target["validation"][known, of]
-                    ).mean()
-                )
-                if known.any()
-                else 0.0
-            )
-            if found is None or loss < found[0]:
-                found = loss, np.asarray(model.predict(new)).reshape(len(new), -1)
-        assert found is not None
-        return found[1]
-
+    train, validation, new = standardise(x["train"], x["validation"], x["test"])
+    if task == "classification":
+        targets = {name: np.eye(classes)[v.astype(np.int64)] for name, v in y.items()}
+    else:
+        targets = {name: v.astype(np.float64).reshape(len(v), -1) for name, v in y.items()}
+    held_out = (validation, targets["validation"])
     if task == "multilabel":
-        known = [np.isfinite(target["train"][:, k]) for k in range(classes)]
-        out = np.hstack([fit(rows, slice(k, k + 1)) for k, rows in enumerate(known)])
-        return np.clip(out, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-    out = fit(np.ones(len(train), bool), slice(None))
+        columns = []
+        for k in range(classes):
+            rows, label = np.isfinite(targets["train"][:, k]), slice(k, k + 1)
+            fitted = (train[rows], targets["train"][rows, label])
+            columns.append(_predict_ridge(fitted, (validation, held_out[1][:, label]), new))
+        return np.clip(np.hstack(columns), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    predicted = _predict_ridge((train, targets["train"]), held_out, new)
     if task == "regression":
-        return out[:, 0]
-    out = np.clip(out, MIN_PROBABILITY, None)
-    return np.asarray(out / out.sum(1, keepdims=True))
+        return predicted[:, 0]
+    shares = np.clip(predicted, MIN_PROBABILITY, None)
+    return np.asarray(shares / shares.sum(1, keepdims=True))
+
+
+def _predict_ridge(train: Pair, validation: Pair, new: Array) -> Array:
+    """Predictions [n, K] for `new`; the penalty is chosen on the known rows of validation."""
+    rows = np.isfinite(validation[1]).all(1)
+    model = choose_ridge(train, (validation[0][rows], validation[1][rows]))
+    return np.asarray(model.predict(new)).reshape(len(new), -1)
 
 
 def _predict_from_features(
@@ -201,9 +182,8 @@ def _predict_from_features(
     seed: int,
     progress: Progress | None,
 ) -> Array:
-    return fit_windows(
-        windows, {name: extract_simple_features(part, part.rows) for name, part in parts.items()}, y
-    ).prediction
+    features = {name: extract_simple_features(part, part.rows) for name, part in parts.items()}
+    return fit_windows(windows, features, y).prediction
 
 
 def _predict_from_kernels(
@@ -219,13 +199,13 @@ def _predict_from_kernels(
     bias = choose_biases(parts["train"].values(sample), groups, seed)
     x, done, total = {}, 0, sum(map(len, parts.values()))
     for name, part in parts.items():
-        found = []
+        features = [np.zeros((0, 2 * len(bias)), np.float32)]
         for block in _read_blocks(part):
-            found.append(kernel_features(block, groups, bias))
-            done += len(found[-1])
+            features.append(kernel_features(block, groups, bias))
+            done += len(block)
             if progress is not None:
                 progress(f"random kernels {windows.name}", done, total)
-        x[name] = np.concatenate(found) if found else np.zeros((0, 2 * len(bias)), np.float32)
+        x[name] = np.concatenate(features)
     return fit_ridge(windows.task, x, y, max(windows.classes, 1))
 
 
@@ -235,16 +215,18 @@ def count_observed(part: Any) -> Array | None:
         return np.asarray(part.lengths())
     if not part.manifest.missing:
         return None
-    found = [
-        part.mask(part.rows[start : start + 256]).any(2).sum(1)
-        for start in range(0, len(part), 256)
-    ]
-    return np.concatenate(found) if found else np.zeros(0)
+    counts = [part.mask(rows).any(2).sum(1) for rows in _cut_rows(part)]
+    return np.concatenate(counts) if counts else np.zeros(0)
+
+
+def _cut_rows(part: Any) -> Iterator[Array]:
+    """Positions of 256 windows at a time."""
+    for start in range(0, len(part), 256):
+        yield part.rows[start : start + 256]
 
 
 def _read_blocks(part: Any) -> Iterator[Array]:
-    for start in range(0, len(part), 256):
-        yield part.values(part.rows[start : start + 256])
+    return map(part.values, _cut_rows(part))
 
 
 def map_native(
@@ -267,26 +249,31 @@ def map_native(
             "Tokenize again",
             file=str(folder),
         )
-    owner, start = part.index["recording_id"].to_list(), part.index["start"].to_list()
+    starts = part.index["start"].to_list()
     places: dict[str, list[int]] = {}
-    for k, recording in enumerate(owner):
-        places.setdefault(recording, []).append(k)
-    out: list[Any] = [None] * len(owner)
+    for place, recording in enumerate(part.index["recording_id"].to_list()):
+        places.setdefault(recording, []).append(place)
+    results: list[Any] = [None] * len(starts)
     for record in opened.records(channels, places, labels=False):
-        for k in places[record.recording_id]:
-            samples, rates = dict.fromkeys(channels, np.zeros(0)), dict.fromkeys(channels, 0.0)
-            for signal in record.signals:
-                first = round((start[k] - signal.onset) * signal.rate)
-                found = signal.samples[
-                    max(first, 0) : max(first + round(part.length / part.rate * signal.rate), 0)
-                ]
-                if len(found) > len(samples[signal.channel]):
-                    samples[signal.channel], rates[signal.channel] = (
-                        found * float(signal.scale) + signal.offset,
-                        signal.rate,
-                    )
-            out[k] = function(NativeWindow(samples, rates))
-    return out
+        for place in places[record.recording_id]:
+            seconds = (starts[place], part.length / part.rate)
+            results[place] = function(_cut_native(record, channels, *seconds))
+    return results
+
+
+def _cut_native(
+    record: Record, channels: Collection[str], start: float, duration: float
+) -> NativeWindow:
+    """The samples of each channel in a window, of its longest segment there, in its unit."""
+    samples, rates = dict.fromkeys(channels, np.zeros(0)), dict.fromkeys(channels, 0.0)
+    for signal in record.signals:
+        first = round((start - signal.onset) * signal.rate)
+        last = first + round(duration * signal.rate)
+        inside = signal.samples[max(first, 0) : max(last, 0)]
+        if len(inside) > len(samples[signal.channel]):
+            samples[signal.channel] = inside * float(signal.scale) + signal.offset
+            rates[signal.channel] = signal.rate
+    return NativeWindow(samples, rates)
 
 
 def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
@@ -294,7 +281,7 @@ def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
         n=len(part),
         targets=targets,
         read=lambda: _read_blocks(part),
-        map_native=lambda names, of: map_native(part, names, of),
+        map_native=lambda channels, function: map_native(part, channels, function),
     )
 
 
@@ -302,43 +289,45 @@ def find_registered(windows: Any) -> dict[str, registry.DatasetBaseline]:
     """The baselines that the data set registers for these windows."""
     if windows.dataset not in registry.datasets:
         return {}
-    every = registry.datasets[windows.dataset].facts.baselines
-    return {one.name: one for one in every if not one.views or windows.view in one.views}
+    return {
+        baseline.name: baseline
+        for baseline in registry.datasets[windows.dataset].facts.baselines
+        if not baseline.views or windows.view in baseline.views
+    }
 
 
 def _predict_registered(
-    one: registry.DatasetBaseline,
+    baseline: registry.DatasetBaseline,
     windows: Any,
     parts: Mapping[str, Windows],
     y: Mapping[str, Array],
     seed: int,
 ) -> Array:
-    given = BaselineInput(
+    splits = {name: _describe_split(part, y.get(name)) for name, part in parts.items()}
+    data = BaselineInput(
         task=windows.task,
         class_names=windows.class_names,
         channels=tuple(windows.channel_names),
         rate=windows.rate,
         seconds=windows.length / windows.rate,
         seed=seed,
-        **{name: _describe_split(part, y.get(name)) for name, part in parts.items()},
+        **splits,
         fit_linear=lambda x: fit_windows(windows, x, y).prediction,
     )
-    found = np.asarray(one.predict(given), np.float64)
-    shape = (
-        (len(parts["test"]),)
-        if windows.task == "regression"
-        else (len(parts["test"]), windows.classes)
-    )
-    if found.shape != shape or not np.isfinite(found).all():
+    prediction = np.asarray(baseline.predict(data), np.float64)
+    classes = () if windows.task == "regression" else (windows.classes,)
+    shape = (len(parts["test"]), *classes)
+    problem = "" if np.isfinite(prediction).all() else "its predictions hold NaN or infinity"
+    if prediction.shape != shape:
+        problem = f"its predictions have the shape {prediction.shape}"
+    if problem:
         raise usage_error(
-            f"its predictions have the shape {found.shape}"
-            if found.shape != shape
-            else "its predictions hold NaN or infinity",
+            problem,
             f"expected finite numbers of shape {shape}",
             "Correct the function in the registration of the data set",
-            field=f"baseline {one.name} of {windows.dataset}",
+            field=f"baseline {baseline.name} of {windows.dataset}",
         )
-    return found
+    return prediction
 
 
 PREDICTORS: dict[
@@ -358,11 +347,9 @@ class BaselinePredictions(NamedTuple):
 
 def draw_positions(count: int, most: int | None) -> Array:
     """`most` of `count` positions, drawn at random, ascending; None: all."""
-    return (
-        np.arange(count)
-        if most is None or count <= most
-        else np.sort(np.random.default_rng([count, most]).choice(count, most, replace=False))
-    )
+    if most is None or count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng([count, most]).choice(count, most, replace=False))
 
 
 def hide_labels(part: Any) -> Any:
@@ -390,80 +377,93 @@ def predict_baseline(
     `MOST_TRAINING` of them; `most` windows are predicted. Predictions are stored in `keep`, and
     found there and in `also`.
     """
-    import polars as pl
-
-    from bitimely_core import data
-
     registered = find_registered(windows).get(kind)
     if registered is None and kind not in list_baselines(windows):
-        if kind == "kernels":
-            return "events have no samples to convolve"
-        return (
-            "it is for other inputs or labels"
-            if kind in DESCRIPTIONS
-            else "the data set does not register it"
-        )
-    chosen = record.settings.data
+        return _explain_unfit(kind)
+    choices = record.settings.data
     # else all seeds share one
-    seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0
+    seed = record.seed if choices.fraction < 1 or choices.limit is not None else 0
+    settings = window_counts.count_settings(record) if kind in COUNTED else None
+    parts = _select_parts(windows, split, choices, seed)
+    rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
+    if not training or not len(rows):
+        return "a split holds no windows"
+    fitted = window_counts.MOST_TRAINING if settings else MOST_TRAINING
+    for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
+        drawn = draw_positions(len(parts[name]), count)
+        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), drawn))
     inputs = {
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
         "data": windows.fingerprint,
-    }
-    settings = window_counts.count_settings(record) if kind in COUNTED else None
-    inputs |= {"settings": settings} if settings else {}
-    inputs |= {
-        "fraction": chosen.fraction,
-        "limit": chosen.limit,
+        **({"settings": settings} if settings else {}),
+        "fraction": choices.fraction,
+        "limit": choices.limit,
         "seed": seed,
         "split": split,
         "most": [MOST_TRAINING, most],
     }
-    limited = data.limit_windows(windows, chosen.limit, seed)
-    parts = {
-        "train": data.sample_subjects(limited["train"], chosen.fraction, seed),
-        "validation": limited["validation"],
-        "test": windows[split],
-    }
-    rows, of = draw_positions(len(parts["test"]), most), len(parts["train"])
-    if not of or not len(rows):
-        return "a split holds no windows"
-    fitted = window_counts.MOST_TRAINING if settings else MOST_TRAINING
-    for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
-        parts[name] = parts[name].subset(
-            np.isin(np.arange(len(parts[name])), draw_positions(len(parts[name]), count))
-        )
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
     if stored is None:
-        y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
-        parts["test"] = hide_labels(parts["test"])
-        if registered is not None:
-            prediction = _predict_registered(registered, windows, parts, y, seed)
-        elif settings:
-            rows_of = {name: part.rows for name, part in parts.items()}
-            if kind in hazard_baselines.DESCRIPTIONS:
-                prediction = _predict_hazards(kind, windows, rows_of, y, settings)
-            else:
-                prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
-        else:
-            prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
-        columns = pl.DataFrame(
-            prediction.reshape(len(prediction), -1),
-            schema=[f"p{k}" for k in range(max(windows.classes, 1))],
-        )
+        prediction = _fit_baseline(kind, windows, parts, seed, settings, progress)
         stored = keep / file
-        # no windows: they name subjects
-        write_results(keep, {file: storage.encode_parquet(columns)})
-    found = read_result_table(stored).to_numpy()
-    return BaselinePredictions(
-        rows,
-        found[:, 0] if windows.task == "regression" else found,
-        len(parts["train"]),
-        of,
-        settings,
-    )
+        write_results(keep, {file: _encode_prediction(prediction, windows.classes)})
+    columns = read_result_table(stored).to_numpy()
+    prediction = columns[:, 0] if windows.task == "regression" else columns
+    return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
+
+
+def _explain_unfit(kind: str) -> str:
+    """Why there is no such baseline of these windows."""
+    if kind == "kernels":
+        return "events have no samples to convolve"
+    if kind in DESCRIPTIONS:
+        return "it is for other inputs or labels"
+    return "the data set does not register it"
+
+
+def _select_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
+    """The windows that a run was trained and validated on, and those to predict as `test`."""
+    from bitimely_core import data
+
+    limited = data.limit_windows(windows, choices.limit, seed)
+    return {
+        "train": data.sample_subjects(limited["train"], choices.fraction, seed),
+        "validation": limited["validation"],
+        "test": windows[split],
+    }
+
+
+def _fit_baseline(
+    kind: str,
+    windows: Any,
+    parts: Mapping[str, Any],
+    seed: int,
+    settings: int | None,
+    progress: Progress | None,
+) -> Array:
+    """Predictions [n, C], or [n] of a regression, for `test`, whose labels are hidden."""
+    y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
+    parts = {**parts, "test": hide_labels(parts["test"])}
+    registered = find_registered(windows).get(kind)
+    if registered is not None:
+        return _predict_registered(registered, windows, parts, y, seed)
+    if not settings:
+        return PREDICTORS[kind](windows, parts, y, seed, progress)
+    rows = {name: part.rows for name, part in parts.items()}
+    if kind in hazard_baselines.DESCRIPTIONS:
+        return _predict_hazards(kind, windows, rows, y, settings)
+    return window_counts.predict_from_counts(kind, windows, rows, y, settings)
+
+
+def _encode_prediction(prediction: Array, classes: int) -> storage.Content:
+    """The columns of predictions as Parquet, without windows: they name subjects."""
+    import polars as pl
+
+    names = [f"p{k}" for k in range(max(classes, 1))]
+    columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
+    return storage.encode_parquet(columns)
 
 
 def _predict_hazards(
@@ -472,13 +472,13 @@ def _predict_hazards(
     """Risks by a baseline of times to event on counts of codes; `rows`: split -> positions in the
     full index.
     """
-    x = {name: window_counts.count_windows(windows, at) for name, at in rows.items()}
+    counts = {name: window_counts.count_windows(windows, places) for name, places in rows.items()}
+    names = windows.class_names
     if kind == hazard_baselines.TREES:
-        return hazard_baselines.predict_from_trees(x, y, windows.class_names, settings)
-    logs = {name: of.log1p() for name, of in x.items()}
-    return hazard_baselines.predict_from_hazards(
-        logs, y, windows.class_names, window_counts.PENALTIES[:settings]
-    )
+        return hazard_baselines.predict_from_trees(counts, y, names, settings)
+    logs = {name: matrix.log1p() for name, matrix in counts.items()}
+    penalties = window_counts.PENALTIES[:settings]
+    return hazard_baselines.predict_from_hazards(logs, y, names, penalties)
 
 
 def list_baselines(windows: Any) -> dict[str, str]:
@@ -486,8 +486,9 @@ def list_baselines(windows: Any) -> dict[str, str]:
     if windows.task == "survival":
         return hazard_baselines.DESCRIPTIONS
     unfit = {"kernels", *hazard_baselines.DESCRIPTIONS} if windows.vocabulary else COUNTED
-    known = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
-    return {**known, **{name: one.about for name, one in find_registered(windows).items()}}
+    fitted = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
+    registered = find_registered(windows).items()
+    return fitted | {name: baseline.about for name, baseline in registered}
 
 
 def title_baseline(kind: str) -> str:
@@ -497,13 +498,13 @@ def title_baseline(kind: str) -> str:
 
 def describe_baseline(kind: str) -> str:
     """What a baseline is, one that a data set registers, too."""
-    every = [
-        one
-        for entry in registry.datasets.values()
-        for one in entry.facts.baselines
-        if one.name == kind
-    ]
-    return DESCRIPTIONS.get(kind) or (every[0].about if every else kind)
+    if kind in DESCRIPTIONS:
+        return DESCRIPTIONS[kind]
+    for entry in registry.datasets.values():
+        for baseline in entry.facts.baselines:
+            if baseline.name == kind:
+                return baseline.about
+    return kind
 
 
 def predict_baselines(
@@ -514,42 +515,43 @@ def predict_baselines(
 
     Runs beside it on the same windows share their predictions.
     """
-    out, remarks = {}, []
-    also = (
-        [one for one in sorted(folder.parent.glob(f"*/{FOLDER}")) if one.parent != folder]
-        if folder.parent.name == "runs"
-        else []
-    )
+    fitted, remarks = {}, []
+    beside: list[Path] = []
+    if folder.parent.name == "runs":
+        folders = sorted(folder.parent.glob(f"*/{FOLDER}"))
+        beside = [other for other in folders if other.parent != folder]
     for kind, about in list_baselines(windows).items():
+        title = title_baseline(kind)
         try:
-            found = predict_baseline(
+            predictions = predict_baseline(
                 kind,
                 record,
                 windows,
                 split,
                 keep=folder / FOLDER,
-                also=also,
+                also=beside,
                 most=MOST_SCORED,
                 progress=progress,
             )
         except UserError as error:
             raise_system_error(error)
-            found = clean(error.finding.line(), 300)
-        if not isinstance(found, str):
-            drawn = (
-                ""
-                if found.training == found.of
-                else f", on {found.training:,} of {found.of:,} training windows"
-            )
-            tried = (
-                f", the best of {found.settings} settings on the validation split"
-                if found.settings
-                else ""
-            )
-            out[title_baseline(kind).replace(" ", "_")] = (about + tried + drawn, found)
+            predictions = clean(error.finding.line(), 300)
+        if isinstance(predictions, str):
+            remarks.append(f"The baseline of {title} was left out: {predictions}.")
         else:
-            remarks.append(f"The baseline of {title_baseline(kind)} was left out: {found}.")
-    return out, remarks
+            words = about + _describe_fit(predictions)
+            fitted[title.replace(" ", "_")] = (words, predictions)
+    return fitted, remarks
+
+
+def _describe_fit(predictions: BaselinePredictions) -> str:
+    """How many settings were tried, and on which share of the training windows, behind a comma."""
+    words = ""
+    if predictions.settings:
+        words += f", the best of {predictions.settings} settings on the validation split"
+    if predictions.training != predictions.of:
+        words += f", on {predictions.training:,} of {predictions.of:,} training windows"
+    return words
 
 
 def fit_baseline(
@@ -568,28 +570,26 @@ def fit_baseline(
     Split, unit of resampling and replicates are those of `scores`; see `predict_baseline`. Raises
     UserError: those of opening the tokens.
     """
-    options, windows = scores.settings, open_windows(scores.data)
+    windows = open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    made = predict_baseline(
+    predictions = predict_baseline(
         kind, record, windows, scores.split, keep=keep, also=also, progress=progress
     )
-    if isinstance(made, str):
-        return made
-    test = windows[scores.split]
-    target = np.asarray(test.targets(None))
-    found = evaluate.score(
+    if isinstance(predictions, str):
+        return predictions
+    test, names = windows[scores.split], windows.class_names
+    target, prediction = np.asarray(test.targets(None)), predictions.prediction
+    scored = evaluate.score(
         windows.task,
         target,
-        made.prediction,
+        prediction,
         test.subjects(),
-        class_names=windows.class_names,
-        bootstrap=options.bootstrap,
-        by=options.by,
+        class_names=names,
+        bootstrap=scores.settings.bootstrap,
+        by=scores.settings.by,
         unit=windows.target_unit,
         subject=windows.subject_unit,
     )
-    frame: pl.DataFrame = evaluate.predictions_frame(
-        test.index, windows.task, windows.class_names, target, made.prediction
-    )
-    return found, frame
+    frame = evaluate.predictions_frame(test.index, windows.task, names, target, prediction)
+    return scored, frame

@@ -29,104 +29,106 @@ CACHE_VERSION = 5  # of stored scores: raise it where the numbers change
 OF_ONE_RUN = ("comparison", "lift", "nights", "events", "risk_groups")
 
 
-def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
-    """The runs of several folds as one scored run, which is stored under `keep` without subjects. A
-    single run is returned unchanged.
+def pool_folds(runs: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
+    """The runs of several folds as one scored run, which is stored under `keep` without subjects.
 
-    `parts` are runs of one row, data set and seed on test sets without a common window. The first
-    one decides how they are scored.
+    `runs` are those of one row, data set and seed on test sets without a common window. The first
+    one decides how they are scored. A single run is returned unchanged.
 
     Raises UserError: config (exit 2) where two runs score one window, or classes differ; not_found
     without the predictions of a run.
     """
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    files = [_find_predictions(first, run) for run in runs]
+    settings, hashes = first.scores.settings, [storage.hash_file(file) for file in files]
+    identity = storage.fingerprint([CACHE_VERSION, settings.bootstrap, settings.by, hashes])
+    path = keep / f"folds-{identity[:24]}.json"
+    if not has_result(path):
+        _score_folds(runs, _join_predictions(runs, files), open_windows).save(path)
+    return first._replace(scores=Scores.load(path), parts=tuple(runs))
+
+
+def _find_predictions(first: ScoredRun, run: ScoredRun) -> Path:
+    """The file of the predictions of a fold. Raises UserError: config, not_found (exit 2)."""
+    file = run.folder / "predictions.parquet"
+    if not has_result(file):
+        wanted = "expected those of a fold"
+        raise usage_error("no predictions", wanted, code=Reason.NOT_FOUND, file=str(file))
+    if run.scores.task != first.scores.task:
+        raise _mismatch_error(first, run, f"{run.scores.task} and {first.scores.task}")
+    return file
+
+
+def _join_predictions(runs: Sequence[ScoredRun], files: Sequence[Path]) -> pl.DataFrame:
+    """The predictions of all folds. Raises UserError (config, exit 2): other columns, a window in
+    two folds.
+    """
     import polars as pl
 
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    files = [one.folder / "predictions.parquet" for one in parts]
-    for one, file in zip(parts, files, strict=True):
-        if not has_result(file):
-            raise usage_error(
-                "no predictions", "expected those of a fold", code=Reason.NOT_FOUND, file=str(file)
-            )
-        if one.scores.task != first.scores.task:
-            raise _mismatch_error(first, one, f"{one.scores.task} and {first.scores.task}")
-    settings = first.scores.settings
-    inputs = [
-        CACHE_VERSION,
-        settings.bootstrap,
-        settings.by,
-        [storage.hash_file(file) for file in files],
-    ]
-    path = keep / f"folds-{storage.fingerprint(inputs)[:24]}.json"
-    if not has_result(path):
-        frames = [read_result_table(file) for file in files]
-        for one, frame in zip(parts, frames, strict=True):
-            if frame.columns != frames[0].columns:
-                raise _mismatch_error(first, one, "other columns")
-        frame = pl.concat(frames)
-        if frame.select(evaluate.IDENTITY[:2]).is_duplicated().any():
-            raise usage_error(
-                "a window is in the test sets of two folds",
-                "expected each once",
-                field="folds",
-                file=first.name,
-            )
-        found = score_pooled(
-            first.scores.task or "",
-            frame,
-            settings,
-            _constant_baselines(parts, open_windows),
-            like=first.scores,
-        )
-        remark = (
-            f"{len(parts)} test folds together, each window predicted by the model that was not trained on its subject. AUROC and AUPRC rank "
-            "scores of different models, which tends to lower them."
-        )
-        fields = {name: getattr(found, name) for name in TaskScores.model_fields}
-        fields |= dict.fromkeys(OF_ONE_RUN) | {"remarks": [remark, *found.remarks]}
-        # no subject is tested in two folds
-        shared = sum(one.scores.subjects_shared_with_training for one in parts)
-        first.scores.model_copy(update={**fields, "subjects_shared_with_training": shared}).save(
-            path
-        )
-    return first._replace(scores=Scores.load(path), parts=tuple(parts))
+    frames = [read_result_table(file) for file in files]
+    for run, frame in zip(runs, frames, strict=True):
+        if frame.columns != frames[0].columns:
+            raise _mismatch_error(runs[0], run, "other columns")
+    joined = pl.concat(frames)
+    if joined.select(evaluate.IDENTITY[:2]).is_duplicated().any():
+        problem = "a window is in the test sets of two folds"
+        raise usage_error(problem, "expected each once", field="folds", file=runs[0].name)
+    return joined
+
+
+def _score_folds(
+    runs: Sequence[ScoredRun], frame: pl.DataFrame, open_windows: OpenWindows
+) -> Scores:
+    """The scores of the predictions of all folds together, in the place of those of the first."""
+    scores = runs[0].scores
+    constants = _join_constants(runs, open_windows)
+    pooled = score_pooled(scores.task or "", frame, scores.settings, constants, like=scores)
+    remark = (
+        f"{len(runs)} test folds together, each window predicted by the model that was not trained "
+        "on its subject. AUROC and AUPRC rank scores of different models, which tends to lower "
+        "them."
+    )
+    fields = {name: getattr(pooled, name) for name in TaskScores.model_fields}
+    # no subject is tested in two folds
+    shared = sum(run.scores.subjects_shared_with_training for run in runs)
+    changes = {
+        **fields,
+        **dict.fromkeys(OF_ONE_RUN),
+        "remarks": [remark, *pooled.remarks],
+        "subjects_shared_with_training": shared,
+    }
+    return scores.model_copy(update=changes)
 
 
 def score_pooled(
     task: str,
     frame: pl.DataFrame,
     settings: EvaluationSettings,
-    constants: Mapping[str, tuple[str, Any]] | None = None,
+    constants: Mapping[str, evaluate.ConstantBaseline] | None = None,
     *,
     like: TaskScores | None = None,
 ) -> TaskScores:
-    """`evaluate.score` of the content of a `predictions.parquet`. `constants`: baseline ->
-    description and predictions on the same rows.
-
-    Units are those of the scores `like`.
+    """`evaluate.score` of the content of a `predictions.parquet`, with the units of the scores
+    `like`; `constants` are predictions on the same rows.
     """
+    constants = constants or {}
     names = evaluate.list_classes(frame)
     predictions = evaluate.parse_predictions(task, frame, names)
-    found = evaluate.score(
+    return evaluate.score(
         task,
         predictions.target,
         predictions.prediction,
         predictions.groups,
         class_names=names,
-        baselines={name: values for name, (_, values) in (constants or {}).items()},
+        baselines={name: constant.prediction for name, constant in constants.items()},
+        about={name: constant.about for name, constant in constants.items()},
         bootstrap=settings.bootstrap,
         by=settings.by,
         unit=like.unit if like else None,
         subject=evaluate.name_unit(like) if like and settings.by == "subject" else "subject",
     )
-    about = {name: words for name, (words, _) in (constants or {}).items()}
-    named = {
-        name: one.model_copy(update={"about": about.get(name, one.about)})
-        for name, one in found.baselines.items()
-    }
-    return found.model_copy(update={"baselines": named})
 
 
 def pool_baseline(
@@ -141,27 +143,32 @@ def pool_baseline(
     return score_pooled(scores.task or "", frame, scores.settings, like=scores), frame
 
 
-def _constant_baselines(
-    parts: Sequence[ScoredRun], open_windows: OpenWindows
-) -> dict[str, tuple[str, Any]]:
-    """Constant predictions for the rows of each fold, from its training targets."""
-    out: dict[str, tuple[str, list[Any]]] = {}
-    for one in parts:
-        windows: Any = open_windows(one.scores.data)
+def _join_constants(
+    runs: Sequence[ScoredRun], open_windows: OpenWindows
+) -> dict[str, evaluate.ConstantBaseline]:
+    """Constant predictions for the rows of all folds, each from the training targets of its fold.
+
+    Expected values of a prediction at random are no predictions and are left out.
+    """
+    joined: dict[str, list[evaluate.ConstantBaseline]] = {}
+    for run in runs:
+        windows: Any = open_windows(run.scores.data)
         train = np.asarray(windows["train"].targets(None)) if len(windows["train"]) else np.zeros(0)
-        for name, (words, values, decisions) in evaluate.constant_baselines(
-            windows.task, train, one.scores.n or 0, windows.classes
-        ).items():
-            if decisions is None:  # expected values are no predictions
-                out.setdefault(name, (words, []))[1].append(values)
+        constants = evaluate.constant_baselines(
+            windows.task, train, run.scores.n or 0, windows.class_names
+        )
+        for name, constant in constants.items():
+            if constant.decisions is None:
+                joined.setdefault(name, []).append(constant)
     return {
-        name: (words, np.concatenate(values))
-        for name, (words, values) in out.items()
-        if len(values) == len(parts)
+        name: constants[0]._replace(
+            prediction=np.concatenate([constant.prediction for constant in constants])
+        )
+        for name, constants in joined.items()
+        if len(constants) == len(runs)
     }
 
 
-def _mismatch_error(first: ScoredRun, one: ScoredRun, what: str) -> UserError:
-    return usage_error(
-        f"{first.name} and {one.name} differ: {what}", "expected folds of one task", field="folds"
-    )
+def _mismatch_error(first: ScoredRun, run: ScoredRun, what: str) -> UserError:
+    problem = f"{first.name} and {run.name} differ: {what}"
+    return usage_error(problem, "expected folds of one task", field="folds")

@@ -10,19 +10,23 @@ Legend: `evaluate`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from bitimely_core.evaluate.metrics import (
-    COMPARES_CLASSES,
     LOWER_IS_BETTER,
-    MACRO,
+    METRIC,
     METRICS,
     Array,
     Estimate,
     Estimates,
+    Metric,
     MetricUnit,
     ScoredRows,
     Unit,
+    UnitWeights,
+    find_days,
     find_unit,
     weigh_units,
 )
@@ -78,88 +82,127 @@ def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[floa
     return lo, float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
 
 
-def find_interval(metric: str, one: Estimate) -> tuple[float, float] | None:
+class Spread(NamedTuple):
+    """What an interval is computed from."""
+
+    value: float
+    variance: float
+    t: float  # quantile of Student's t at the level
+    weights: UnitWeights
+    is_alike: bool  # the units do not vary
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the interval on the scale of the value."""
+        return self.t * float(np.sqrt(self.variance))
+
+
+Interval = tuple[float, float]
+
+
+def find_interval(metric: str, estimate: Estimate) -> Interval | None:
     """The confidence interval of a metric, or of a `mean` of any sign, a positive `ratio`, a
     `share`; None where the units do not vary.
     """
-    from scipy.special import ndtri, stdtrit
+    from scipy.special import stdtrit
 
-    value, weights = one.value, one.weights
-    variance, t = (
-        estimate_variance(one.influence, weights.leverage),
-        float(stdtrit(weights.df, (1 + LEVEL) / 2)),
-    )
-    se = float(np.sqrt(variance))
-    alike = is_rounding(se, value, scaled=is_scaled(metric))
+    value, weights = estimate.value, estimate.weights
+    variance = estimate_variance(estimate.influence, weights.leverage)
+    t = float(stdtrit(weights.df, (1 + LEVEL) / 2))
+    alike = is_rounding(float(np.sqrt(variance)), value, scaled=is_scaled(metric))
+    spread = Spread(value, variance, t, weights, alike)
     if metric == "mean":
-        return None if alike else (value - t * se, value + t * se)
-    if metric == "ratio" or metric in LOWER_IS_BETTER:
-        highest = 1.0 if metric == "brier" else float("inf")
-        return (
-            (
-                value * float(np.exp(-t * se / value)),
-                min(value * float(np.exp(t * se / value)), highest),
-            )
-            if value > 0 and not alike
-            else None
-        )
-    if metric == "kappa":
-        if alike or abs(value) > 1 - 1e-9:
-            lo, hi = bound_share((value + 1) / 2, weights.effective, LEVEL)
-            return 2 * lo - 1, 2 * hi - 1
-        z, reach = float(np.arctanh(value)), t * se / (1 - value**2)
-        return float(np.tanh(z - reach)), float(np.tanh(z + reach))
+        return None if alike else (value - spread.reach, value + spread.reach)
+    if metric == "ratio":
+        return _bound_on_log(spread)
+    facts = METRIC.get(metric, Metric(metric))
+    if facts.scale == "log":
+        return _bound_on_log(spread, facts.highest)
+    if facts.scale == "fisher":
+        return _bound_on_fisher(spread)
+    return _bound_on_logit(spread, ranks=facts.ranks)
+
+
+def _bound_on_log(spread: Spread, highest: float = np.inf) -> Interval | None:
+    """The interval of a positive number, symmetric on the logarithm."""
+    if spread.value <= 0 or spread.is_alike:
+        return None
+    factor = spread.reach / spread.value
+    high = spread.value * float(np.exp(factor))
+    return spread.value * float(np.exp(-factor)), min(high, highest)
+
+
+def _bound_on_fisher(spread: Spread) -> Interval:
+    """The interval of a kappa on Fisher's z, at its boundaries that of a share."""
+    value = spread.value
+    if spread.is_alike or abs(value) > 1 - 1e-9:
+        lo, hi = bound_share((value + 1) / 2, spread.weights.effective, LEVEL)
+        return 2 * lo - 1, 2 * hi - 1
+    z, reach = float(np.arctanh(value)), spread.reach / (1 - value**2)
+    return float(np.tanh(z - reach)), float(np.tanh(z + reach))
+
+
+def _bound_on_logit(spread: Spread, *, ranks: bool) -> Interval:
+    """The interval of a number from 0 to 1 on the logit scale, near its boundaries that of Korn and
+    Graubard; an area under a curve (`ranks`) has the wider of both there.
+    """
+    from scipy.special import ndtri
+
+    value, variance, weights = spread.value, spread.variance, spread.weights
     edge = min(value, 1 - value)
-    if alike or edge < 1e-12:
+    if spread.is_alike or edge < 1e-12:
         return bound_share(min(max(value, 0.0), 1.0), weights.effective, LEVEL)
-    z, reach = float(np.log(value / (1 - value))), t * se / (value * (1 - value))
+    z = float(np.log(value / (1 - value)))
+    reach = spread.reach / (value * (1 - value))
     lo, hi = float(1 / (1 + np.exp(-(z - reach)))), float(1 / (1 + np.exp(-(z + reach))))
-    if edge**2 < NEAR_BOUNDARY * variance:
-        trials = min(
-            weights.rows, value * (1 - value) / variance * (float(ndtri((1 + LEVEL) / 2)) / t) ** 2
-        )
-        low, high = bound_share(value, trials, LEVEL)
-        return (
-            (min(lo, low), max(hi, high))
-            if metric in {"auroc", "auprc", "auprc_micro"}
-            else (low, high)
-        )
-    return lo, hi
+    if edge**2 >= NEAR_BOUNDARY * variance:
+        return lo, hi
+    shrink = (float(ndtri((1 + LEVEL) / 2)) / spread.t) ** 2
+    trials = min(weights.rows, value * (1 - value) / variance * shrink)
+    low, high = bound_share(value, trials, LEVEL)
+    return (min(lo, low), max(hi, high)) if ranks else (low, high)
 
 
 def build_metric(
     metric: str,
-    one: Estimate,
+    estimate: Estimate,
     undefined: str | None,
     uncertain: str | None,
     classes: ClassCounts | None = None,
 ) -> MetricValue:
-    """A metric from its estimate. `undefined`: why there is no value; `uncertain`: why there is no
-    interval.
+    """A metric from its estimate.
+
+    `undefined`: why there is no value; `uncertain`: why there is no interval.
     """
-    units = int((one.weights.leverage > 0).sum())
-    if not np.isfinite(one.value):
-        return MetricValue(
-            undefined_reason=undefined or "not defined by these rows", classes=classes
-        )
-    if uncertain is None and one.weights.effective < MINIMUM_EFFECTIVE:
-        uncertain = f"effectively {one.weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
-    found = find_interval(metric, one) if uncertain is None else None
-    if found is None:
-        alike = (
-            "no row has an error"
-            if metric in LOWER_IS_BETTER and one.value == 0
-            else "all units are alike"
-        )
+    value, weights = estimate.value, estimate.weights
+    if not np.isfinite(value):
+        reason = undefined or "not defined by these rows"
+        return MetricValue(undefined_reason=reason, classes=classes)
+    units = int((weights.leverage > 0).sum())
+    uncertain = uncertain or explain_uneven(weights)
+    interval = find_interval(metric, estimate) if uncertain is None else None
+    if interval is None:
+        is_perfect = metric in LOWER_IS_BETTER and value == 0
+        alike = "no row has an error" if is_perfect else "all units are alike"
         reason = f"no CI: {uncertain or alike}"
-        return MetricValue(
-            value=one.value, n_defined=units, undefined_reason=reason, classes=classes
-        )
-    se = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
-    known = None if is_rounding(se, one.value, scaled=is_scaled(metric)) else se
+        return MetricValue(value=value, n_defined=units, undefined_reason=reason, classes=classes)
+    se = float(np.sqrt(estimate_variance(estimate.influence, weights.leverage)))
     return MetricValue(
-        value=one.value, se=known, lo=found[0], hi=found[1], n_defined=units, classes=classes
+        value=value,
+        se=None if is_rounding(se, value, scaled=is_scaled(metric)) else se,
+        lo=interval[0],
+        hi=interval[1],
+        n_defined=units,
+        classes=classes,
     )
+
+
+def explain_uneven(weights: UnitWeights) -> str | None:
+    """Why units of so unequal weight give no interval, or None."""
+    if weights.effective >= MINIMUM_EFFECTIVE:
+        return None
+    effective = f"effectively {weights.effective:.2f} units of equal weight"
+    return f"{effective}, at least {MINIMUM_EFFECTIVE:.0f} required"
 
 
 def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
@@ -167,21 +210,17 @@ def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
     count = np.bincount(units, minlength=n_units).astype(np.float64)
     total = max(count.sum(), 1.0)
     mean = float(values.sum() / total) if len(values) else float("nan")
-    return Estimate(
-        mean,
-        (np.bincount(units, values, n_units) - count * mean) / total,
-        weigh_units(count / total, len(values)),
-    )
+    influence = (np.bincount(units, values, n_units) - count * mean) / total
+    return Estimate(mean, influence, weigh_units(count / total, len(values)))
 
 
 def explain_few(units: int, bootstrap: int = 1000) -> str | None:
     """Why a mean over so many subjects has no interval, or None."""
-    few = (
-        f"{units} subject{'s' * (units != 1)}, at least {MINIMUM_UNITS} required"
-        if units < MINIMUM_UNITS
-        else None
-    )
-    return "none was requested" if bootstrap < 2 else few
+    if bootstrap < 2:
+        return "none was requested"
+    if units >= MINIMUM_UNITS:
+        return None
+    return f"{units} subject{'s' * (units != 1)}, at least {MINIMUM_UNITS} required"
 
 
 def average_over_units(
@@ -190,11 +229,11 @@ def average_over_units(
     """Mean of the finite `values` [n] with its interval over `units` [n]; `kind`: mean, ratio or
     share, see `find_interval`.
     """
-    known = np.isfinite(values)
-    if not known.any():
+    finite = np.isfinite(values)
+    if not finite.any():
         return MetricValue(undefined_reason="not defined by these rows")
-    one = estimate_mean(values[known], units[known], n_units)
-    return build_metric(kind, one, None, explain_few(len(np.unique(units[known])), bootstrap))
+    mean = estimate_mean(values[finite], units[finite], n_units)
+    return build_metric(kind, mean, None, explain_few(len(np.unique(units[finite])), bootstrap))
 
 
 def build_difference(
@@ -205,25 +244,19 @@ def build_difference(
     """
     from scipy.special import stdtr, stdtrit
 
-    value, weights, printed = (
-        first.value - second.value,
-        first.weights,
-        {"unit": unit.name, "factor": unit.factor},
-    )
-    units = int((weights.leverage > 0).sum())
+    value, weights = first.value - second.value, first.weights
+    printed = Difference(unit=unit.name, factor=unit.factor)
     if not np.isfinite(value):
-        return Difference(undefined_reason="one of the two is not defined", **printed)
-    if uncertain is None and weights.effective < MINIMUM_EFFECTIVE:
-        uncertain = f"effectively {weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
+        return printed.model_copy(update={"undefined_reason": "one of the two is not defined"})
+    uncertain = uncertain or explain_uneven(weights)
     se = float(np.sqrt(estimate_variance(first.influence - second.influence, weights.leverage)))
     if uncertain is None and is_rounding(se, first.value, second.value, scaled=unit.scaled):
         uncertain = NO_SPREAD[not is_rounding(value, first.value, second.value, scaled=unit.scaled)]
+    units = int((weights.leverage > 0).sum())
     if uncertain is not None:
-        return Difference(
-            difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed
-        )
+        reason = {"undefined_reason": f"no CI: {uncertain}"}
+        return printed.model_copy(update={"difference": value, "n_defined": units, **reason})
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se
-    p = 2 * float(stdtr(weights.df, -abs(value) / se))
     return Difference(
         difference=value,
         se=se,
@@ -231,8 +264,9 @@ def build_difference(
         hi=value + reach,
         n_defined=units,
         df=weights.df,
-        p=p,
-        **printed,
+        p=2 * float(stdtr(weights.df, -abs(value) / se)),
+        unit=unit.name,
+        factor=unit.factor,
     )
 
 
@@ -243,27 +277,21 @@ def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
         return "none was requested"
     if rows.n_units == 1:
         return f"one {unit}, between-{unit} variance cannot be estimated"
-    return (
-        f"{rows.n_units} {unit}s, at least {MINIMUM_UNITS} required"
-        if rows.n_units < MINIMUM_UNITS
-        else None
-    )
+    if rows.n_units >= MINIMUM_UNITS:
+        return None
+    return f"{rows.n_units} {unit}s, at least {MINIMUM_UNITS} required"
 
 
 def explain_rare_class(rows: ScoredRows, k: int) -> str | None:
     """Why metrics that compare class k with the rest have no confidence interval, or None."""
-    unit = rows.unit
-    for side, words in (
-        (rows.positive[:, k], "of"),
-        (rows.known[:, k] & ~rows.positive[:, k], "outside of"),
-    ):
-        units = len(np.unique(rows.units[side]))
-        for count, least, what in (
-            (int(side.sum()), MINIMUM_ROWS, "row"),
-            (units, MINIMUM_CLASS_UNITS, unit),
-        ):
+    positive = rows.positive[:, k]
+    for side, words in ((positive, "of"), (rows.known[:, k] & ~positive, "outside of")):
+        counts = {"row": int(side.sum()), rows.unit: len(np.unique(rows.units[side]))}
+        for word, count in counts.items():
+            least = MINIMUM_ROWS if word == "row" else MINIMUM_CLASS_UNITS
             if count < least:
-                return f"{count} {what}{'s' * (count != 1)} {words} class {rows.names[k]}, at least {least} required"
+                few = f"{count} {word}{'s' * (count != 1)} {words} class {rows.names[k]}"
+                return f"{few}, at least {least} required"
     return None
 
 
@@ -272,10 +300,10 @@ def explain_no_interval(rows: ScoredRows, metric: str, bootstrap: int = 1000) ->
     rows of every class.
     """
     few = explain_few_units(rows, bootstrap)
-    if few or metric not in COMPARES_CLASSES or rows.task == "regression":
+    if few or not METRIC[metric].compares_classes:
         return few
     rarest = sorted(np.flatnonzero(rows.present).tolist(), key=lambda k: int(rows.support[k]))
-    return next((text for k in rarest if (text := explain_rare_class(rows, k))), None)
+    return next(filter(None, (explain_rare_class(rows, k) for k in rarest)), None)
 
 
 def explain_absent_class(rows: ScoredRows, k: int) -> str | None:
@@ -291,70 +319,77 @@ def explain_no_followup(rows: ScoredRows, k: int) -> str | None:
     return None if (rows.target[:, k, 0] > day).any() else f"nobody is observed past day {day:g}"
 
 
-def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[str, MetricValue]:
-    """The metrics of one prediction."""
-    classes = 0 if rows.task == "regression" else int(rows.present.sum())
-    undefined = "chance agreement is 1"  # with two classes only kappa can be undefined
-    if rows.task in ("multilabel", "survival"):
-        undefined = "no label has both positive and negative rows"
-    elif rows.task == "classification" and not classes:
-        undefined = f"all rows are of one class ({', '.join(rows.names[k] for k in np.flatnonzero(rows.positive.any(0)))})"
-    counts = ClassCounts(defined=classes, of=len(rows.names)) if rows.task != "regression" else None
-    reasons = {name: explain_no_interval(rows, name, bootstrap) for name in METRICS[rows.task]}
-    absent: dict[str, str | None] = dict.fromkeys(METRICS[rows.task], undefined)
+def _explain_undefined(rows: ScoredRows) -> dict[str, str | None]:
+    """Why each metric of the task has no value, where it has none."""
+    metrics = METRICS[rows.task]
+    if rows.task == "multilabel":
+        return dict.fromkeys(metrics, "no label has both positive and negative rows")
     if rows.task == "survival":
-        why = [
-            explain_no_followup(rows, k)
-            for k in np.argsort([parse_horizon(name)[1] for name in rows.names])
-        ]
+        undefined = "no label has both positive and negative rows"
+        order = np.argsort(find_days(rows.names))
         # without anybody past the shortest horizon there is nobody past the others
-        shortest = next(iter(why), None)
-        absent |= {"brier": shortest, "auroc": shortest or undefined}
+        shortest = explain_no_followup(rows, order[0]) if len(order) else None
+        return {"c_index": undefined, "brier": shortest, "auroc": shortest or undefined}
+    if rows.task == "classification" and not rows.present.any():
+        names = ", ".join(rows.names[k] for k in np.flatnonzero(rows.positive.any(0)))
+        return dict.fromkeys(metrics, f"all rows are of one class ({names})")
+    return dict.fromkeys(metrics, "chance agreement is 1")  # only kappa can be undefined
+
+
+def build_metrics(rows: ScoredRows, estimates: Estimates, bootstrap: int) -> dict[str, MetricValue]:
+    """The metrics of one prediction."""
+    undefined = _explain_undefined(rows)
+    counts = None
+    if rows.task != "regression":
+        counts = ClassCounts(defined=int(rows.present.sum()), of=len(rows.names))
     return {
         name: build_metric(
             name,
-            found.metrics[name],
-            absent[name],
-            reasons[name],
-            counts if name in MACRO else None,
+            estimates.metrics[name],
+            undefined[name],
+            explain_no_interval(rows, name, bootstrap),
+            counts if METRIC[name].averages_classes else None,
         )
         for name in METRICS[rows.task]
     }
 
 
+def _explain_undefined_class(rows: ScoredRows, k: int) -> dict[str, str | None]:
+    """Why each metric of class k has no value, where it has none."""
+    name, absent = rows.names[k], explain_absent_class(rows, k)
+    reasons: dict[str, str | None] = dict.fromkeys(("auroc", "auprc"), absent)
+    if rows.task == "survival":
+        unseen = explain_no_followup(rows, k)
+        return reasons | {"auroc": unseen or absent, "brier": unseen}
+    if rows.task == "classification" and len(rows.names) == 2 and k == 0:
+        second = f"of two classes the second, {rows.names[1]}, is the positive one"
+        reasons = dict.fromkeys(reasons, second)
+    reasons["precision"] = absent or f"class {name} is never predicted"
+    return reasons | dict.fromkeys(("recall", "f1"), None if rows.support[k] else absent)
+
+
 def build_class_scores(
-    rows: ScoredRows, found: Estimates, bootstrap: int
+    rows: ScoredRows, estimates: Estimates, bootstrap: int
 ) -> dict[str, ClassScores]:
     """Support, base rate and the metrics of every class or label."""
-    few, out = explain_few_units(rows, bootstrap), {}
+    few, scores = explain_few_units(rows, bootstrap), {}
     for k, name in enumerate(rows.names):
-        absent, support = explain_absent_class(rows, k), int(rows.support[k])
-        binary = rows.task == "classification" and len(rows.names) == 2 and k == 0
-        area = (
-            f"of two classes the second, {rows.names[1]}, is the positive one" if binary else absent
-        )
-        missing = {
-            "precision": absent or f"class {name} is never predicted",
-            **dict.fromkeys(("recall", "f1"), None if support else absent),
-            **dict.fromkeys(("auroc", "auprc"), area),
+        undefined = _explain_undefined_class(rows, k)
+        uncertain = few or explain_rare_class(rows, k)
+        metrics = {
+            metric: build_metric(metric, classes[k], undefined.get(metric), uncertain)
+            for metric, classes in estimates.each.items()
         }
-        if rows.task == "survival":
-            unseen = explain_no_followup(rows, k)
-            missing |= {"auroc": unseen or absent, "brier": unseen}
-        rare = few or explain_rare_class(rows, k)
-        out[name] = ClassScores(
+        support = int(rows.support[k])
+        rate = float(support / max(support + rows.others[k], 1))
+        scores[name] = ClassScores(
             support=support,
             subjects=len(np.unique(rows.groups[rows.positive[:, k]])),
-            base_rate=None
-            if rows.task == "survival"
-            else float(support / max(support + rows.others[k], 1)),
+            base_rate=None if rows.task == "survival" else rate,
             unknown=int((~rows.known[:, k]).sum()) if rows.task == "multilabel" else None,
-            **{
-                metric: build_metric(metric, each[k], missing.get(metric), rare)
-                for metric, each in found.each.items()
-            },
+            **metrics,
         )
-    return out
+    return scores
 
 
 def describe_intervals(rows: ScoredRows | None, by: Unit, unit: str = "subject") -> IntervalMethod:

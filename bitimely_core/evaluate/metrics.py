@@ -1,5 +1,6 @@
-"""Metrics of a prediction with the influence of every unit on them, from sums by unit and one sort
-a class. Legend: `evaluate`.
+"""The metrics of a prediction, each with the influence that every unit has on it.
+
+Everything comes from sums by unit and one sort a class. Legend: `evaluate`.
 """
 
 from __future__ import annotations
@@ -15,40 +16,8 @@ from bitimely_core.types import parse_horizon
 
 Array = npt.NDArray[Any]
 Unit = Literal["subject", "window"]
+Scale = Literal["logit", "fisher", "log"]
 EMPTY = "the split holds no rows"
-METRICS: dict[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc"),
-    "multilabel": ("auprc", "auroc", "auprc_micro", "macro_f1", "accuracy"),
-    "regression": ("mae", "rmse"),
-    "survival": ("c_index", "auroc", "brier"),
-}
-MAIN = {
-    "classification": "accuracy",
-    "multilabel": "auprc",
-    "regression": "mae",
-    "survival": "c_index",
-}
-EACH = ("precision", "recall", "f1", "auroc", "auprc")  # of every class or label
-LOWER_IS_BETTER = ("mae", "rmse", "brier")
-NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "kappa": "Cohen's kappa",
-    "auroc": "AUROC",
-    "auprc": "AUPRC",
-    "auprc_micro": "AUPRC, micro",
-    "mae": "mean absolute error",
-    "rmse": "root mean squared error",
-    "c_index": "Harrell's C",
-    "brier": "Brier score",
-    "precision": "precision",
-    "recall": "recall",
-    "f1": "F1",
-}
-# means over the classes that the rows define
-MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")
-COMPARES_CLASSES = (*MACRO, "auprc_micro")  # unreliable with few rows of a class
 ROUNDING = 1e-12  # of a kappa: agreement so close to that of chance is that of chance
 
 
@@ -65,11 +34,57 @@ class MetricUnit(NamedTuple):
         return "" if self.name == "1" else f" {self.name}"
 
 
+POINTS = MetricUnit("points", 100.0)
+NUMBER = MetricUnit("1", 1.0)
+TARGET = MetricUnit("units of the target", 1.0, scaled=True)
+
+
+class Metric(NamedTuple):
+    """What is known about a metric, whatever it is computed from."""
+
+    label: str  # on pages
+    unit: MetricUnit = POINTS
+    scale: Scale = "logit"  # on which its interval is symmetric
+    highest: float = 1.0
+    lower_is_better: bool = False
+    averages_classes: bool = False  # a mean over the classes that the rows define
+    compares_classes: bool = False  # unreliable with few rows of a class
+    ranks: bool = False  # from the order of scores: an area under a curve
+
+
+METRIC = {
+    "accuracy": Metric("accuracy"),
+    "balanced_accuracy": Metric("balanced accuracy", averages_classes=True, compares_classes=True),
+    "macro_f1": Metric("macro F1", averages_classes=True, compares_classes=True),
+    "kappa": Metric("Cohen's kappa", NUMBER, "fisher"),
+    "auroc": Metric("AUROC", averages_classes=True, compares_classes=True, ranks=True),
+    "auprc": Metric("AUPRC", averages_classes=True, compares_classes=True, ranks=True),
+    "auprc_micro": Metric("AUPRC, micro", compares_classes=True, ranks=True),
+    "mae": Metric("mean absolute error", TARGET, "log", np.inf, lower_is_better=True),
+    "rmse": Metric("root mean squared error", TARGET, "log", np.inf, lower_is_better=True),
+    "c_index": Metric("Harrell's C"),
+    "brier": Metric("Brier score", NUMBER, "log", lower_is_better=True),
+    "precision": Metric("precision"),
+    "recall": Metric("recall"),
+    "f1": Metric("F1"),
+}
+# of each task, in the order of pages: the first is the main one
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc"),
+    "multilabel": ("auprc", "auroc", "auprc_micro", "macro_f1", "accuracy"),
+    "regression": ("mae", "rmse"),
+    "survival": ("c_index", "auroc", "brier"),
+}
+CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc")  # of every class or label
+MAIN = {task: names[0] for task, names in METRICS.items()}
+NAMES = {name: metric.label for name, metric in METRIC.items()}
+LOWER_IS_BETTER = tuple(name for name, metric in METRIC.items() if metric.lower_is_better)
+
+
 def find_unit(metric: str, target: str | None = None) -> MetricUnit:
     """The unit of differences of `metric`; `target` is that of the values of a regression."""
-    if metric in ("mae", "rmse"):
-        return MetricUnit(target or "units of the target", 1.0, scaled=True)
-    return MetricUnit("1", 1.0) if metric in ("kappa", "brier") else MetricUnit("points", 100.0)
+    unit = METRIC[metric].unit if metric in METRIC else POINTS
+    return unit._replace(name=target) if unit.scaled and target else unit
 
 
 class UnitWeights(NamedTuple):
@@ -105,11 +120,9 @@ class ScoredRows(NamedTuple):
     """Checked rows of one split, sorted, so that scores do not depend on the order of the input."""
 
     task: str
-    target: (
-        # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known), [n, K, 2]
-        # times and events (NaN: not known)
-        Array
-    )
+    # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known), or [n, K, 2]
+    # times and events (NaN: not known)
+    target: Array
     known: Array  # [n, K] bool: False for labels that are not known, which count nowhere
     predictions: dict[str, Array]  # name -> [n, K] float64, regression [n]
     units: Array  # [n] int64
@@ -128,13 +141,11 @@ class ScoredRows(NamedTuple):
     @property
     def positive(self) -> Array:
         """[n, K] bool: whether the row is of the class."""
-        k = np.arange(len(self.names))
         if self.task == "survival":
-            days = np.array([parse_horizon(name)[1] for name in self.names])
-            return (self.target[..., 1] == 1) & (self.target[..., 0] <= days)
-        return (
-            self.target[:, None] == k if self.task == "classification" else self.target.astype(bool)
-        )
+            return (self.target[..., 1] == 1) & (self.target[..., 0] <= find_days(self.names))
+        if self.task == "classification":
+            return self.target[:, None] == np.arange(len(self.names))
+        return self.target.astype(bool)
 
     @property
     def support(self) -> Array:
@@ -186,73 +197,131 @@ def check_rows(
     class_names: Sequence[str],
     by: Unit,
 ) -> ScoredRows:
-    """Check the rows and order them by their content, so that not one digit depends on the order of
-    the input.
+    """The rows, checked and in the order of their content.
+
+    So not one digit of a score depends on the order of the input.
+
+    Raises:
+        UserError: non_finite, for a prediction or target that is NaN or infinite.
+        ValueError: for shapes, classes or choices that no caller may pass.
     """
     if task not in METRICS:
         raise ValueError(f"task {task!r}, expected one of {', '.join(METRICS)}")
     if by not in ("subject", "window"):
         raise ValueError(f"by={by!r}, expected subject or window")
-    y, names = np.asarray(target), () if task == "regression" else tuple(class_names)
-    n, k = len(y), len(names)
-    shape: tuple[int, ...] = (n,) if task == "regression" else (n, k)
-    checked = {}
-    for name, values in predictions.items():
-        checked[name] = np.asarray(values, dtype=np.float64).reshape(
-            shape if task == "regression" else np.shape(values)
-        )
-        if checked[name].shape != shape:
-            raise ValueError(
-                f"prediction {name!r} has shape {checked[name].shape}, expected {shape} ({task}, {k} class names)"
-            )
-        _require_finite(checked[name], "score" if name == "run" else f"score of {name}")
-        if task == "classification" and n and not np.allclose(checked[name].sum(1), 1.0, atol=1e-3):
-            raise ValueError(
-                f"prediction {name!r} holds rows that do not sum to 1: pass evaluate.to_probabilities(task, logits)"
-            )
-    if task == "regression":
-        y = y.astype(np.float64).reshape(n)
-        _require_finite(y, "target")
-    elif task == "survival":
-        y, days = (
-            y.astype(np.float64).reshape(n, k, 2),
-            np.array([parse_horizon(name)[1] for name in names]),
-        )
-        known = (y[..., 0] > days) | (y[..., 1] > 0)  # the state at the horizon
-    else:
-        unknown = (
-            np.isnan(y)
-            if task == "multilabel" and y.dtype.kind == "f"
-            else np.zeros(y.shape, dtype=bool)
-        )
-        y = np.where(unknown, 0, y)
-        if y.dtype.kind == "f":
-            _require_finite(y, "target")
-        y = y.astype(np.int64)
-        if y.shape != (shape if task == "multilabel" else (n,)):
-            raise ValueError(f"target has shape {y.shape} for {task} with {k} class names")
-        if n and (y.min() < 0 or y.max() >= (2 if task == "multilabel" else k)):
-            raise ValueError(
-                f"target outside of the classes: {y.min()} to {y.max()}, {k} class names"
-            )
-    g = np.asarray(groups)
-    if g.shape != (n,):
-        raise ValueError(f"groups have shape {g.shape}, expected {(n,)}")
-    subjects, codes = np.unique(g.astype(str) if g.dtype == object else g, return_inverse=True)
-    keys = [
-        column
-        for values in reversed(list(checked.values()))
-        for column in np.atleast_2d(values.T)[::-1]
-    ]
-    order = np.lexsort([*keys, *np.atleast_2d(y.reshape(n, -1).T)[::-1], codes])
-    codes = codes[order].astype(np.int64)
-    units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
-    ordered = {name: v[order] for name, v in checked.items()}
-    if task != "survival":
-        known = ~unknown if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
+    names = () if task == "regression" else tuple(class_names)
+    raw = np.asarray(target)
+    checked = {
+        name: _check_prediction(task, name, values, len(raw), len(names))
+        for name, values in predictions.items()
+    }
+    y, known = TARGET_CHECKS[task](raw, names)
+    codes, n_subjects = _number_subjects(groups, len(y))
+    order = _order_rows(y, checked, codes)
+    codes = codes[order]
+    units, n_units = (codes, n_subjects) if by == "subject" else (np.arange(len(y)), len(y))
     return ScoredRows(
-        task, y[order], known[order], ordered, units, n_units, len(subjects), codes, names, by
+        task=task,
+        target=y[order],
+        known=known[order],
+        predictions={name: values[order] for name, values in checked.items()},
+        units=units,
+        n_units=n_units,
+        n_subjects=n_subjects,
+        groups=codes,
+        names=names,
+        by=by,
     )
+
+
+def _check_prediction(task: str, name: str, values: npt.ArrayLike, n: int, k: int) -> Array:
+    """Predictions as float64 [n, K], of a regression [n]."""
+    shape = (n,) if task == "regression" else (n, k)
+    prediction = np.asarray(values, dtype=np.float64)
+    if task == "regression":
+        prediction = prediction.reshape(shape)
+    if prediction.shape != shape:
+        problem = f"prediction {name!r} has shape {prediction.shape}, expected {shape}"
+        raise ValueError(f"{problem} ({task}, {k} class names)")
+    _require_finite(prediction, "score" if name == "run" else f"score of {name}")
+    if task == "classification" and n and not np.allclose(prediction.sum(1), 1.0, atol=1e-3):
+        problem = f"prediction {name!r} holds rows that do not sum to 1"
+        raise ValueError(f"{problem}: pass evaluate.to_probabilities(task, logits)")
+    return prediction
+
+
+def _check_values(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
+    """The values of a regression [n], all of them known."""
+    values = target.astype(np.float64).reshape(len(target))
+    _require_finite(values, "target")
+    return values, np.ones((len(values), 1), dtype=bool)
+
+
+def _check_times(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
+    """Times and events [n, K, 2], and whether the state at the horizon is known [n, K]."""
+    times = target.astype(np.float64).reshape(len(target), len(names), 2)
+    return times, (times[..., 0] > find_days(names)) | (times[..., 1] > 0)
+
+
+def _check_classes(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
+    """Class ids [n], all of them known."""
+    classes = _check_integers(target, (len(target),), len(names), "classification", names)
+    return classes, np.ones((len(classes), max(len(names), 1)), dtype=bool)
+
+
+def _check_labels(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
+    """Labels [n, K], 0 where they are not known, and whether they are."""
+    unknown = np.isnan(target) if target.dtype.kind == "f" else np.zeros(target.shape, dtype=bool)
+    labels = np.where(unknown, 0, target)
+    return _check_integers(labels, (len(target), len(names)), 2, "multilabel", names), ~unknown
+
+
+def _check_integers(
+    values: Array, shape: tuple[int, ...], below: int, task: str, names: Sequence[str]
+) -> Array:
+    """`values` as int64 of a shape, from 0 to less than `below`."""
+    if values.dtype.kind == "f":
+        _require_finite(values, "target")
+    integers = values.astype(np.int64)
+    if integers.shape != shape:
+        problem = f"target has shape {integers.shape} for {task}"
+        raise ValueError(f"{problem} with {len(names)} class names")
+    if integers.size and (integers.min() < 0 or integers.max() >= below):
+        problem = f"target outside of the classes: {integers.min()} to {integers.max()}"
+        raise ValueError(f"{problem}, {len(names)} class names")
+    return integers
+
+
+# task -> (target, names of K classes) -> the target as `ScoredRows` has it, and `known`
+TARGET_CHECKS: dict[str, Callable[[Array, Sequence[str]], tuple[Array, Array]]] = {
+    "classification": _check_classes,
+    "multilabel": _check_labels,
+    "regression": _check_values,
+    "survival": _check_times,
+}
+
+
+def find_days(names: Sequence[str]) -> Array:
+    """The day [K] of each horizon in the names of times to event."""
+    return np.array([parse_horizon(name)[1] for name in names])
+
+
+def _number_subjects(groups: Any, n: int) -> tuple[Array, int]:
+    """The number [n] int64 of the subject of each row, and how many subjects there are."""
+    subjects = np.asarray(groups)
+    if subjects.shape != (n,):
+        raise ValueError(f"groups have shape {subjects.shape}, expected {(n,)}")
+    sortable = subjects.astype(str) if subjects.dtype == object else subjects
+    distinct, codes = np.unique(sortable, return_inverse=True)
+    return codes.astype(np.int64), len(distinct)
+
+
+def _order_rows(target: Array, predictions: Mapping[str, Array], codes: Array) -> Array:
+    """The order [n] by subject, then target, then predictions."""
+    columns = [codes, *target.reshape(len(target), -1).T]
+    for values in predictions.values():
+        columns += list(np.atleast_2d(values.T))
+    return np.lexsort(columns[::-1])
 
 
 def weigh_units(leverage: Array, rows: int, spent: float = 0.0) -> UnitWeights:
@@ -273,26 +342,39 @@ def _divide(a: Array, b: Array) -> Array:
     return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=np.asarray(b) != 0)
 
 
-def _estimate_ratios(of: Array, among: Array, weights: Sequence[UnitWeights]) -> list[Estimate]:
-    """Ratios sum(of) / sum(among) of K columns [U, K]."""
+def _estimate_ratios(parts: Array, among: Array, weights: Sequence[UnitWeights]) -> list[Estimate]:
+    """Ratios sum(parts) / sum(among) of K columns [U, K]."""
     total = among.sum(0)
-    value = _divide(of.sum(0), total)
-    influence = _divide(of - among * value, total)
-    return [Estimate(float(v), d, w) for v, d, w in zip(value, influence.T, weights, strict=True)]
+    ratios = _divide(parts.sum(0), total)
+    influences = _divide(parts - among * ratios, total).T
+    return list(map(Estimate, map(float, ratios), influences, weights))
+
+
+def _estimate_f1(
+    hits: Array, true: Array, decided: Array, weights: Sequence[UnitWeights]
+) -> list[Estimate]:
+    """F1 of K classes from counts [U, K], not defined for a class without rows."""
+    estimates = _estimate_ratios(2 * hits, true + decided, weights)
+    return [
+        estimate if rows else estimate._replace(value=float("nan"))
+        for estimate, rows in zip(estimates, true.sum(0), strict=True)
+    ]
+
+
+def _weigh_columns(counts: Array) -> list[UnitWeights]:
+    """Weights of K columns of counts [U, K]: the share of each unit in the column."""
+    return [weigh_units(column / max(column.sum(), 1), int(column.sum())) for column in counts.T]
 
 
 def _estimate_mean(
-    each: Sequence[Estimate], present: Array, weights: UnitWeights, units: int
+    estimates: Sequence[Estimate], present: Array, weights: UnitWeights, units: int
 ) -> Estimate:
     """The macro mean over the present classes."""
-    kept = [one for one, there in zip(each, present, strict=True) if there]
-    if not kept or any(np.isnan(one.value) for one in kept):
+    means = [estimates[k] for k in np.flatnonzero(present).tolist()]
+    if not means or any(np.isnan(estimate.value) for estimate in means):
         return Estimate(float("nan"), np.zeros(units), weights)
-    return Estimate(
-        float(np.mean([one.value for one in kept])),
-        np.mean([one.influence for one in kept], axis=0),
-        weights,
-    )
+    value = float(np.mean([estimate.value for estimate in means]))
+    return Estimate(value, np.mean([estimate.influence for estimate in means], axis=0), weights)
 
 
 def estimate_ranking(
@@ -305,15 +387,15 @@ def estimate_ranking(
     counts, ties one half; `AP = sum_g P_g cumP_g / (cumP_g + cumN_g) / P`: precision at each
     threshold, weighted by the recall that it adds (no trapezoid). NaN where a side has no row.
     """
-    nan = Estimate(float("nan"), np.zeros(n_units), weights)
     P = int(positive.sum())
     N = len(positive) - P
     if not P or not N:
-        return nan, nan
+        undefined = Estimate(float("nan"), np.zeros(n_units), weights)
+        return undefined, undefined
     order = np.argsort(-score, kind="stable")
     s, y, u = score[order], positive[order], units[order]
-    first = np.concatenate([[True], s[1:] != s[:-1]])
-    group, start = np.cumsum(first) - 1, np.flatnonzero(first)
+    begins = np.concatenate([[True], s[1:] != s[:-1]])  # a group of equal scores
+    group, start = np.cumsum(begins) - 1, np.flatnonzero(begins)
     pg = np.add.reduceat(y.astype(np.float64), start)
     ng = np.diff(np.append(start, len(s))) - pg
     tp, fp = np.cumsum(pg), np.cumsum(ng)
@@ -325,9 +407,8 @@ def estimate_ranking(
     ap = float((pg * precision).sum() / P)
     gain, loss = (np.cumsum((pg / P * other / (tp + fp) ** 2)[::-1])[::-1] for other in (fp, tp))
     move = np.where(y, (precision[group] - ap) / P + gain[group], -loss[group])
-    return Estimate(auroc, np.bincount(u, place, n_units), weights), Estimate(
-        ap, np.bincount(u, move, n_units), weights
-    )
+    area = Estimate(auroc, np.bincount(u, place, n_units), weights)
+    return area, Estimate(ap, np.bincount(u, move, n_units), weights)
 
 
 def _estimate_classes(
@@ -336,94 +417,95 @@ def _estimate_classes(
     """AUROC and average precision of every class against the rest; of two classes the second is the
     positive one.
     """
-    nan = Estimate(float("nan"), np.zeros(rows.n_units), weights[0])
-    out = [(nan, nan)] * len(rows.names)
+    undefined = Estimate(float("nan"), np.zeros(rows.n_units), weights[0])
+    areas, precisions = ([undefined] * len(rows.names) for _ in range(2))
+    is_binary = rows.task == "classification" and len(rows.names) == 2
     for k in np.flatnonzero(rows.present).tolist():
-        if rows.task == "multilabel" or len(rows.names) != 2 or k == 1:
-            kept = rows.known[:, k]
-            out[k] = estimate_ranking(
-                prediction[kept, k],
-                rows.positive[kept, k],
-                rows.units[kept],
-                rows.n_units,
-                weights[k],
-            )
-    return [auroc for auroc, _ in out], [ap for _, ap in out]
+        if is_binary and k == 0:
+            continue
+        known = rows.known[:, k]
+        areas[k], precisions[k] = estimate_ranking(
+            prediction[known, k],
+            rows.positive[known, k],
+            rows.units[known],
+            rows.n_units,
+            weights[k],
+        )
+    return areas, precisions
 
 
 def _weigh_sides(positive: Array, negative: Array) -> list[UnitWeights]:
     """Weights of every class against the rest, from rows of each unit [U, K]: the larger of the
     unit's shares in the two sides.
     """
-    out = []
+    weights = []
     for p, n in zip(positive.T, negative.T, strict=True):
-        holds = (p + n) > 0
-        single = float(((p == 0) | (n == 0))[holds].mean()) if holds.any() else 0.0
-        out.append(
-            weigh_units(
-                np.maximum(p / max(p.sum(), 1), n / max(n.sum(), 1)), int((p + n).sum()), single
-            )
-        )
-    return out
+        has_rows = (p + n) > 0
+        one_sided = float(((p == 0) | (n == 0))[has_rows].mean()) if has_rows.any() else 0.0
+        leverage = np.maximum(p / max(p.sum(), 1), n / max(n.sum(), 1))
+        weights.append(weigh_units(leverage, int((p + n).sum()), one_sided))
+    return weights
+
+
+def _count_tables(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Array:
+    """The confusion table of each unit [U, K, K], true classes first.
+
+    `decisions` [n, K] may be probabilities: then the tables are expected ones.
+    """
+    k, units = len(rows.names), rows.n_units
+    cell = (rows.units * k + rows.target) * k
+    if decisions is None:
+        counts = np.bincount(cell + prediction.argmax(1), minlength=units * k * k)
+        return counts.reshape(units, k, k).astype(np.float64)
+    columns = [np.bincount(cell, column, units * k * k)[::k] for column in decisions.T]
+    return np.stack([column.reshape(units, k) for column in columns], axis=2)
+
+
+def _estimate_kappa(tables: Array, weights: UnitWeights, *, is_defined: bool) -> Estimate:
+    """Cohen's kappa from the confusion table of each unit [U, K, K]."""
+    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+    n, N, H = true.sum(1), float(true.sum()), float(hits.sum())
+    S, P = true.sum(0), decided.sum(0)
+    chance = float(S @ P)
+    spread = N**2 - chance
+    value = (N * H - chance) / spread if spread > 0 and is_defined else float("nan")
+    value = 0.0 if abs(value) < ROUNDING else value
+    moved = true @ P + decided @ S
+    change = n * H + N * hits.sum(1) - moved - value * (2 * N * n - moved)
+    return Estimate(value, np.nan_to_num(_divide(change, np.array(spread))), weights)
 
 
 def _classification_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
-    """All metrics from one confusion table a unit. `decisions` [n, K] may be probabilities:
-    expected tables.
-    """
+    """All metrics from one confusion table a unit."""
     k, u, present = len(rows.names), rows.n_units, rows.present
-    cell = (rows.units * k + rows.target) * k
-    if decisions is None:
-        tables = (
-            np.bincount(cell + prediction.argmax(1), minlength=u * k * k)
-            .reshape(u, k, k)
-            .astype(np.float64)
-        )
-    else:
-        tables = np.stack(
-            [np.bincount(cell, column, u * k * k)[::k].reshape(u, k) for column in decisions.T],
-            axis=2,
-        )
-    true, given, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+    tables = _count_tables(rows, prediction, decisions)
+    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
     n, N = true.sum(1), float(true.sum())
-    S, P, H = true.sum(0), given.sum(0), float(hits.sum())
-    shares = true / np.maximum(S, 1)
-    several = shares[:, present] if present.any() else (n / N)[:, None]
-    spent = float((((true > 0).sum(1) == 1)[n > 0]).mean()) * (max(int(present.sum()), 1) - 1)
-    equal, mean, most = (
-        weigh_units(lever, int(N), cost)
-        for lever, cost in ((n / N, 0.0), (several.mean(1), spent), (several.max(1), spent))
-    )
+    shares = true / np.maximum(true.sum(0), 1)
+    of_present = shares[:, present] if present.any() else (n / N)[:, None]
+    of_one_class = float((((true > 0).sum(1) == 1)[n > 0]).mean())
+    spent = of_one_class * (max(int(present.sum()), 1) - 1)
+    equal = weigh_units(n / N, int(N))
+    mean = weigh_units(of_present.mean(1), int(N), spent)
+    most = weigh_units(of_present.max(1), int(N), spent)
     sides = _weigh_sides(true, n[:, None] - true)
-    own = [weigh_units(shares[:, c], int(S[c])) for c in range(k)]
-    recall, f1 = _estimate_ratios(hits, true, own), _estimate_ratios(2 * hits, true + given, sides)
-    f1 = [one if S[c] else one._replace(value=float("nan")) for c, one in enumerate(f1)]
-    precision = _estimate_ratios(
-        hits, given, [weigh_units(given[:, c] / max(P[c], 1), int(P[c])) for c in range(k)]
-    )
-    auroc, ap = _estimate_classes(rows, prediction, sides)
+    recall = _estimate_ratios(hits, true, _weigh_columns(true))
+    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
+    f1 = _estimate_f1(hits, true, decided, sides)
+    auroc, auprc = _estimate_classes(rows, prediction, sides)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
-    chance = float(S @ P)
-    value = (N * H - chance) / (N**2 - chance) if chance < N**2 and present.any() else float("nan")
-    value = 0.0 if abs(value) < ROUNDING else value
-    moved = true @ P + given @ S
-    influence = np.nan_to_num(
-        _divide(
-            n * H + N * hits.sum(1) - moved - value * (2 * N * n - moved), np.array(N**2 - chance)
-        )
-    )
     return Estimates(
         {
             "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
             "balanced_accuracy": _estimate_mean(recall, present, most, u),
             "macro_f1": _estimate_mean(f1, present, mean, u),
-            "kappa": Estimate(value, influence, mean),
+            "kappa": _estimate_kappa(tables, mean, is_defined=bool(present.any())),
             "auroc": _estimate_mean(auroc, averaged, most, u),
-            "auprc": _estimate_mean(ap, averaged, most, u),
+            "auprc": _estimate_mean(auprc, averaged, most, u),
         },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": ap},
+        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
     )
 
 
@@ -431,53 +513,42 @@ def _multilabel_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
     """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
-    k, u, present = len(rows.names), rows.n_units, rows.present
-    decided = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
-    hits, true, given, total = (
-        _sum_by_unit(rows, v) for v in (decided * rows.target, rows.target, decided, rows.known)
-    )
-    sides = _weigh_sides(true, total - true)
-    kept = [w for w, there in zip(sides, present, strict=True) if there] or sides
+    u, present = rows.n_units, rows.present
+    decisions = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
+    counted = (decisions * rows.target, rows.target, decisions, rows.known)
+    hits, true, decided, total = (_sum_by_unit(rows, values) for values in counted)
     cells = total.sum(1, keepdims=True)
-    equal = weigh_units((cells / max(cells.sum(), 1))[:, 0], int(cells.sum()))
-    lever = np.mean([w.leverage for w in kept], axis=0)
-    mean = UnitWeights(lever, float(np.mean([w.df for w in kept])), int(cells.sum()))
-    recall = _estimate_ratios(
-        hits,
-        true,
-        [
-            weigh_units(true[:, c] / max(true[:, c].sum(), 1), int(true[:, c].sum()))
-            for c in range(k)
-        ],
-    )
-    f1 = [
-        one if true[:, c].any() else one._replace(value=float("nan"))
-        for c, one in enumerate(_estimate_ratios(2 * hits, true + given, sides))
-    ]
-    precision = _estimate_ratios(
-        hits, given, [weigh_units(g / max(g.sum(), 1), int(g.sum())) for g in given.T]
-    )
-    auroc, ap = _estimate_classes(rows, prediction, sides)
-    pooled = _weigh_sides(true.sum(1, keepdims=True), (total - true).sum(1, keepdims=True))[0]
-    flat = rows.known.ravel()
-    micro = estimate_ranking(
-        prediction.ravel()[flat],
-        rows.positive.ravel()[flat],
-        np.repeat(rows.units, k)[flat],
-        u,
-        pooled,
-    )[1]
-    right = (total - true - given + 2 * hits).sum(1, keepdims=True)
+    equal = _weigh_columns(cells)[0]
+    sides = _weigh_sides(true, total - true)
+    averaged = [sides[k] for k in np.flatnonzero(present).tolist()] or sides
+    leverage = np.mean([weights.leverage for weights in averaged], axis=0)
+    df = float(np.mean([weights.df for weights in averaged]))
+    mean = UnitWeights(leverage, df, int(cells.sum()))
+    recall = _estimate_ratios(hits, true, _weigh_columns(true))
+    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
+    f1 = _estimate_f1(hits, true, decided, sides)
+    auroc, auprc = _estimate_classes(rows, prediction, sides)
+    right = (total - true - decided + 2 * hits).sum(1, keepdims=True)
     return Estimates(
         {
-            "auprc": _estimate_mean(ap, present, mean, u),
+            "auprc": _estimate_mean(auprc, present, mean, u),
             "auroc": _estimate_mean(auroc, present, mean, u),
-            "auprc_micro": micro,
+            "auprc_micro": _estimate_micro(rows, prediction, true, total),
             "macro_f1": _estimate_mean(f1, present, mean, u),
             "accuracy": _estimate_ratios(right, cells, [equal])[0],
         },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": ap},
+        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
     )
+
+
+def _estimate_micro(rows: ScoredRows, prediction: Array, true: Array, total: Array) -> Estimate:
+    """Average precision of all labels in one ranking; `true` and `total` are counts [U, K]."""
+    positives, negatives = (counts.sum(1, keepdims=True) for counts in (true, total - true))
+    known = rows.known.ravel()
+    units = np.repeat(rows.units, len(rows.names))[known]
+    weights = _weigh_sides(positives, negatives)[0]
+    scores, labels = prediction.ravel()[known], rows.positive.ravel()[known]
+    return estimate_ranking(scores, labels, units, rows.n_units, weights)[1]
 
 
 def _regression_estimates(
@@ -489,18 +560,11 @@ def _regression_estimates(
     error = prediction - rows.target
     n = _sum_by_unit(rows, np.ones_like(error))[:, None]
     equal = weigh_units((n / n.sum())[:, 0], len(error))
-    mae, mse = (
-        _estimate_ratios(_sum_by_unit(rows, v)[:, None], n, [equal])[0]
-        for v in (np.abs(error), error**2)
-    )
+    absolute, squared = (_sum_by_unit(rows, size)[:, None] for size in (np.abs(error), error**2))
+    mae, mse = (_estimate_ratios(sums, n, [equal])[0] for sums in (absolute, squared))
     root = float(np.sqrt(mse.value))
-    return Estimates(
-        {
-            "mae": mae,
-            "rmse": Estimate(root, mse.influence / (2 * root) if root else mse.influence, equal),
-        },
-        {},
-    )
+    rmse = Estimate(root, mse.influence / (2 * root) if root else mse.influence, equal)
+    return Estimates({"mae": mae, "rmse": rmse}, {})
 
 
 ESTIMATORS: dict[str, Callable[[ScoredRows, Array, Array | None], Estimates]] = {

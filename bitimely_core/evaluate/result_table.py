@@ -20,9 +20,9 @@ from bitimely_core.records import has_result, read_result, read_result_table, wr
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
     CellScore,
-    ClassScores,
     ColumnResult,
     CorrectedDifference,
+    Difference,
     MeanDifference,
     MetricValue,
     Scores,
@@ -84,6 +84,11 @@ class ScoreColumn:
         return self.metric in evaluate.LOWER_IS_BETTER
 
     @property
+    def sign(self) -> int:
+        """1 where higher is better, else -1."""
+        return -1 if self.lower else 1
+
+    @property
     def factor(self) -> float:
         """Factor from a score to the printed number."""
         return 1.0 if self.metric is None else evaluate.find_unit(self.metric).factor
@@ -93,20 +98,17 @@ class ScoreColumn:
         """The metric as a heading."""
         if self.metric is None:
             return ""
-        return (
-            evaluate.NAMES[self.metric]
-            + (f" of {self.label}" if self.label else "")
-            + (", %" if self.factor > 1 else "")
-        )
+        label = f" of {self.label}" if self.label else ""
+        return f"{evaluate.NAMES[self.metric]}{label}{', %' if self.factor > 1 else ''}"
 
     def metric_in(self, scores: TaskScores) -> MetricValue | None:
         """The metric of this column, or None."""
         if self.label is None:
             return scores.metrics.get(self.metric or "")
-        found: MetricValue | None = getattr(
-            scores.by_class.get(self.label, ClassScores()), self.metric or "", None
-        )
-        return found if self.label in scores.by_class else None
+        if self.label not in scores.by_class:
+            return None
+        metric: MetricValue | None = getattr(scores.by_class[self.label], self.metric or "", None)
+        return metric
 
 
 @dataclass(frozen=True)
@@ -135,67 +137,62 @@ class ResultTable:
     @cached_property
     def differences(self) -> dict[Key, CorrectedDifference]:
         """All differences as one family after Holm correction."""
-        found = {
-            (row, column): d
-            for column, result in self.results.items()
-            for row, d in result.differences.items()
+        family = {
+            (row, key): difference
+            for key, result in self.results.items()
+            for row, difference in result.differences.items()
         }
-        columns = [self.column(key) for _, key in found]
-        margins = [
-            None
-            if (margin := self.margins.get(c.key, self.margins.get(""))) is None
-            else margin / c.factor
-            for c in columns
-        ]
-        corrected = evaluate.holm_correct(list(found.values()))
-        return dict(
-            zip(
-                found,
-                evaluate.apply_margins(corrected, margins, [-1 if c.lower else 1 for c in columns]),
-                strict=True,
-            )
+        columns = [self.column(key) for _, key in family]
+        corrected = evaluate.apply_margins(
+            evaluate.holm_correct(list(family.values())),
+            [self._find_margin(column) for column in columns],
+            [column.sign for column in columns],
         )
+        return dict(zip(family, corrected, strict=True))
+
+    def _find_margin(self, column: ScoreColumn) -> float | None:
+        """The margin of a column in the unit of its scores."""
+        margin = self.margins.get(column.key, self.margins.get(""))
+        return None if margin is None else margin / column.factor
 
     @cached_property
     def baseline_differences(self) -> dict[BaselinePair, CorrectedDifference]:
         """Each row less each of its baselines, seeds together, as one family after Holm correction:
         those of the runs, and those fitted for the page.
         """
-        seeds: dict[tuple[str, str], list[Scores]] = {}
-        for one in self.found:
-            seeds.setdefault((one.row, one.data), []).append(one.scores)
-        family: dict[BaselinePair, MeanDifference] = {}
-        for (row, data), of in seeds.items():
-            own = {
-                c.key: c.metric for c in self.columns if c.data == data and c.metric and not c.label
-            } or {data: str(of[0].main)}
-            for (key, metric), name in itertools.product(own.items(), of[0].baselines):
-                values = [s.baselines[name].metrics.get(metric) for s in of if name in s.baselines]
-                each = [
-                    v.difference
-                    for v in values
-                    if v and v.difference and v.difference.difference is not None
-                ]
-                if len(each) == len(of):
-                    family[BaselinePair(row, key, name.replace("_", " "))] = (
-                        evaluate.average_differences(each)
-                    )
+        family = self._average_stored_differences()
         for key, result in self.results.items():
-            family |= {
-                BaselinePair(row, key, name): d
-                for row, of_row in result.baselines.items()
-                for name, d in of_row.items()
-            }
+            for row, differences in result.baselines.items():
+                family |= {BaselinePair(row, key, name): d for name, d in differences.items()}
         return dict(zip(family, evaluate.holm_correct(list(family.values())), strict=True))
+
+    def _average_stored_differences(self) -> dict[BaselinePair, MeanDifference]:
+        """Each row less each baseline in its scores, where all seeds have the difference."""
+        seeds: dict[tuple[str, str], list[Scores]] = {}
+        for run in self.found:
+            seeds.setdefault((run.row, run.data), []).append(run.scores)
+        family = {}
+        for (row, data), scores in seeds.items():
+            metrics = self._list_metrics(data) or {data: str(scores[0].main)}
+            for (key, metric), name in itertools.product(metrics.items(), scores[0].baselines):
+                differences = [_find_difference(of_seed, name, metric) for of_seed in scores]
+                known = [difference for difference in differences if difference is not None]
+                if len(known) == len(scores):
+                    pair = BaselinePair(row, key, name.replace("_", " "))
+                    family[pair] = evaluate.average_differences(known)
+        return family
+
+    def _list_metrics(self, data: str) -> dict[str, str]:
+        """Column -> metric of the columns of a data set that are not of one label."""
+        columns = (column for column in self.columns if column.data == data and not column.label)
+        return {column.key: column.metric for column in columns if column.metric}
 
     def metric(self, key: str) -> str:
         """The metric of a column, or the main one of a data set."""
-        known = [column.metric for column in self.columns if column.key == key and column.metric]
-        return (
-            known[0]
-            if known
-            else str(next(one.scores.main for one in self.found if one.data == key))
-        )
+        for column in self.columns:
+            if column.key == key and column.metric:
+                return column.metric
+        return str(next(run.scores.main for run in self.found if run.data == key))
 
     def name(self, key: str) -> str:
         """The printed name of a row or column."""
@@ -205,7 +202,8 @@ class ResultTable:
         """The word for the units of the intervals, of one data set or of all; subject where they
         differ.
         """
-        words = {evaluate.name_unit(one.scores) for one in self.found if data in {None, one.data}}
+        runs = (run for run in self.found if data in {None, run.data})
+        words = {evaluate.name_unit(run.scores) for run in runs}
         return words.pop() if len(words) == 1 else "subject"
 
     def column(self, key: str) -> ScoreColumn:
@@ -221,20 +219,26 @@ class ResultTable:
         self, rows: Sequence[str], columns: Sequence[ScoreColumn]
     ) -> dict[str, list[float | None]]:
         """Ranks of `rows` in each column, 1 the best: column -> [rows]."""
-        return {
-            c.key: evaluate.rank_values(
-                [self.value(row, c) for row in rows], lower_is_better=c.lower
-            )
-            for c in columns
-        }
+        ranks = {}
+        for column in columns:
+            values = [self.value(row, column) for row in rows]
+            ranks[column.key] = evaluate.rank_values(values, lower_is_better=column.lower)
+        return ranks
 
     def side(self, key: Key) -> int:
         """1 where a row is significantly better than the reference, -1 where it is worse, else
         0.
         """
-        return evaluate.significance_sign(self.differences[key]) * (
-            -1 if self.column(key[1]).lower else 1
-        )
+        return evaluate.significance_sign(self.differences[key]) * self.column(key[1]).sign
+
+
+def _find_difference(scores: Scores, baseline: str, metric: str) -> Difference | None:
+    """The difference of a run to one of its baselines, where both are defined."""
+    if baseline not in scores.baselines:
+        return None
+    value = scores.baselines[baseline].metrics.get(metric)
+    difference = value.difference if value else None
+    return difference if difference and difference.difference is not None else None
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
@@ -246,54 +250,62 @@ def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun |
     return ScoredRun(row, data, seed, record.run, folder, record, Scores.load_shared(folder))
 
 
-def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
+def assign_rows(folders: Sequence[Path]) -> list[ScoredRun]:
     """Runs in rows: by model where models differ for the same data and seed, else by the
     pre-trained run, else by name.
     """
-    made = [one for folder in found if (one := read_scored_run("", "", 0, folder)) is not None]
-    made = [one._replace(data=one.scores.data, seed=one.record.seed) for one in made]
-    rows: list[Callable[[ScoredRun], str]] = [
-        lambda one: one.record.model,
-        lambda one: one.record.source.run if one.record.source else one.name,
+    runs = []
+    for folder in folders:
+        run = read_scored_run("", "", 0, folder)
+        if run is not None:
+            runs.append(run._replace(data=run.scores.data, seed=run.record.seed))
+    choices: list[Callable[[ScoredRun], str]] = [
+        lambda run: run.record.model,
+        lambda run: run.record.source.run if run.record.source else run.name,
     ]
-    for row in rows:
-        if len({(row(one), one.data, one.seed) for one in made}) == len(made):
-            return [one._replace(row=row(one)) for one in made]
-    return [one._replace(row=one.name) for one in made]
+    for choose in choices:
+        if len({(choose(run), run.data, run.seed) for run in runs}) == len(runs):
+            return [run._replace(row=choose(run)) for run in runs]
+    return [run._replace(row=run.name) for run in runs]
 
 
 def group_columns(
-    found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()
+    runs: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()
 ) -> list[ScoreColumn]:
     """The columns of a page, in order: those of the planned cells (`requested`); data become the
     columns that the recipe or the paper (`stated`) has of them, multi-label data else one column
     per label.
     """
-    tasks = {one.data: one.scores for one in found}
+    scores = {run.data: run.scores for run in runs}
     stated = list(stated)
-    out: dict[str, ScoreColumn] = {}
+    columns: dict[str, ScoreColumn] = {}
     for key in dict.fromkeys(requested):
         data, _, part = key.partition(":")
-        scores = tasks.get(data)
-        task = (scores.task if scores else None) or _infer_task(data)
-        finer = [other for other in stated if other.partition(":")[0] == data and other != key]
-        if part or not (finer or task == "multilabel"):
-            kept = [key]
-        else:
-            kept = (
-                finer
-                or [f"{data}:{label}" for label in (scores.by_class if scores else ())]
-                or [key]
-            )
-        for one in kept:
-            what = one.partition(":")[2]
-            metric = (
-                what if what in evaluate.NAMES else "auprc" if what else evaluate.MAIN.get(task)
-            )
-            out[one] = ScoreColumn(
-                one, data, metric, what if what and what not in evaluate.NAMES else None, task
-            )
-    return list(out.values())
+        of_data = scores.get(data)
+        task = (of_data.task if of_data else None) or _infer_task(data)
+        keys = [key] if part else _refine_column(key, data, task, of_data, stated)
+        columns |= {name: _make_column(name, data, task) for name in keys}
+    return list(columns.values())
+
+
+def _refine_column(
+    key: str, data: str, task: str, scores: Scores | None, stated: Sequence[str]
+) -> list[str]:
+    """The columns of the data `key`: those that are stated, of multi-label data else its labels."""
+    finer = [name for name in stated if name.partition(":")[0] == data and name != key]
+    if not finer and task == "multilabel" and scores:
+        finer = [f"{data}:{label}" for label in scores.by_class]
+    return finer or [key]
+
+
+def _make_column(key: str, data: str, task: str) -> ScoreColumn:
+    """The column `data`, `data:metric` or `data:label`; of a label it is the AUPRC."""
+    part = key.partition(":")[2]
+    if not part:
+        return ScoreColumn(key, data, evaluate.MAIN.get(task), None, task)
+    if part in evaluate.NAMES:
+        return ScoreColumn(key, data, part, None, task)
+    return ScoreColumn(key, data, "auprc", part, task)
 
 
 def _infer_task(data: str) -> str:
@@ -306,27 +318,32 @@ def _infer_task(data: str) -> str:
     return registry.datasets[dataset].facts.views[view].task
 
 
-def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:
+def read_predictions(run: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:
     """Classes of a run, in order, and its predictions; None where the file is missing or has other
     columns.
     """
     import polars as pl
 
-    paths = [run.folder / "predictions.parquet" for run in one.runs]
+    paths = _list_prediction_files(run)
     if not all(map(has_result, paths)):
         return None
     try:
         frame = pl.concat(map(read_result_table, paths))
         classes = evaluate.list_classes(frame)
-        return classes, evaluate.parse_predictions(one.scores.task or "", frame, classes)
+        return classes, evaluate.parse_predictions(run.scores.task or "", frame, classes)
     except (pl.exceptions.PolarsError, KeyError) as error:
         raise_system_error(error, paths[0])
         return None
 
 
+def _list_prediction_files(run: ScoredRun) -> list[Path]:
+    """The files of the predictions of a run, or of its folds."""
+    return [part.folder / "predictions.parquet" for part in run.runs]
+
+
 def compare_column(
     column: ScoreColumn,
-    found: Sequence[ScoredRun],
+    runs: Sequence[ScoredRun],
     reference: str,
     *,
     others: Mapping[str, pl.DataFrame] | None = None,
@@ -337,72 +354,111 @@ def compare_column(
     Runs on other data are ignored. `others`: baselines of all rows, name -> content of a
     `predictions.parquet`; `keep`: folder of stored results.
     """
-    scored = [
-        one for one in found if one.data == column.data and column.metric_in(one.scores) is not None
-    ]
+    metrics = [column.metric_in(run.scores) if run.data == column.data else None for run in runs]
+    scored = [run for run, metric in zip(runs, metrics, strict=True) if metric is not None]
     if not scored or column.metric is None:
         return ColumnResult()
-    if any(
-        (metric := column.metric_in(one.scores)) and metric.undefined_reason == WITHHELD
-        for one in scored
-    ):
+    if any(metric and metric.undefined_reason == WITHHELD for metric in metrics):
         # the predictions would show it
         return ColumnResult(cells=_build_cells(column, scored, None, {}))
-    settings = scored[0].scores.settings
-    files = [[run.folder / "predictions.parquet" for run in one.runs] for one in scored]
-    marks = [
-        [one.row, one.seed, *(storage.hash_file(file) if file.is_file() else None for file in of)]
-        for one, of in zip(scored, files, strict=True)
-    ]
-    added = {
-        name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()])
-        for name, frame in (others or {}).items()
-    }
-    inputs = [
-        CACHE_VERSION,
-        column.key,
-        column.metric,
-        column.label,
-        reference,
-        settings.bootstrap,
-        settings.by,
-        marks,
-        added,
-    ]
-    path = keep / f"pairs-{storage.fingerprint(inputs)[:24]}.json" if keep else None
-    if path is not None and has_result(path):
-        result = ColumnResult.model_validate_json(read_result(path))
-    else:
+    if keep is None:
+        return _compare_rows(column, scored, reference, others or {})
+    path = keep / f"pairs-{_identify_comparison(column, scored, reference, others or {})}.json"
+    if not has_result(path):
         result = _compare_rows(column, scored, reference, others or {})
-        if path is not None:
-            write_results(
-                path.parent, {path.name: storage.encode_json(result.model_dump()) + b"\n"}
-            )
-    order = dict.fromkeys(one.row for one in scored)  # of the page, not of the file
-    return ColumnResult(
-        cells={row: result.cells[row] for row in order if row in result.cells},
-        differences={row: result.differences[row] for row in order if row in result.differences},
-        baselines={row: result.baselines[row] for row in order if row in result.baselines},
-        remarks=result.remarks,
-    )
+        write_results(keep, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
+    else:
+        result = ColumnResult.model_validate_json(read_result(path))
+    return _order_rows(result, [run.row for run in scored])
+
+
+def _order_rows(result: ColumnResult, rows: Sequence[str]) -> ColumnResult:
+    """The result with its rows in the order of a page, not of the file."""
+    order = dict.fromkeys(rows)
+    parts = {}
+    for name in ("cells", "differences", "baselines"):
+        part = getattr(result, name)
+        parts[name] = {row: part[row] for row in order if row in part}
+    return result.model_copy(update=parts)
+
+
+def _identify_comparison(
+    column: ScoreColumn,
+    scored: Sequence[ScoredRun],
+    reference: str,
+    others: Mapping[str, pl.DataFrame],
+) -> str:
+    """The name of a stored comparison: a hash of everything that it is computed from."""
+    settings = scored[0].scores.settings
+    runs = []
+    for run in scored:
+        files = _list_prediction_files(run)
+        hashes = (storage.hash_file(file) if file.is_file() else None for file in files)
+        runs.append([run.row, run.seed, *hashes])
+    baselines = {
+        name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()])
+        for name, frame in others.items()
+    }
+    what = [column.key, column.metric, column.label, reference]
+    how = [settings.bootstrap, settings.by]
+    return storage.fingerprint([CACHE_VERSION, *what, *how, runs, baselines])[:24]
 
 
 def has_withheld(scores: TaskScores) -> bool:
     """Whether scores or counts of few people are withheld: what is computed on the same rows would
     show them.
     """
-    labels = scores.by_class.values()
-    hidden = any(one.undefined_reason == WITHHELD for one in scores.metrics.values())
-    return (
-        hidden
-        or scores.n is None
-        or scores.n_subjects is None
-        or any(one.support is None for one in labels)
-    )
+    if scores.n is None or scores.n_subjects is None:
+        return True
+    if any(metric.undefined_reason == WITHHELD for metric in scores.metrics.values()):
+        return True
+    return any(label.support is None for label in scores.by_class.values())
 
 
-def _label_run(one: ScoredRun) -> str:
-    return f"{one.row}, seed {one.seed}"
+def _label_run(run: ScoredRun) -> str:
+    return f"{run.row}, seed {run.seed}"
+
+
+class ComparableRuns(NamedTuple):
+    """Predictions of one column on the same windows and classes, by name of a run or baseline."""
+
+    classes: list[str]
+    predictions: dict[str, evaluate.Predictions]
+    seeds: dict[str, dict[int, str]]  # row -> seed -> name
+    remarks: list[str]  # on those that are excluded
+
+
+def _select_comparable(
+    column: ScoreColumn,
+    scored: Sequence[ScoredRun],
+    first: ScoredRun,
+    others: Mapping[str, pl.DataFrame],
+) -> ComparableRuns:
+    """The runs and baselines whose windows are those of the run `first`."""
+    stored = {_label_run(run): read_predictions(run) for run in scored}
+    read = {name: pair for name, pair in stored.items() if pair is not None}
+    classes = next((names for names, _ in read.values()), [])
+    candidates = {name: values for name, (names, values) in read.items() if names == classes}
+    for name, frame in others.items():
+        if evaluate.list_classes(frame) == classes:
+            task = first.scores.task or ""
+            candidates[name] = evaluate.parse_predictions(task, frame, classes)
+    predictions, remarks = {}, []
+    for name, values in candidates.items():
+        pair = {"reference": candidates.get(_label_run(first), values), "run": values}
+        try:
+            evaluate.align_runs(pair)
+        except UserError as error:
+            raise_system_error(error)
+            excluded = "excluded from comparisons, evaluated on different windows"
+            remarks.append(f"{name} on {column.key}: {excluded}.")
+        else:
+            predictions[name] = values
+    seeds: dict[str, dict[int, str]] = {}
+    for run in scored:
+        if _label_run(run) in predictions:
+            seeds.setdefault(run.row, {})[run.seed] = _label_run(run)
+    return ComparableRuns(classes, predictions, seeds, remarks)
 
 
 def _compare_rows(
@@ -411,68 +467,41 @@ def _compare_rows(
     reference: str,
     others: Mapping[str, pl.DataFrame],
 ) -> ColumnResult:
-    first = next((one for one in scored if one.row == reference), scored[0])
-    settings, task = first.scores.settings, first.scores.task or ""
-    read = {_label_run(one): p for one in scored if (p := read_predictions(one)) is not None}
-    names = next((classes for classes, _ in read.values()), [])
-    same = {name: p for name, (classes, p) in read.items() if classes == names}
-    same |= {
-        name: evaluate.parse_predictions(task, frame, names)
-        for name, frame in others.items()
-        if evaluate.list_classes(frame) == names
-    }
-    remarks: list[str] = []
-    kept: dict[str, evaluate.Predictions] = {}
-    for name, predictions in same.items():
-        try:
-            evaluate.align_runs(
-                {"reference": same.get(_label_run(first), predictions), "run": predictions}
-            )
-        except UserError as error:
-            raise_system_error(error)
-            remarks.append(
-                f"{name} on {column.key}: excluded from comparisons, evaluated on different windows."
-            )
-        else:
-            kept[name] = predictions
-    runs: dict[str, dict[int, str]] = {}
-    for one in scored:
-        if _label_run(one) in kept:
-            runs.setdefault(one.row, {})[one.seed] = _label_run(one)
-    if not kept:
-        return ColumnResult(cells=_build_cells(column, scored, None, runs), remarks=remarks)
-    measured = evaluate.estimate_runs(
-        task,
-        kept,
-        class_names=names,
+    """The cells, differences and remarks of a column, from the predictions."""
+    first = next((run for run in scored if run.row == reference), scored[0])
+    runs = _select_comparable(column, scored, first, others)
+    if not runs.predictions:
+        cells = _build_cells(column, scored, None, runs.seeds)
+        return ColumnResult(cells=cells, remarks=runs.remarks)
+    estimates = evaluate.estimate_runs(
+        first.scores.task or "",
+        runs.predictions,
+        class_names=runs.classes,
         metric=None if column.label else column.metric,
         label=column.label,
-        bootstrap=settings.bootstrap,
-        by=settings.by,
+        bootstrap=first.scores.settings.bootstrap,
+        by=first.scores.settings.by,
         unit=first.scores.unit,
         subject=evaluate.name_unit(first.scores),
     )
+    rows = {row: list(names.values()) for row, names in runs.seeds.items()}
+    base = rows.get(reference, [])
     differences = {}
-    base = list(runs.get(reference, {}).values())
-    if base and np.isfinite(measured.runs[base[0]].value):
+    if base and np.isfinite(estimates.runs[base[0]].value):
         differences = {
-            row: evaluate.paired_difference(measured, list(of.values()), base)
-            for row, of in runs.items()
+            row: evaluate.paired_difference(estimates, names, base)
+            for row, names in rows.items()
             if row != reference
         }
-    fitted = [name for name in others if name in kept and np.isfinite(measured.runs[name].value)]
-    baselines = {
-        row: {
-            name: evaluate.compare_with_baseline(measured, list(of.values()), name)
-            for name in fitted
-        }
-        for row, of in runs.items()
-    }
-    cells = _build_cells(column, scored, measured, runs)
-    remarks += _list_diverged(column, cells, first.scores)
-    return ColumnResult(
-        cells=cells, differences=differences, baselines=baselines if fitted else {}, remarks=remarks
-    )
+    baselines: dict[str, dict[str, MeanDifference]] = {}
+    for name in others:
+        if name in runs.predictions and np.isfinite(estimates.runs[name].value):
+            for row, names in rows.items():
+                difference = evaluate.compare_with_baseline(estimates, names, name)
+                baselines.setdefault(row, {})[name] = difference
+    cells = _build_cells(column, scored, estimates, runs.seeds)
+    remarks = runs.remarks + _list_diverged(column, cells, first.scores)
+    return ColumnResult(cells=cells, differences=differences, baselines=baselines, remarks=remarks)
 
 
 def _list_diverged(
@@ -481,75 +510,78 @@ def _list_diverged(
     """A remark for each seed that is no better than a constant though its row is by more than the
     standard error over subjects, or far from its row as seeds vary.
     """
-    sign = -1.0 if column.lower else 1.0
-    baselines = [
-        one.metrics[column.metric].value
-        for one in scores.baselines.values()
-        if column.metric in one.metrics
-    ]
-    constant = (
-        max((sign * value for value in baselines if value is not None), default=-np.inf)
-        if column.label is None
-        else -np.inf
-    )
-    spread = [cell.seed_sd for cell in cells.values() if cell.seed_sd is not None]
-    limit = 10 * float(np.median(spread)) if spread else np.inf
-    out = []
+    constant = _find_best_constant(column, scores)
+    spreads = [cell.seed_sd for cell in cells.values() if cell.seed_sd is not None]
+    limit = 10 * float(np.median(spreads)) if spreads else np.inf
+    remarks = []
     for row, cell in cells.items():
-        values = {one.seed: sign * one.value for one in cell.seeds if one.value is not None}
+        values = {
+            seed.seed: column.sign * seed.value for seed in cell.seeds if seed.value is not None
+        }
         middle = float(np.median(list(values.values()))) if len(values) > 1 else np.nan
         for seed, value in values.items():
-            if value <= constant < middle - (cell.se or 0.0) or 0 < limit < abs(value - middle):
-                found = f"{sign * value:.3g}, median of the row {sign * middle:.3g}"
-                out.append(
-                    f"{row}, seed {seed} on {column.key}: this seed diverged ({found}). It stays in the mean and in the variance of its row."
+            is_constant = value <= constant < middle - (cell.se or 0.0)
+            if is_constant or 0 < limit < abs(value - middle):
+                numbers = f"{column.sign * value:.3g}, median of the row {column.sign * middle:.3g}"
+                remarks.append(
+                    f"{row}, seed {seed} on {column.key}: this seed diverged ({numbers}). It stays "
+                    "in the mean and in the variance of its row."
                 )
-    return out
+    return remarks
+
+
+def _find_best_constant(column: ScoreColumn, scores: TaskScores) -> float:
+    """The best score of a baseline, higher being better; of one label none is known."""
+    if column.label is not None:
+        return -np.inf
+    metrics = (baseline.metrics.get(column.metric or "") for baseline in scores.baselines.values())
+    values = [metric.value for metric in metrics if metric and metric.value is not None]
+    return max((column.sign * value for value in values), default=-np.inf)
 
 
 def _build_cells(
     column: ScoreColumn,
     scored: Sequence[ScoredRun],
-    measured: evaluate.RunEstimates | None,
-    runs: Mapping[str, Mapping[int, str]],
+    estimates: evaluate.RunEstimates | None,
+    names: Mapping[str, Mapping[int, str]],
 ) -> dict[str, CellScore]:
     """A cell per row; its interval is that of the mean over seeds where the predictions of all
-    seeds are there.
+    seeds are there. `names`: row -> seed -> name in `estimates`.
     """
     cells = {}
-    for row in dict.fromkeys(one.row for one in scored):
-        seeds = [
-            SeedScore(
-                seed=one.seed,
-                run=one.name,
-                **(column.metric_in(one.scores) or MetricValue()).model_dump(),
-            )
-            for one in scored
-            if one.row == row
-        ]
-        values = [one.value for one in seeds if one.value is not None]
-        if measured is not None and len(runs.get(row, {})) == len(seeds):
-            score = evaluate.mean_over_seeds(measured, list(runs[row].values()))
+    for row in dict.fromkeys(run.row for run in scored):
+        runs = [run for run in scored if run.row == row]
+        seeds = [_score_seed(column, run) for run in runs]
+        if estimates is not None and len(names.get(row, {})) == len(seeds):
+            score = evaluate.mean_over_seeds(estimates, list(names[row].values()))
         else:
-            score = (
-                MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields)))
-                if len(seeds) == 1
-                else MetricValue()
-            )
-            score = score.model_copy(
-                update={"value": float(np.mean(values)) if values else None, "classes": None}
-            )
+            score = _average_seeds(seeds)
+        values = [seed.value for seed in seeds if seed.value is not None]
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        test = next(one.scores for one in scored if one.row == row)
         cells[row] = CellScore(
             **score.model_dump(),
             seeds=seeds,
             seed_sd=sd,
-            seed_se=float(sd / np.sqrt(len(values))) if sd is not None else None,
-            n=test.n,
-            n_subjects=test.n_subjects,
+            seed_se=None if sd is None else float(sd / np.sqrt(len(values))),
+            n=runs[0].scores.n,
+            n_subjects=runs[0].scores.n_subjects,
         )
     return cells
+
+
+def _score_seed(column: ScoreColumn, run: ScoredRun) -> SeedScore:
+    metric = column.metric_in(run.scores) or MetricValue()
+    return SeedScore(seed=run.seed, run=run.name, **metric.model_dump())
+
+
+def _average_seeds(seeds: Sequence[SeedScore]) -> MetricValue:
+    """The mean over seeds without an interval; of one seed its own score."""
+    values = [seed.value for seed in seeds if seed.value is not None]
+    score = MetricValue()
+    if len(seeds) == 1:
+        score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields)))
+    mean = float(np.mean(values)) if values else None
+    return score.model_copy(update={"value": mean, "classes": None})
 
 
 def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:
@@ -558,12 +590,10 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
     """
     from bitimely_core.train import metrics_log
 
-    lines = [
-        line
-        for line in metrics_log.read_metrics(folder)
-        if line.get("split") == "train" and line.get("tokens_per_second")
-    ]
-    if not lines or len({one.length for one in record.data}) > 1 or record.data[0].vocabulary:
+    lines = [line for line in metrics_log.read_metrics(folder) if line.get("split") == "train"]
+    lines = [line for line in lines if line.get("tokens_per_second")]
+    lengths = {data.length for data in record.data}
+    if not lines or len(lengths) > 1 or record.data[0].vocabulary:
         return None, None
     rate = np.array([line["tokens_per_second"] / record.data[0].length for line in lines])
     steps = np.diff([0, *(line["step"] for line in lines)])
@@ -577,12 +607,8 @@ def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
     from bitimely_core.train import metrics_log
 
     lines = metrics_log.read_metrics(folder)
-    key: Literal["rel", "loss"] = (
-        "rel" if any(line.get("rel") is not None for line in lines) else "loss"
-    )
-    points = [
-        (line["step"], line[key])
-        for line in lines
-        if line.get("split") == split and line.get(key) is not None
-    ]
-    return key, np.array([x for x, _ in points]), np.array([y for _, y in points], dtype=float)
+    has_rel = any(line.get("rel") is not None for line in lines)
+    key: Literal["rel", "loss"] = "rel" if has_rel else "loss"
+    lines = [line for line in lines if line.get("split") == split and line.get(key) is not None]
+    steps = np.array([line["step"] for line in lines])
+    return key, steps, np.array([line[key] for line in lines], dtype=float)

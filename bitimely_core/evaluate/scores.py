@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,28 +21,74 @@ from bitimely_core.evaluate.intervals import (
     is_scaled,
 )
 from bitimely_core.evaluate.metrics import (
-    EACH,
+    CLASS_METRICS,
     EMPTY,
     ESTIMATORS,
-    LOWER_IS_BETTER,
     MAIN,
+    METRIC,
     METRICS,
-    NAMES,
     Array,
+    Estimates,
     ScoredRows,
     Unit,
     check_rows,
+    find_days,
     find_unit,
 )
 from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
-from bitimely_core.types import parse_horizon
+
+Metrics = dict[str, MetricValue]
 
 ABOUT = {
-    "length_only": "logistic (of times to event: of the hazard) or linear regression on the number of events or observed samples alone",
-    "single_code": "for each label logistic regression (of times to event: of the hazard) on the count of one code, the best of the training split",
+    "length_only": "logistic (of times to event: of the hazard) or linear regression on the number "
+    "of events or observed samples alone",
+    "single_code": "for each label logistic regression (of times to event: of the hazard) on the "
+    "count of one code, the best of the training split",
 }
+
+
+class ConstantBaseline(NamedTuple):
+    """A prediction that ignores the input."""
+
+    about: str
+    prediction: Array  # [n, K], or [n] of a regression
+    decisions: Array | None = None  # probabilities [n, K] of a prediction at random
+
+
+def constant_baselines(
+    task: str, train: Array, n: int, names: Sequence[str]
+) -> dict[str, ConstantBaseline]:
+    """Predictions for `n` rows from training targets alone; `names`: of the K classes or labels."""
+    if not len(train):
+        return {}
+    if task == "survival":
+        incidence = np.tile(_estimate_incidences(train, names), (n, 1))
+        about = "predicts for all the cumulative incidence of the training split"
+        return {"prior": ConstantBaseline(about, incidence)}
+    if task == "regression":
+        values = {"mean": float(train.mean()), "median": float(np.median(train))}
+        return {
+            name: ConstantBaseline(
+                f"always predicts the {name} of the training targets", np.full(n, value)
+            )
+            for name, value in values.items()
+        }
+    if task == "classification":
+        rates = np.bincount(train, minlength=len(names)) / len(train)
+        likely = np.eye(len(names))[rates.argmax()]
+        frequent = "always predicts the most frequent training class"
+    else:
+        rates = _label_rates(train)
+        likely = (rates >= 0.5).astype(np.float64)
+        frequent = "predicts for each label its more frequent training value"
+    spread = np.tile(rates, (n, 1))
+    random = "predicts at random with the training frequencies; expected values"
+    return {
+        "majority": ConstantBaseline(frequent, np.tile(likely, (n, 1))),
+        "prior": ConstantBaseline(random, spread, spread),
+    }
 
 
 def _label_rates(labels: Array) -> Array:
@@ -51,50 +97,14 @@ def _label_rates(labels: Array) -> Array:
     return np.asarray(np.nansum(y, axis=0) / np.maximum(np.isfinite(y).sum(0), 1))
 
 
-def constant_baselines(
-    task: str, train: Array, n: int, k: int, names: Sequence[str] = ()
-) -> dict[str, tuple[str, Array, Array | None]]:
-    """Predictions that ignore the input, from training targets alone: name -> (description,
-    prediction, decisions or None).
-    """
-    if not len(train):
-        return {}
-    if task == "survival":
-        known = [train[survival.select_known(train[:, c]), c].T for c in range(k)]
-        days = [parse_horizon(name)[1] for name in names]
-        rates = np.array(
-            [
-                float(survival.estimate_incidence(*of).at(day)) if of.size else 0.0
-                for of, day in zip(known, days, strict=True)
-            ]
-        )
-        return {
-            "prior": (
-                "predicts for all the cumulative incidence of the training split",
-                np.tile(rates, (n, 1)),
-                None,
-            )
-        }
-    if task == "regression":
-        centers = {"mean": float(train.mean()), "median": float(np.median(train))}
-        return {
-            name: (f"always predicts the {name} of the training targets", np.full(n, v), None)
-            for name, v in centers.items()
-        }
-    classes = task == "classification"
-    rates = np.bincount(train, minlength=k) / len(train) if classes else _label_rates(train)
-    likely = np.eye(k)[rates.argmax()] if classes else (rates >= 0.5).astype(np.float64)
-    frequent = (
-        "always predicts the most frequent training class"
-        if classes
-        else "predicts for each label its more frequent training value"
-    )
-    spread = np.tile(rates, (n, 1))
-    random = "predicts at random with the training frequencies; expected values"
-    return {
-        "majority": (frequent, np.tile(likely, (n, 1)), None),
-        "prior": (random, spread, spread),
-    }
+def _estimate_incidences(target: Array, names: Sequence[str]) -> Array:
+    """Cumulative incidence [K] at the horizon of each column of times and events [n, K, 2]."""
+    incidences = np.zeros(len(names))
+    for k, day in enumerate(find_days(names).tolist()):
+        times = target[survival.select_known(target[:, k]), k]
+        if times.size:
+            incidences[k] = survival.estimate_incidence(*times.T).evaluate(day)
+    return incidences
 
 
 def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:
@@ -116,38 +126,37 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
     from sklearn.linear_model import LogisticRegression, Ridge
 
     y = np.asarray(train_target)
-    x, new = (np.log1p(np.asarray(v, dtype=np.float64)) for v in (train_lengths, lengths))
-    center, scale = x.mean(), x.std() or 1.0
-    x, new = (np.stack([z, z**2], axis=1) for z in ((x - center) / scale, (new - center) / scale))
+    logs = [np.log1p(np.asarray(values, np.float64)) for values in (train_lengths, lengths)]
+    center, scale = logs[0].mean(), logs[0].std() or 1.0
+    scaled = [(values - center) / scale for values in logs]
+    x, new = (np.stack([z, z**2], axis=1) for z in scaled)
     if task == "regression":
         return np.asarray(Ridge(1e-3).fit(x, y).predict(new))
 
-    def fit_logistic(of: Array, labels: Array, k: int) -> Array:
-        out = np.zeros((len(new), k))
-        kept = np.unique(labels)
-        out[:, kept] = (
-            LogisticRegression(max_iter=1000).fit(of, labels).predict_proba(new)
-            if len(kept) > 1
-            else 1.0
-        )
-        return out
+    def fit_logistic(inputs: Array, labels: Array, k: int) -> Array:
+        """Probabilities [n, k]; without a second class in training, 1 for the only one."""
+        probabilities = np.zeros((len(new), k))
+        classes = np.unique(labels)
+        if len(classes) < 2:
+            probabilities[:, classes] = 1.0
+        else:
+            model = LogisticRegression(max_iter=1000).fit(inputs, labels)
+            probabilities[:, classes] = model.predict_proba(new)
+        return probabilities
 
-    if task == "multilabel":
-        known = [np.isfinite(column) for column in y.T.astype(np.float64)]
-        return np.stack(
-            [
-                fit_logistic(x[k], column[k].astype(np.int64), 2)[:, 1]
-                for column, k in zip(y.T, known, strict=True)
-            ],
-            axis=1,
-        )
-    return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
+    if task == "classification":
+        return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
+    columns = []
+    for labels in y.T.astype(np.float64):
+        known = np.isfinite(labels)
+        columns.append(fit_logistic(x[known], labels[known].astype(np.int64), 2)[:, 1])
+    return np.stack(columns, axis=1)
 
 
 def _empty_scores(task: str, class_names: Sequence[str], by: Unit, subject: str) -> TaskScores:
     """The scores of a split without rows: every metric null with the reason."""
     undefined = MetricValue(undefined_reason=EMPTY)
-    each = ClassScores(**dict.fromkeys(EACH, undefined))
+    each = ClassScores(**dict.fromkeys(CLASS_METRICS, undefined))
     return TaskScores(
         task=task,
         main=MAIN[task],
@@ -205,102 +214,122 @@ def score(
     """
     if len(np.asarray(target)) == 0:
         return _empty_scores(task, class_names, by, subject)
-    r = check_rows(
-        task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by
-    )._replace(subject=subject)
-    described = {
-        name: ({**ABOUT, **(about or {})}).get(name, "predictions on the same windows")
-        for name in r.predictions
-        if name != "run"
+    predictions = {"run": prediction, **(baselines or {})}
+    rows = check_rows(task, target, predictions, groups, class_names, by)
+    rows = rows._replace(subject=subject)
+    estimates = {
+        name: ESTIMATORS[task](rows, values, None) for name, values in rows.predictions.items()
     }
-    found = {name: ESTIMATORS[task](r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    constants = constant_baselines(task, train, len(r.target), len(r.names), r.names)
-    for name, (text, values, decisions) in constants.items():
-        described[name], found[name] = text, ESTIMATORS[task](r, values, decisions)
-    metrics = {name: build_metrics(r, found[name], bootstrap) for name in found}
-    for name in constants:  # a constant that scores alike on every subject is not uncertain
-        for m, one in found[name].metrics.items():
-            spread = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
-            if metrics[name][m].value is not None and is_rounding(
-                spread, one.value, scaled=is_scaled(m)
-            ):
-                metrics[name][m] = MetricValue(
-                    value=one.value, undefined_reason="no CI: the prediction is constant"
-                )
-
-    def subtract(name: str, m: str) -> MetricValue:
-        difference = build_difference(
-            found["run"].metrics[m],
-            found[name].metrics[m],
-            explain_no_interval(r, m, bootstrap),
-            find_unit(m, unit),
-        )
-        return metrics[name][m].model_copy(update={"difference": difference})
-
-    def label_areas(name: str) -> dict[str, dict[str, MetricValue]]:
-        return {
-            k: {"auroc": each.auroc, "auprc": each.auprc}
-            for k, each in build_class_scores(r, found[name], bootstrap).items()
-        }
-
-    confusion = None
-    if task == "classification":
-        counts = np.zeros((len(r.names), len(r.names)), dtype=np.int64)
-        np.add.at(counts, (r.target, r.predictions["run"].argmax(1)), 1)
-        confusion = counts.tolist()
+    constants = constant_baselines(task, train, len(rows.target), rows.names)
+    for name, constant in constants.items():
+        estimates[name] = ESTIMATORS[task](rows, constant.prediction, constant.decisions)
+    metrics = {name: build_metrics(rows, estimates[name], bootstrap) for name in estimates}
+    for name in constants:
+        metrics[name] |= _list_certain(estimates[name], metrics[name])
+    given = ABOUT | dict(about or {})
+    texts = {name: given.get(name, "predictions on the same windows") for name in predictions}
+    texts |= {name: constant.about for name, constant in constants.items()}
     return TaskScores(
         task=task,
         main=MAIN[task],
         unit=unit,
-        n=len(r.target),
-        n_subjects=r.n_subjects,
+        n=len(rows.target),
+        n_subjects=rows.n_subjects,
         metrics=metrics["run"],
-        by_class={} if task == "regression" else build_class_scores(r, found["run"], bootstrap),
-        confusion=confusion,
+        by_class={}
+        if task == "regression"
+        else build_class_scores(rows, estimates["run"], bootstrap),
+        confusion=_count_confusion(rows) if task == "classification" else None,
         baselines={
             name: Baseline(
-                about=text,
-                metrics={m: subtract(name, m) for m in metrics[name]},
-                by_class=label_areas(name) if task == "multilabel" else None,
+                about=texts[name],
+                metrics=_subtract(rows, estimates, metrics[name], name, bootstrap, unit),
+                by_class=_label_areas(rows, estimates[name], bootstrap)
+                if task == "multilabel"
+                else None,
             )
-            for name, text in described.items()
+            for name in estimates
+            if name != "run"
         },
-        intervals=describe_intervals(r, by, subject),
-        remarks=[
-            str(rename_units(line, subject))
-            for line in _list_remarks(r, explain_few_units(r, bootstrap))
-        ],
+        intervals=describe_intervals(rows, by, subject),
+        remarks=[str(rename_units(line, subject)) for line in _list_remarks(rows, bootstrap)],
     )
 
 
-def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
-    out = []
-    if rows.by == "window":
-        out.append(
-            "Intervals are over windows, not subjects: windows of one subject are correlated, so the intervals are too narrow."
+def _list_certain(estimates: Estimates, metrics: Metrics) -> Metrics:
+    """The metrics of a constant that scores alike on every subject, which is not uncertain."""
+    certain = {}
+    for name, estimate in estimates.metrics.items():
+        variance = estimate_variance(estimate.influence, estimate.weights.leverage)
+        is_alike = is_rounding(float(np.sqrt(variance)), estimate.value, scaled=is_scaled(name))
+        if metrics[name].value is not None and is_alike:
+            reason = "no CI: the prediction is constant"
+            certain[name] = MetricValue(value=estimate.value, undefined_reason=reason)
+    return certain
+
+
+def _subtract(
+    rows: ScoredRows,
+    estimates: Mapping[str, Estimates],
+    metrics: Metrics,
+    baseline: str,
+    bootstrap: int,
+    unit: str | None,
+) -> Metrics:
+    """The metrics of a baseline with the paired difference, run minus baseline."""
+    compared = {}
+    for name, value in metrics.items():
+        difference = build_difference(
+            estimates["run"].metrics[name],
+            estimates[baseline].metrics[name],
+            explain_no_interval(rows, name, bootstrap),
+            find_unit(name, unit),
         )
+        compared[name] = value.model_copy(update={"difference": difference})
+    return compared
+
+
+def _label_areas(rows: ScoredRows, estimates: Estimates, bootstrap: int) -> dict[str, Metrics]:
+    """AUROC and AUPRC of every label."""
+    return {
+        label: {"auroc": scores.auroc, "auprc": scores.auprc}
+        for label, scores in build_class_scores(rows, estimates, bootstrap).items()
+    }
+
+
+def _count_confusion(rows: ScoredRows) -> list[list[int]]:
+    """Rows [K, K] by their class and by that which the run predicts."""
+    counts = np.zeros((len(rows.names), len(rows.names)), dtype=np.int64)
+    np.add.at(counts, (rows.target, rows.predictions["run"].argmax(1)), 1)
+    return counts.tolist()
+
+
+def _list_remarks(rows: ScoredRows, bootstrap: int) -> list[str]:
+    remarks = []
+    if rows.by == "window":
+        remarks.append(
+            "Intervals are over windows, not subjects: windows of one subject are correlated, so "
+            "the intervals are too narrow."
+        )
+    few = explain_few_units(rows, bootstrap)
     if few is not None:
-        out.append(f"No confidence intervals: {few}.")
-    if rows.task == "classification":
-        owners = [
-            np.unique(rows.groups[rows.positive[:, k]])
-            for k in np.flatnonzero(rows.positive.any(0))
-        ]
-        if (
-            len(owners) > 1
-            and all(len(o) == 1 for o in owners)
-            and len(np.unique(np.concatenate(owners))) == len(owners)
-        ):
-            out.append(
-                "Each class comes from one subject: classes and subjects cannot be separated."
-            )
-        absent = [rows.names[k] for k in np.flatnonzero(~rows.positive.any(0))]
-        if absent:
-            out.append(
-                f"No row of the split is of class {', '.join(absent)}: excluded from means over classes."
-            )
-    return out
+        remarks.append(f"No confidence intervals: {few}.")
+    if rows.task != "classification":
+        return remarks
+    has_rows = rows.positive.any(0)
+    owners = [np.unique(rows.groups[rows.positive[:, k]]) for k in np.flatnonzero(has_rows)]
+    single = {int(subjects[0]) for subjects in owners if len(subjects) == 1}
+    if len(owners) > 1 and len(single) == len(owners):
+        remarks.append(
+            "Each class comes from one subject: classes and subjects cannot be separated."
+        )
+    if not has_rows.all():
+        absent = ", ".join(rows.names[k] for k in np.flatnonzero(~has_rows))
+        remarks.append(
+            f"No row of the split is of class {absent}: excluded from means over classes."
+        )
+    return remarks
 
 
 def name_unit(scores: TaskScores) -> str:
@@ -318,31 +347,35 @@ def describe_units(scores: TaskScores) -> str:
 
 
 def score_figure(scores: TaskScores) -> Figure | None:
-    """The main score and those of the baselines as a figure; the first block of a page is the
-    headline. None: not defined.
+    """The main score and those of the baselines as a figure; None where it is not defined.
+
+    The first block of a page is the headline.
     """
     name = scores.main or ""
     ours = "this run" if getattr(scores, "encoder", None) is None else "this encoder"
-    named = {b.replace("_", " "): baseline for b, baseline in scores.baselines.items()}
-    parts = {
-        ours: scores.metrics[name],
-        **{b: baseline.metrics[name] for b, baseline in named.items()},
-    }
-    kept = {label: m for label, m in parts.items() if m.value is not None}
-    if ours not in kept:
+    baselines = {key.replace("_", " "): baseline for key, baseline in scores.baselines.items()}
+    bars = {ours: scores.metrics[name]}
+    bars |= {label: baseline.metrics[name] for label, baseline in baselines.items()}
+    bars = {label: metric for label, metric in bars.items() if metric.value is not None}
+    if ours not in bars:
         return None
-    title = f"{NAMES[name][0].upper()}{NAMES[name][1:]}"
-    side = "lower" if name in LOWER_IS_BETTER else "higher"
-    caption = f"{title} ({side} is better) on {format_count(scores.n)} windows of {describe_units(scores)}"
-    if kept[ours].lo is not None:
+    metric = METRIC[name]
+    title = f"{metric.label[0].upper()}{metric.label[1:]}"
+    side = "lower" if metric.lower_is_better else "higher"
+    counted = f"{format_count(scores.n)} windows of {describe_units(scores)}"
+    caption = f"{title} ({side} is better) on {counted}"
+    if bars[ours].lo is not None:
         caption += f"; lines: 95 % CI over {name_unit(scores)}s"
-    about = "; ".join(f"{b}: {baseline.about}" for b, baseline in named.items())
-    caption += ". A useful model must exceed the baselines." + (f" {about}." if about else "")
+    caption += ". A useful model must exceed the baselines."
+    if baselines:
+        texts = (f"{label}: {baseline.about}" for label, baseline in baselines.items())
+        caption += f" {'; '.join(texts)}."
+    values = bars.values()
     data = BarPlot(
-        list(kept),
-        [m.value for m in kept.values()],
-        [m.lo for m in kept.values()],
-        [m.hi for m in kept.values()],
-        NAMES[name],
+        list(bars),
+        [value.value for value in values],
+        [value.lo for value in values],
+        [value.hi for value in values],
+        metric.label,
     )
     return make_figure("main-score", title, caption, data)

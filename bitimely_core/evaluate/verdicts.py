@@ -13,8 +13,10 @@ from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
 from bitimely_core.page import rename_units
 from bitimely_core.schemas.scores import (
+    Baseline,
     BaselineLift,
     CorrectedDifference,
+    Difference,
     MetricValue,
     Scores,
     TaskScores,
@@ -27,10 +29,10 @@ def choose_places(least: int, spread: float | None, *numbers: float | None) -> i
     """Decimals at which none of `numbers` that is not 0 is printed as 0: `least` where they
     suffice, else two digits of `spread` or more.
     """
-    known = [abs(one) for one in numbers if one]
-    lost = [one for one in known if one < 0.5 * 10.0**-least and one > VANISHING * max(known)]
-    digits = [-math.floor(math.log10(one)) for one in lost]
-    if lost and spread:
+    sizes = [abs(number) for number in numbers if number]
+    shortest, smallest = 0.5 * 10.0**-least, VANISHING * max(sizes, default=0.0)
+    digits = [-math.floor(math.log10(size)) for size in sizes if smallest < size < shortest]
+    if digits and spread:
         digits.append(1 - math.floor(math.log10(abs(spread))))
     return max(least, *digits) if digits else least
 
@@ -71,7 +73,7 @@ class PrintedMetric(NamedTuple):
 
     def fit(self, spread: float | None, *numbers: float | None) -> PrintedMetric:
         """With the decimals for such numbers, which may be those of a target in small units."""
-        scaled = (None if one is None else one * self.factor for one in (spread, *numbers))
+        scaled = [None if x is None else x * self.factor for x in (spread, *numbers)]
         return self._replace(places=choose_places(self.ordinary, *scaled))
 
     def fit_value(self, value: float | None) -> PrintedMetric:
@@ -105,24 +107,42 @@ def describe_difference(
     """The difference of `pair`, first less second, as a sentence; better or worse only where
     `explain_no_verdict` allows it.
     """
-    (row, reference), side = pair, significance_sign(d) * metric.sign
-    if (reason := rename_units(explain_no_verdict(d), unit)) is not None:
-        metric = metric.fit_value(d.difference)
-        if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
-            few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
-            return f"{row} less {reference} on {data}: {metric.difference(d.difference)}; {few}"
-        if d.difference is None or "seeds" not in reason:
-            return f"{row} and {reference} on {data}: {metric.difference(d.difference)}, no verdict ({reason.removeprefix('no CI: ')})."
-        return (
-            f"On {data} these trained models differ by {metric.difference(d.difference)} ({row} less {reference}); with {reason} nothing is "
-            "said about the methods."
+    row, reference = pair
+    reason = rename_units(explain_no_verdict(d), unit)
+    if reason is not None:
+        return _describe_without_verdict(
+            pair, data, d, metric.fit_value(d.difference), unit, reason
         )
     metric = metric.fit_difference(d)
-    interval = describe_interval(d, metric)
-    if side:
-        found = f"{count_units(d.n_defined, unit)}, {min((count for count in d.seeds if count), default=0)} seeds"
-        return f"{row} is {'better' if side > 0 else 'worse'} than {reference} on {data}: {metric.difference(d.difference)} ({interval}; {found})."
-    return describe_no_difference(pair, data, d, metric)
+    side = significance_sign(d) * metric.sign
+    if not side:
+        return describe_no_difference(pair, data, d, metric)
+    word = "better" if side > 0 else "worse"
+    seeds = min((count for count in d.seeds if count), default=0)
+    counted = f"{count_units(d.n_defined, unit)}, {seeds} seeds"
+    numbers = f"{metric.difference(d.difference)} ({describe_interval(d, metric)}; {counted})"
+    return f"{row} is {word} than {reference} on {data}: {numbers}."
+
+
+def _describe_without_verdict(
+    pair: tuple[str, str],
+    data: str,
+    d: CorrectedDifference,
+    metric: PrintedMetric,
+    unit: str,
+    reason: str,
+) -> str:
+    """The sentence where `reason` allows neither better nor worse."""
+    row, reference = pair
+    difference = metric.difference(d.difference)
+    if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
+        few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
+        return f"{row} less {reference} on {data}: {difference}; {few}"
+    if d.difference is None or "seeds" not in reason:
+        why = reason.removeprefix("no CI: ")
+        return f"{row} and {reference} on {data}: {difference}, no verdict ({why})."
+    models = f"these trained models differ by {difference} ({row} less {reference})"
+    return f"On {data} {models}; with {reason} nothing is said about the methods."
 
 
 def describe_margin(
@@ -133,25 +153,24 @@ def describe_margin(
 
     `planned`: the margin stands in the recipe, and so was set before training.
     """
-    one = d.against_margin
-    if one is None or one.worst is None or explain_no_verdict(d) is not None:
+    result = d.against_margin
+    if result is None or result.worst is None or explain_no_verdict(d) is not None:
         return ""
-    metric = metric.fit(
-        d.total_se, one.margin, max(one.worst, 0.0) if one.non_inferior else one.worst
-    )
-    (row, reference), margin = pair, metric.number(one.margin)
-    unit = metric.suffix
-    if one.non_inferior:
+    row, reference = pair
+    worst = max(result.worst, 0.0) if result.non_inferior else result.worst
+    metric = metric.fit(d.total_se, result.margin, worst)
+    margin, unit = metric.number(result.margin), metric.suffix
+    if result.non_inferior:
         when = "set before training" if planned else "given with this comparison"
-        text = f"{row} is non-inferior to {reference}: at most {metric.number(max(one.worst, 0.0))}{unit} worse (margin {margin}, {when})."
+        bound = f"at most {metric.number(worst)}{unit} worse (margin {margin}, {when})"
+        text = f"{row} is non-inferior to {reference}: {bound}."
     else:
-        reaches = metric.number(-metric.sign * one.worst)
-        text = f"Non-inferiority is not shown: the interval reaches {reaches} (margin {metric.number(-metric.sign * one.margin)})."
-    return (
-        f"{text} {row} and {reference} are equivalent within ± {margin}{unit}."
-        if one.equivalent
-        else text
-    )
+        reach = f"the interval reaches {metric.number(-metric.sign * worst)}"
+        limit = metric.number(-metric.sign * result.margin)
+        text = f"Non-inferiority is not shown: {reach} (margin {limit})."
+    if result.equivalent:
+        text += f" {row} and {reference} are equivalent within ± {margin}{unit}."
+    return text
 
 
 def describe_margin_of_models(
@@ -160,22 +179,24 @@ def describe_margin_of_models(
     """Where the interval of two trained models lies against a margin; their methods are not called
     non-inferior or equivalent. Empty without a margin.
     """
-    one, bounds = d.against_margin, (d.corrected_lo, d.corrected_hi)
-    if one is None:
+    result, bounds = d.against_margin, (d.corrected_lo, d.corrected_hi)
+    if result is None:
         return ""
-    fitted = metric.fit(d.total_se, *bounds, one.margin)
-    margin = f"the margin of {fitted.number(-metric.sign * one.margin, signed=True)}{fitted.suffix} (given with this comparison)"
-    if one.worst is None or None in bounds:
+    metric = metric.fit(d.total_se, *bounds, result.margin)
+    limit = metric.number(-metric.sign * result.margin, signed=True)
+    margin = f"the margin of {limit}{metric.suffix} (given with this comparison)"
+    if result.worst is None or None in bounds:
         return f"Without an interval nothing is said on {margin}."
     lies = {
         "non-inferior": f"stays {'above' if metric.sign > 0 else 'below'}",
         "inferior": "lies wholly beyond",
         "inconclusive": "reaches beyond",
     }
-    return (
-        f"On {data} the 95 % confidence interval of these two trained models, {pair[0]} less {pair[1]}, is {fitted.number(bounds[0])} to "
-        f"{fitted.number(bounds[1])} and {lies[_place_against_margin(d, metric)]} {margin}."
-    )
+    models = f"these two trained models, {pair[0]} less {pair[1]}"
+    interval = f"{metric.number(bounds[0])} to {metric.number(bounds[1])}"
+    place = lies[_place_against_margin(d, metric)]
+    start = f"On {data} the 95 % confidence interval of {models}"
+    return f"{start}, is {interval} and {place} {margin}."
 
 
 def describe_no_difference(
@@ -183,21 +204,19 @@ def describe_no_difference(
 ) -> str:
     """The sentence where the corrected interval holds 0."""
     metric = metric.fit_difference(d)
-    reach = metric.difference(
-        max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0))
-    ).removeprefix("+")
+    reach = metric.difference(max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0)))
+    difference = f"{metric.difference(d.difference)} ({describe_interval(d, metric)})"
     return (
-        f"No significant difference between {pair[0]} and {pair[1]} on {data}: {metric.difference(d.difference)} "
-        f"({describe_interval(d, metric)}); differences of up to {reach} either way cannot be excluded."
+        f"No significant difference between {pair[0]} and {pair[1]} on {data}: {difference}; "
+        f"differences of up to {reach.removeprefix('+')} either way cannot be excluded."
     )
 
 
 def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The verdict as one cell of a table."""
     words = {1: "better", -1: "worse", 0: "no significant difference"}
-    return (explain_no_verdict(d) or words[significance_sign(d) * metric.sign]).removeprefix(
-        "no CI: "
-    )
+    verdict = explain_no_verdict(d) or words[significance_sign(d) * metric.sign]
+    return verdict.removeprefix("no CI: ")
 
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
@@ -214,17 +233,12 @@ def _place_against_margin(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin
     lies.
     """
-    one, (lo, hi) = d.against_margin, find_margin_interval(d, metric) or (-math.inf, math.inf)
+    result = d.against_margin
+    lo, hi = find_margin_interval(d, metric) or (-math.inf, math.inf)
+    if result is not None and result.non_inferior:
+        return "non-inferior"
     least = -hi if metric.sign > 0 else lo  # how much worse it is at least
-    return (
-        "inconclusive"
-        if one is None
-        else "non-inferior"
-        if one.non_inferior
-        else "inferior"
-        if least > one.margin
-        else "inconclusive"
-    )
+    return "inferior" if result is not None and least > result.margin else "inconclusive"
 
 
 def find_margin_interval(
@@ -233,10 +247,10 @@ def find_margin_interval(
     """The interval of a difference in the family of the tests of non-inferiority, which is not that
     of the tests against 0; None without one.
     """
-    one = d.against_margin
-    if one is None or one.worst is None or d.difference is None:
+    result = d.against_margin
+    if result is None or result.worst is None or d.difference is None:
         return None
-    reach = one.worst + metric.sign * d.difference
+    reach = result.worst + metric.sign * d.difference
     return d.difference - reach, d.difference + reach
 
 
@@ -255,16 +269,17 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
     """The main metric of a run less that of each of its baselines, as one family; baselines without
     a difference are left out.
     """
-    values = {
-        name: one.metrics.get(str(scores.main), MetricValue())
-        for name, one in scores.baselines.items()
-    }
-    found = {
-        name: one.difference
-        for name, one in values.items()
-        if one.difference is not None and one.difference.difference is not None
-    }
-    return correct_pairs(found)
+    return correct_pairs(_list_differences(scores.baselines, scores))
+
+
+def _list_differences(others: Mapping[str, Baseline], scores: TaskScores) -> dict[str, Difference]:
+    """The differences in the main metric that are defined."""
+    differences = {}
+    for name, other in others.items():
+        difference = other.metrics.get(str(scores.main), MetricValue()).difference
+        if difference is not None and difference.difference is not None:
+            differences[name] = difference
+    return differences
 
 
 def find_lift(scores: TaskScores) -> BaselineLift | None:
@@ -279,12 +294,11 @@ def find_lift(scores: TaskScores) -> BaselineLift | None:
 def describe_lift(lift: BaselineLift, metric: PrintedMetric) -> str:
     """The lift as text."""
     metric = metric.fit_difference(lift)
-    interval = (
-        describe_interval(lift, metric)
-        if lift.corrected_lo is not None
-        else str(explain_no_verdict(lift) or "no CI")
-    )
-    return f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')} ({interval.removeprefix('no CI: ')})"
+    interval = str(explain_no_verdict(lift) or "no CI")
+    if lift.corrected_lo is not None:
+        interval = describe_interval(lift, metric)
+    over = f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')}"
+    return f"{over} ({interval.removeprefix('no CI: ')})"
 
 
 def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
@@ -293,14 +307,7 @@ def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
     """
     if scores.compared_rows is not None:
         return dict(scores.compared_rows)
-    values = {
-        name: one.metrics.get(str(scores.main), MetricValue()).difference
-        for name, one in (scores.compared or {}).items()
-    }
-    return correct_pairs(
-        {name: d for name, d in values.items() if d is not None and d.difference is not None},
-        (1, 1),
-    )
+    return correct_pairs(_list_differences(scores.compared or {}, scores), (1, 1))
 
 
 class BaselineVerdict(NamedTuple):
@@ -320,19 +327,19 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
     exceeds: the model significantly beats all. A baseline without a verdict comes before the equal
     ones where it reaches as much as the model, else behind them.
     """
+    ahead = {name: sign * (d.difference or 0.0) for name, d in family.items()}
     silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
-    found = [
-        ("exceeded", [name for name, d in family.items() if significance_sign(d) * sign < 0]),
-        ("unclear", [name for name in silent if sign * (family[name].difference or 0.0) <= 0]),
-        (
-            "equal",
-            [name for name, d in family.items() if name not in silent and not significance_sign(d)],
-        ),
+    better = [name for name, d in family.items() if significance_sign(d) * sign < 0]
+    equal = [name for name, d in family.items() if not significance_sign(d) and name not in silent]
+    cases = (
+        ("exceeded", better),
+        ("unclear", [name for name in silent if ahead[name] <= 0]),
+        ("equal", equal),
         ("unclear", silent),
         ("exceeds", list(family)),
-    ]
-    case, names = next((case, names) for case, names in found if names)
-    return case, min(names, key=lambda name: sign * (family[name].difference or 0.0))
+    )
+    case, names = next((case, names) for case, names in cases if names)
+    return case, min(names, key=lambda name: ahead[name])
 
 
 def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
@@ -341,34 +348,29 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     if not family:
         return BaselineVerdict("none", "", "")
     case, name = find_closest(family, metric.sign)
-    d, words = family[name], f"the {name.replace('_', ' ')} baseline"
-    unit, start = (
-        scores.intervals.unit if scores.intervals else "subject",
-        f"{words[0].upper()}{words[1:]}",
-    )
+    d, baseline = family[name], f"the {name.replace('_', ' ')} baseline"
+    start = f"{baseline[0].upper()}{baseline[1:]}"
     metric = metric.fit_difference(d)
-    own, value = (
-        metric.number(scores.metrics[metric.name].value),
-        metric.number(scores.baselines[name].metrics[metric.name].value),
-    )
+    ours = metric.number(scores.metrics[metric.name].value)
+    theirs = metric.number(scores.baselines[name].metrics[metric.name].value)
+    what, difference = NAMES[metric.name], metric.difference(d.difference)
     seed = "; this is one trained model, and nothing is said about the method"
     if case == "exceeded":
+        unit = scores.intervals.unit if scores.intervals else "subject"
         over = f"Holm-corrected over {len(family)} baselines; {count_units(d.n_defined, unit)}"
         interval = f"95 % confidence interval {print_bounds(d, metric)}, {over}"
-        text = f"{start} beats this trained model on {data} in {NAMES[metric.name]}: {value} and {own}, a difference of "
-        text += f"{metric.difference(d.difference)} ({interval}){seed}."
+        beats = f"{start} beats this trained model on {data} in {what}: {theirs} and {ours}"
+        text = f"{beats}, a difference of {difference} ({interval}){seed}."
     elif case == "unclear":
         why = str(explain_no_verdict(d)).removeprefix("no CI: ")
-        ahead = metric.sign * (d.difference or 0.0) > 0
-        behind = (
-            f", the closest of {count_units(len(family), 'baseline')},"
-            if ahead and len(family) > 1
-            else ""
-        )
-        text = f"{start}{behind} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
+        is_ahead = metric.sign * (d.difference or 0.0) > 0
+        if is_ahead and len(family) > 1:
+            start += f", the closest of {count_units(len(family), 'baseline')},"
+        reaches = f"{start} reaches {theirs} in {what} on {data}, this trained model {ours}"
+        text = f"{reaches}; no verdict ({why})."
     elif case == "equal":
-        text = describe_no_difference(("this trained model", words), data, d, metric)
+        text = describe_no_difference(("this trained model", baseline), data, d, metric)
     else:
-        text = f"It exceeds all {len(family)} baselines; the closest is {words}: {metric.difference(d.difference)}"
-        text += f" ({describe_interval(d, metric)}){seed}."
+        closest = f"the closest is {baseline}: {difference} ({describe_interval(d, metric)})"
+        text = f"It exceeds all {len(family)} baselines; {closest}{seed}."
     return BaselineVerdict(case, name, text)

@@ -1,7 +1,7 @@
-"""Baselines of histories: counts of every code in windows before the index day, with logistic
-regression and with gradient-boosted trees.
+"""Baselines of histories of events: logistic regression and gradient-boosted trees on counts of
+every code in windows of time before the index day.
 
-Settings are chosen by the log loss on the validation split; as many are tried as the run tried
+Settings are chosen by the log loss on the validation split. As many are tried as the run tried
 learning rates, and at least `LEAST_SETTINGS`.
 
 Legend: n sequences, C ids of the vocabulary, W windows, K labels.
@@ -10,7 +10,7 @@ Legend: n sequences, C ids of the vocabulary, W windows, K labels.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +27,16 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# before the index day, which belongs to each; the last is all history
-WINDOW_DAYS = (30, 180, 365, np.inf)
-# of the trees, which need a dense table: the counts that most training sequences have, of equal
-# ones the first
-MOST_COLUMNS = 400
+WINDOW_DAYS = (30, 180, 365, np.inf)  # before the index day, which belongs to each
+MOST_COLUMNS = 400  # of the trees, which need a dense table
 MOST_TRAINING = 50_000  # sequences of train and of validation that are fitted on, drawn at random
 LEAST_SETTINGS = 4
 LOGISTIC, TREES = "counts-logistic", "counts-trees"
 WINDOWS = "counts of every code in the 30, 180 and 365 days before the index day and ever"
 DESCRIPTIONS = {
     LOGISTIC: f"logistic regression on logarithms of {WINDOWS}",
-    TREES: f"gradient-boosted trees on {WINDOWS} (the {MOST_COLUMNS} counts that most training sequences have)",
+    TREES: f"gradient-boosted trees on {WINDOWS} (the {MOST_COLUMNS} counts that most training "
+    "sequences have)",
 }
 TITLES = {LOGISTIC: "window counts logistic", TREES: "window counts trees"}
 # 1 / C of scikit-learn; the first of each list is the default
@@ -68,23 +66,16 @@ def count_windows(sequences: EventSequences, rows: Array) -> csr_matrix:
     first = sequences.firsts[rows]
     lengths = sequences.firsts[rows + 1] - first
     owner = np.repeat(np.arange(len(rows)), lengths)
-    at = np.arange(len(owner)) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
-    time, last = sequences.clock[at].astype(np.float64), np.full(len(rows), -np.inf)
+    place = np.arange(len(owner)) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
+    time, last = sequences.clock[place].astype(np.float64), np.full(len(rows), -np.inf)
     np.maximum.at(last, owner, time)
     index = sequences.index_time[rows].astype(np.float64)
     days = np.rint((np.where(np.isnan(index), last, index)[owner] - time) * MONTH)
-    inside = [np.flatnonzero((days >= 0) & (days <= most)) for most in WINDOW_DAYS]
-    column = np.concatenate(
-        [
-            k * sequences.codes + sequences.flat[at[one]].astype(np.int64)
-            for k, one in enumerate(inside)
-        ]
-    )
-    owner = owner[np.concatenate(inside)]
-    return coo_matrix(
-        (np.ones(len(owner), np.float32), (owner, column)),
-        (len(rows), len(inside) * sequences.codes),
-    ).tocsr()
+    code = sequences.flat[place].astype(np.int64)
+    window, event = np.nonzero([(days >= 0) & (days <= most) for most in WINDOW_DAYS])
+    column = window * sequences.codes + code[event]
+    counts = (np.ones(len(event), np.float32), (owner[event], column))
+    return coo_matrix(counts, (len(rows), len(WINDOW_DAYS) * sequences.codes)).tocsr()
 
 
 def count_settings(record: RunRecord) -> int:
@@ -92,12 +83,12 @@ def count_settings(record: RunRecord) -> int:
     return max(LEAST_SETTINGS, len(record.tuning.trials) if record.tuning else 1)
 
 
-def select_columns(counts: csr_matrix, most: int | None = None) -> Array:
-    """The columns of the trees, ascending: at most so many (`MOST_COLUMNS`), none that is 0
-    everywhere.
+def select_columns(counts: csr_matrix, most: int = MOST_COLUMNS) -> Array:
+    """The columns of the trees, ascending: those that `most` sequences have, of equal ones the
+    first, none that is 0 everywhere.
     """
     carriers = counts.getnnz(0)
-    order = np.argsort(-carriers, kind="stable")[: most or MOST_COLUMNS]
+    order = np.argsort(-carriers, kind="stable")[:most]
     return np.sort(order[carriers[order] > 0])
 
 
@@ -108,67 +99,70 @@ def predict_from_counts(
     y: Mapping[str, Array],
     settings: int,
 ) -> Array:
-    """Probabilities [n, K] of the rows of test by `LOGISTIC` or `TREES`, of the first `settings` of
-    its settings the best on validation.
+    """Probabilities [n, K] of the rows of test by `LOGISTIC` or `TREES`.
 
-    `rows`: split -> positions in the full index; `y`: train, validation -> labels [n, K], NaN: not
-    known.
+    Args:
+        kind: `LOGISTIC` or `TREES`.
+        sequences: those that hold all rows.
+        rows: split -> positions in the full index.
+        y: train and validation -> labels [n, K], NaN: not known.
+        settings: so many of its first settings are tried on the validation split.
     """
-    x: dict[str, csr_matrix] = {split: count_windows(sequences, at) for split, at in rows.items()}
+    counts = {split: count_windows(sequences, places) for split, places in rows.items()}
+    x: dict[str, csr_matrix | Array]
     if kind == TREES:
-        kept = select_columns(x["train"])
-        x = {split: one[:, kept].toarray() for split, one in x.items()}
+        columns = select_columns(counts["train"])
+        x = {split: matrix[:, columns].toarray() for split, matrix in counts.items()}
     else:
-        x = {split: one.log1p() for split, one in x.items()}
-    out = np.empty((len(rows["test"]), y["train"].shape[1]))
-    for k in range(out.shape[1]):
-        known = {split: np.flatnonzero(np.isfinite(of[:, k])) for split, of in y.items()}
-        train, held = (
-            y[split][known[split], k].astype(np.int64) for split in ("train", "validation")
-        )
-        if len(np.unique(train)) < 2 or not x["train"].shape[1]:
-            out[:, k] = train.mean() if len(train) else 0.5
-            continue
-        best = np.inf
-        with warnings.catch_warnings():  # a fit that stops early is one more setting
-            warnings.simplefilter("ignore")
-            for model in make_models(kind, settings if len(held) else 1):
-                model.fit(x["train"][known["train"]], train)
-                found = (
-                    np.clip(
-                        model.predict_proba(x["validation"][known["validation"]])[:, 1],
-                        MIN_PROBABILITY,
-                        None,
-                    )
-                    if len(held)
-                    else held
-                )
-                loss = (
-                    -float(
-                        np.log(
-                            np.where(held == 1, found, np.clip(1 - found, MIN_PROBABILITY, None))
-                        ).mean()
-                    )
-                    if len(held)
-                    else 0.0
-                )
-                if loss < best:
-                    best, out[:, k] = loss, model.predict_proba(x["test"])[:, 1]
-    return np.clip(out, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        x = {split: matrix.log1p() for split, matrix in counts.items()}
+    prediction = np.empty((len(rows["test"]), y["train"].shape[1]))
+    for k in range(prediction.shape[1]):
+        labels = {split: values[:, k] for split, values in y.items()}
+        prediction[:, k] = _predict_label(kind, x, labels, settings)
+    return np.clip(prediction, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 
-def make_models(kind: str, settings: int) -> Iterator[Any]:
+def _predict_label(
+    kind: str, x: Mapping[str, csr_matrix | Array], y: Mapping[str, Array], settings: int
+) -> Array | float:
+    """Probabilities [n] of one label; where train cannot teach it, its rate there."""
+    labelled = {split: np.flatnonzero(np.isfinite(labels)) for split, labels in y.items()}
+    train, validation = (y[split][rows].astype(np.int64) for split, rows in labelled.items())
+    if len(np.unique(train)) < 2 or not x["train"].shape[1]:
+        return float(train.mean()) if len(train) else 0.5
+
+    def measure_loss(model: Any) -> float:
+        """The log loss on validation."""
+        chance = model.predict_proba(x["validation"][labelled["validation"]])[:, 1]
+        chance = np.maximum(chance, MIN_PROBABILITY)
+        right = np.where(validation == 1, chance, np.maximum(1 - chance, MIN_PROBABILITY))
+        return -float(np.log(right).mean())
+
+    models = make_models(kind, settings if len(validation) else 1)
+    model = fit_best(models, measure_loss, x["train"][labelled["train"]], train)
+    return np.asarray(model.predict_proba(x["test"])[:, 1])
+
+
+def fit_best(models: Sequence[Any], measure_loss: Callable[[Any], float], *train: Any) -> Any:
+    """The model with the least loss after fitting; of one alone the loss is not measured.
+
+    `train`: features, classes and, where rows count differently, weights.
+    """
+    with warnings.catch_warnings():  # a fit that stops early is one more setting
+        warnings.simplefilter("ignore")
+        fitted = [model.fit(*train) for model in models]
+    return min(fitted, key=measure_loss) if len(fitted) > 1 else fitted[0]
+
+
+def make_models(kind: str, settings: int) -> list[Any]:
     """Classifiers of scikit-learn with the first settings."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
     if kind == LOGISTIC:
-        yield from (
-            LogisticRegression(C=1 / penalty, max_iter=500) for penalty in PENALTIES[:settings]
-        )
-        return
-    for rate, trees, leaves, least in BOOSTING[:settings]:
-        yield HistGradientBoostingClassifier(
+        return [LogisticRegression(C=1 / penalty, max_iter=500) for penalty in PENALTIES[:settings]]
+    return [
+        HistGradientBoostingClassifier(
             learning_rate=rate,
             max_iter=trees,
             max_leaf_nodes=leaves,
@@ -176,3 +170,5 @@ def make_models(kind: str, settings: int) -> Iterator[Any]:
             early_stopping=False,
             random_state=0,
         )
+        for rate, trees, leaves, least in BOOSTING[:settings]
+    ]
