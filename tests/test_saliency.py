@@ -507,7 +507,7 @@ def test_shapelets_of_a_report_are_read(tmp_path):
     windows = Labelled(n=80)
     report.write_report(tmp_path, shapelets(windows, lengths="1", candidates=100, permutations=20))
     page = saliency([run(windows=windows)], shapelets=str(tmp_path), sequences=6, bootstrap=2)
-    assert page.facts["Shapelets"] == f"from {tmp_path}"
+    assert page.facts["Shapelets"] == f"5, from {tmp_path}"
     assert page.summary["options"]["shapelets_p"] is None
     windows.channel_names = ("Fz",)
     with pytest.raises(UserError, match="no shapelet is of a channel"):

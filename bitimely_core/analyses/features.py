@@ -15,7 +15,7 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
-from bitimely_core.errors import UserError, check_choice, usage_error
+from bitimely_core.errors import Reason, UserError, check_choice, input_error, usage_error
 from bitimely_core.evaluate.intervals import explain_few
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.verdicts import count_units
@@ -77,6 +77,13 @@ def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
     if not len(rows):
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
+
+
+def require_rows(windows: Windows, split: str, rows: Array, requirement: str) -> None:
+    """Raises UserError (no_input, exit 4) for a split without rows."""
+    if not len(rows):
+        problem = f"{windows.name} has no {split} rows"
+        raise input_error(Reason.NO_INPUT, problem, requirement, "Tokenize more subjects")
 
 
 def default_choice(run: Run) -> VectorChoice:

@@ -80,7 +80,7 @@ class TargetedPrediction(NamedTuple):
         K] of the values.
         """
         target = slopes[self.span[0] : self.span[1] + 1] != 0
-        return [bool(row.any()) and not (row & ~reached).any() for row in target]
+        return [bool(row.any()) and not row[~reached].any() for row in target]
 
 
 class Dependence(NamedTuple):
@@ -170,7 +170,7 @@ def find_influence(slopes: Array, places: Array, dependence: Dependence) -> Infl
         sizes = slopes * read[:, None] * prediction.find_forbidden(places)
         size = max(size, float(sizes.max(initial=0.0)))
         reach = max(reach, int(distance[sizes > faint].max(initial=0)))
-        copies += prediction.list_copies(slopes, slopes[read].any(0))
+        copies += prediction.list_copies(slopes, np.any(slopes[read], axis=0))
     return Influence(size, reach, float(np.mean(copies or [False])))
 
 
@@ -198,7 +198,7 @@ def measure_native(
         for prediction in predictions:
             slopes = prediction.slopes @ passed
             sizes.append(float((slopes * prediction.find_forbidden(places)).max()))
-            reached = passed[prediction.slopes > 0].any(0)
+            reached = np.any(passed[prediction.slopes > 0], axis=0)
             copies += prediction.list_copies(through_all, reached)
         influences.append(
             NativeInfluence(

@@ -206,8 +206,8 @@ class LeakMeasurement(NamedTuple):
         """As the summary stores it."""
         return {
             "jacobian": {
-                mode: {"own": found.target, "beyond": found.beyond, "allowed": found.allowed}
-                for mode, found in self.jacobian.items()
+                mode: {"own": part.target, "beyond": part.beyond, "allowed": part.allowed}
+                for mode, part in self.jacobian.items()
             },
             "native": [native.to_json() for native in self.native],
             "stages": [{**stage._asdict(), "verdict": stage.verdict} for stage in self.stages],
@@ -307,7 +307,8 @@ def measure_jacobian(
     shape = result["prediction"].shape
     weight = torch.randn(shape, generator=draw, dtype=torch.float64).to(place) * valid
     maxima, slopes, parts, spans = [], [], [], []
-    by_tokenizer, by_reader = [], []
+    by_tokenizer: list[Influence] = []
+    by_reader: list[Influence] = []
     for name, part in result["slices"].items():
         for m in range(*part.indices(valid.shape[1])):
             prediction = (result["prediction"][:, m] * weight[:, m]).sum()
@@ -324,8 +325,11 @@ def measure_jacobian(
                 for path, sizes in zip((by_tokenizer, by_reader), split, strict=True):
                     sizes = sizes[rows] * forbidden[rows]
                     path.append(find_path_influence(sizes, parts[-1], spans[-1]))
+    target, beyond, allowed = torch.stack(maxima).amax(0).tolist()
     return Dependence(
-        *torch.stack(maxima).amax(0).tolist(),
+        target,
+        beyond,
+        allowed,
         torch.stack(slopes).cpu().numpy(),
         tuple(parts),
         tuple(spans),
@@ -436,10 +440,10 @@ def measure_code_changes(
         if leaking.any():
             distance = ((targets - n).abs() + 1).expand_as(change)
             reach = max(reach, int(distance[leaking].amax()))
-    own, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    influence = Influence(max(own, beyond), reach)
+    on_target, beyond, allowed = torch.stack(maxima).amax(0).tolist()
     matrix = torch.stack(changes, 1).cpu().numpy()
-    return Dependence(own, beyond, allowed, matrix, objective=influence)
+    influence = Influence(max(on_target, beyond), reach)
+    return Dependence(on_target, beyond, allowed, matrix, objective=influence)
 
 
 def _number_targets(result: Result) -> Tensor:
