@@ -26,6 +26,7 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.features import format_metric
 from bitimely_core.analyses.reliability import (
     Reliability,
+    ReliabilityByName,
     apply_temperature,
     bin_means,
     correct_gaps,
@@ -63,12 +64,7 @@ PREDICTED_CLASS = "class that the model names"  # a key of the summary
 
 
 def predict_rows(
-    head: Any,
-    windows: Windows,
-    rows: Array,
-    progress: Progress | None = None,
-    label: str = "predict",
-    device: str = "cpu",
+    head: Any, windows: Windows, rows: Array, progress: Progress | None, label: str, device: str
 ) -> Array:
     """Predictions of a fine-tuned model for `rows`: probabilities [n, K] or values [n]."""
     parts = map_batches(
@@ -106,13 +102,8 @@ def calibration(
     no_input without test rows.
     """
     run = runs[0]
-    windows, head = features.require_labels(run, "calibration"), run.head()
-    if head is None:
-        raise usage_error(
-            f"{run.name} was only pre-trained",
-            "expected a fine-tuned run, which predicts labels",
-            f"Run: bitimely finetune {run.name} --data {_name_view(windows)}",
-        )
+    windows = features.require_labels(run, "calibration")
+    head = _require_head(run)
     rows = {
         split: features.draw_rows(windows, split, sequences, seed)
         for split in ("validation", "test")
@@ -155,7 +146,8 @@ def calibration(
             page, prediction, target, bins, scores.metrics["mae"]
         )
     else:
-        temperature = fit_temperature(windows.task, *parts["validation"][1:])
+        _, predicted, measured = parts["validation"]
+        temperature = fit_temperature(windows.task, predicted, measured)
         page.notice(*filter(None, [describe_bound(temperature)]))
         estimate = partial(estimate_reliability, bins=bins, bootstrap=bootstrap, seed=seed)
         reliability = _measure_reliability(windows, parts["test"], temperature, units, estimate)
@@ -174,6 +166,18 @@ def calibration(
     summary["subjects"] = [subject.to_json() for subject in subjects]
     summary["learning_curve"] = curve
     return page.finish(verdict, summary)
+
+
+def _require_head(run: Run) -> Any:
+    """The head of a run. Raises UserError (config, exit 2) for one without."""
+    head = run.head()
+    if head is None:
+        raise usage_error(
+            f"{run.name} was only pre-trained",
+            "expected a fine-tuned run, which predicts labels",
+            f"Run: bitimely finetune {run.name} --data {_name_view(run.windows())}",
+        )
+    return head
 
 
 class PredictedRows(NamedTuple):
@@ -244,10 +248,7 @@ def _measure_reliability(
 
 
 def _add_reliability(
-    page: PageBuilder,
-    reliability: Mapping[str, Mapping[str, Reliability]],
-    task: str,
-    temperature: float | None,
+    page: PageBuilder, reliability: ReliabilityByName, task: str, temperature: float | None
 ) -> None:
     is_classes = task == "classification"
     curves = {name: parts["as_is"].curve for name, parts in reliability.items()}
@@ -285,7 +286,7 @@ def _list_errors(
     return [name, plain.ece, *chance, plain.gap, gap.p_holm, error, temperature]
 
 
-def _verdict(reliability: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
+def _verdict(reliability: ReliabilityByName, task: str) -> str:
     """Over- or underconfidence by the gap, of labels after correction; the calibration error is
     described only.
     """

@@ -179,7 +179,7 @@ def measure_native(
     dependence: Dependence,
     options: WindowOptions,
     preparation: SamplePreparation,
-    normalise: str = "channel",
+    normalise: str,
 ) -> list[NativeInfluence]:
     """Native samples of noise are changed one by one; the code that makes tokens, then the
     derivatives of the predictions, pass it on.

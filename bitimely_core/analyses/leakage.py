@@ -164,10 +164,9 @@ def _find_stamp(
     runs: list[Run] | None, settings: Settings, windows: Windows | None
 ) -> bool | str | None:
     """The stamp of a pre-trained run, else that of the settings, without a run on the windows."""
-    if runs:
-        record = runs[0].record
-        return objectives.leak_free(settings) if record.is_finetuned else record.leak_free
-    if windows is None:
+    if runs and not runs[0].record.is_finetuned:
+        return runs[0].record.leak_free
+    if runs or windows is None:
         return objectives.leak_free(settings)
     preparation = getattr(windows, "preparation", None)
     return objectives.leak_free(settings, normalise=windows.normalise, preparation=[preparation])

@@ -73,6 +73,12 @@ class ProbeScores(NamedTuple):
         return evaluate.NAMES[self.main]
 
     @property
+    def minus(self) -> str:
+        """The column of differences to the default readout, with their unit."""
+        unit = evaluate.find_unit(self.main, self.scores.unit).name
+        return "minus the default, paired" + ("" if unit == "1" else f" ({unit})")
+
+    @property
     def first(self) -> str:
         """The key of the default readout."""
         return make_key("trained", self.default)
@@ -478,13 +484,11 @@ def _add_scores(
     ]
     paper = [choice for choice in order if choice in probed.choices]
     others = [choice for choice in probed.choices if choice not in order]
-    unit = evaluate.find_unit(probed.main, probed.scores.unit).name
-    minus = "minus the default, paired" + ("" if unit == "1" else f" ({unit})")
-    _add_probes(page, "probing", "The paper's probing table", TABLE, probed, paper, minus)
-    _add_tuned(page, name, tuned, minus)
+    _add_probes(page, "probing", "The paper's probing table", TABLE, probed, paper)
+    _add_tuned(page, probed, tuned)
     _add_layers(page, probed)
-    _add_probes(page, "others", "Other readouts and layers", REST, probed, others, minus)
-    _add_controls(page, probed, controls, minus)
+    _add_probes(page, "others", "Other readouts and layers", REST, probed, others)
+    _add_controls(page, probed, controls)
 
 
 def _add_probes(
@@ -494,13 +498,12 @@ def _add_probes(
     caption: str,
     probed: ProbeScores,
     choices: Sequence[features.VectorChoice],
-    minus: str,
 ) -> None:
     """Add a table of probes, a row a choice, where there is any."""
     if not choices:
         return
     random = ["random weights"] if probed.has_control else []
-    columns = ["sequence representation", probed.name, "standard error", minus, *FAMILY]
+    columns = ["sequence representation", probed.name, "standard error", probed.minus, *FAMILY]
     differences, rows = probed.differences(), []
     for choice in choices:
         key = make_key("trained", choice)
@@ -513,12 +516,20 @@ def _add_probes(
 
 
 def _add_tuned(
-    page: PageBuilder, name: str, tuned: Mapping[str, FineTunedScores], minus: str
+    page: PageBuilder, probed: ProbeScores, tuned: Mapping[str, FineTunedScores]
 ) -> None:
     """Add the table of fine-tuned runs, where there is any."""
     if not tuned:
         return
-    columns = ["run", "sequence representation", name, "standard error", minus, "frozen probe"]
+    columns = [
+        "run",
+        "sequence representation",
+        probed.name,
+        "standard error",
+        probed.minus,
+        "frozen probe",
+        probed.minus.replace("default", "frozen probe"),
+    ]
     rows = [
         [
             run,
@@ -531,7 +542,6 @@ def _add_tuned(
         ]
         for run, part in tuned.items()
     ]
-    columns.append(minus.replace("default", "frozen probe"))
     page.table("fine-tuned", "Fine-tuned", TUNED, columns, rows)
 
 
@@ -562,9 +572,7 @@ def _add_layers(page: PageBuilder, probed: ProbeScores) -> None:
     page.figure("layers", "Scores by layer", LAYERS, plot)
 
 
-def _add_controls(
-    page: PageBuilder, probed: ProbeScores, controls: Mapping[str, str], minus: str
-) -> None:
+def _add_controls(page: PageBuilder, probed: ProbeScores, controls: Mapping[str, str]) -> None:
     differences = probed.control_differences()
     swapped = {"better": "worse", "worse": "better"}  # differences are those of the default
     rows: list[list[object]] = []
@@ -575,7 +583,7 @@ def _add_controls(
         p = None if d is None else d.p_holm
         cells = [p, swapped.get(str(verdict), verdict), metric.undefined_reason or ""]
         rows.append([title, metric, metric.se, plain, *cells])
-    columns = ["probe", probed.name, "standard error", minus, "p, Holm", "significant?", "remark"]
+    columns = ["probe", probed.name, "standard error", probed.minus, *FAMILY[1:], "remark"]
     page.table("controls", "Baselines of a probe", CONTROLS, columns, rows)
 
 
@@ -628,12 +636,12 @@ def _summarize(
     for choice in probed.choices:
         key = make_key("trained", choice)
         metrics = {
-            name: metric.model_copy(update={"difference": None}).model_dump()
+            name: metric.model_copy(update={"difference": None})
             for name, metric in probed.all_metrics(key).items()
         }
         random = probed.metric(make_key("random", choice)).value if probed.has_control else None
         cells.setdefault(choice.readout, {})[choice.layers] = {
-            **metrics[probed.main],
+            **metrics[probed.main].model_dump(),
             "difference": differences.get(key),
             "metrics": metrics,
             "penalty": probed.probes[key].penalty,

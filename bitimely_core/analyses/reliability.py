@@ -73,6 +73,10 @@ class Reliability(NamedTuple):
     chance: NullError | None
 
 
+# of the predicted class or of each label: `as_is`, and `tempered` after temperature scaling
+ReliabilityByName = Mapping[str, Mapping[str, Reliability]]
+
+
 def estimate_reliability(
     confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int
 ) -> Reliability:
@@ -132,9 +136,7 @@ def _measure_curve(
     return curve
 
 
-def correct_gaps(
-    reliability: Mapping[str, Mapping[str, Reliability]],
-) -> dict[str, CorrectedDifference]:
+def correct_gaps(reliability: ReliabilityByName) -> dict[str, CorrectedDifference]:
     """The gaps of the predictions as they are, of all labels one family."""
     tests = [parts["as_is"].test for parts in reliability.values()]
     return dict(zip(reliability, evaluate.holm_correct(tests), strict=True))

@@ -57,12 +57,16 @@ class LayerMixing(NamedTuple):
     map: Array  # [H, N, N], what the layer applies
     direction: str  # forward, backward or both, by the zeros of the map
     # [H, N, K]; q k^T is the map without decay, mask or softmax. None: not such a layer
-    queries: Array | None
-    keys: Array | None  # [H, N, K], times K^(-1/2)
+    queries: Array | None = None
+    keys: Array | None = None  # [H, N, K], times K^(-1/2)
     # [H, N, N], map without q and k: the decay, or the mean over the allowed keys
-    alone: Array | None
-    key_width: int | None  # K
-    gammas: tuple[float, ...]  # decay of each head; () without
+    alone: Array | None = None
+    gammas: tuple[float, ...] = ()  # decay of each head; () without
+
+    @property
+    def key_width(self) -> int | None:
+        """K."""
+        return None if self.queries is None else self.queries.shape[-1]
 
 
 @torch.no_grad()
@@ -138,11 +142,10 @@ def _make_mixing(layer: Tensor, call: MixerCall | None, tokens: Tensor) -> Layer
     elif not np.tril(maps, -1).any():
         direction = "backward"
     if call is None:
-        return LayerMixing(maps, direction, None, None, None, None, ())
+        return LayerMixing(maps, direction)
     q, k, alone, gammas = _read_mixer(call, direction)
     queries, keys = (part[0].transpose(0, 1)[:, tokens].cpu().numpy() for part in (q, k))
-    width = q.shape[-1]
-    return LayerMixing(maps, direction, queries, keys * width**-0.5, select(alone), width, gammas)
+    return LayerMixing(maps, direction, queries, keys * q.shape[-1] ** -0.5, select(alone), gammas)
 
 
 def _read_mixer(
@@ -194,6 +197,13 @@ def last_map(layers: Sequence[LayerMixing]) -> tuple[Array, str]:
     return last.map, f"{last.direction.replace('both', 'two-sided')} layer {count}"
 
 
+def name_heads(count: int, gammas: Sequence[float]) -> list[str]:
+    """The heads with their decays, where they have any."""
+    if not gammas:
+        return [f"head {h + 1}" for h in range(count)]
+    return [f"head {h}, γ {gamma:.4f}" for h, gamma in enumerate(gammas, 1)]
+
+
 def column_share(maps: Array) -> Array:
     """Share of attention that each token gets, [N], sum 1: column sums of |R| averaged over heads.
     From [H, N, N].
@@ -211,14 +221,6 @@ def compute_last_shares(model: nn.Module, batch: Batch) -> Array:
     tokens = _find_tokens(encoded, every)
     maps, _ = last_map([_make_mixing(layer.mean(0), None, tokens) for layer in every[-2:]])
     return np.stack([column_share(maps), *(column_share(head[None]) for head in maps)])
-
-
-def draw_batches(
-    windows: Windows, count: int, seed: int
-) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
-    """Drawn held-out windows as batches of one row each, their positions and their split."""
-    rows, split = draw_held_out(windows, count, seed)
-    return split_batch(windows, rows), rows, split
 
 
 def split_batch(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
@@ -270,7 +272,7 @@ def attention(
     limits = _check_limits(runs, start, stop)
     sample, notice = None, ""
     if limits is None and windows:
-        sample, notice = _find_sample(runs, windows, shapelets, lengths, seed, progress)
+        sample, notice = _find_sample(runs, windows, shapelets, lengths, bootstrap, seed, progress)
     sequence_maps: list[SequenceAttention] = []
     on_shapelets: dict[str, ShapeletAttention] = {}
     splits = []
@@ -285,7 +287,7 @@ def attention(
                 for k in range(1, regions.RANDOM_MODELS)
             ]
             on_shapelets[run.name] = _measure_on_shapelets(
-                run, [trained, random, *others], sample, bootstrap, seed, progress
+                run, [trained, random, *others], sample, progress
             )
         sequence_maps += _compute_sequences(run, trained, random, drawn, progress)
     page = start_page("Attention of " + " and ".join(run.name for run in runs), runs, splits, seed)
@@ -298,9 +300,9 @@ def attention(
     if sample is not None:
         page.notice(*sample.list_notices("attention on"))
         page.add_facts(sample.describe())
-        size = regions.mean_over_subjects(sample.magnitudes, sample.windows.subjects, bootstrap)
+        size = sample.average(sample.magnitudes)
         summary["signal_size"] = size
-        _add_shapelets(page, on_shapelets, sample, size, bootstrap)
+        _add_shapelets(page, on_shapelets, sample, size)
     else:
         page.text(HOW_TO_READ)
     _add_sequences(page, sequence_maps, count, is_example=sample is not None)
@@ -325,7 +327,13 @@ def _check_limits(runs: list[Run], start: float | None, stop: float | None) -> L
 
 
 def _find_sample(
-    runs: list[Run], count: int, folder: str, lengths: str, seed: int, progress: Progress | None
+    runs: list[Run],
+    count: int,
+    folder: str,
+    lengths: str,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
 ) -> tuple[regions.ShapeletSample | None, str]:
     """Windows with shapelets, else a notice why there are none. Raises UserError as
     `regions.draw_sample`, where a folder of shapelets was asked for.
@@ -337,7 +345,7 @@ def _find_sample(
             raise usage_error(
                 "the runs do not all read the same windows of signals", field="--shapelets"
             )
-        return regions.draw_sample(windows, folder, lengths, count, seed, progress), ""
+        return regions.draw_sample(windows, folder, lengths, count, bootstrap, seed, progress), ""
     except UserError as error:
         if folder:
             raise
@@ -397,17 +405,11 @@ class ShapeletAttention(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """As the summary stores it."""
-        heads = {head: measures.to_json() for head, measures in self.heads.items()}
-        return {**self.measures.to_json(), "heads": heads}
+        return {**self.measures._asdict(), "heads": self.heads}
 
 
 def _measure_on_shapelets(
-    run: Run,
-    models: list[nn.Module],
-    sample: regions.ShapeletSample,
-    bootstrap: int,
-    seed: int,
-    progress: Progress | None,
+    run: Run, models: list[nn.Module], sample: regions.ShapeletSample, progress: Progress | None
 ) -> ShapeletAttention:
     """The share of attention on the shapelets of the sample, over all heads and head by head.
     `models`: the trained one, then those with random weights.
@@ -423,10 +425,7 @@ def _measure_on_shapelets(
             progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
     trained, *controls = (np.stack(by_window, 1) for by_window in maps)  # [1 + H, S, T]
     measures = [
-        regions.compare_with_controls(
-            head, [control[h] for control in controls], sample.magnitudes, chosen, bootstrap, seed
-        )
-        for h, head in enumerate(trained)
+        sample.compare(head, [control[h] for control in controls]) for h, head in enumerate(trained)
     ]
     heads = {str(h): measured for h, measured in enumerate(measures) if h}
     return ShapeletAttention(chosen.measure_ratios(trained[0]), measures[0], heads)
@@ -459,7 +458,6 @@ def _add_shapelets(
     on_shapelets: dict[str, ShapeletAttention],
     sample: regions.ShapeletSample,
     size: regions.SubjectMean,
-    bootstrap: int,
 ) -> None:
     measures = {name: part.measures for name, part in on_shapelets.items()}
     regions.add_headline(page, "Attention on shapelets", measures, size, "attention")
@@ -480,7 +478,7 @@ def _add_shapelets(
     caption = f"{regions.describe_family(findings)} {CORRELATION}"
     page.table("shapelets", "Inside and outside", caption, columns, rows)
     ratios = {"all heads": {name: part.ratio for name, part in on_shapelets.items()}}
-    regions.add_differences(page, ratios, sample.windows, bootstrap)
+    regions.add_differences(page, ratios, sample)
     heads: dict[tuple[str, int], regions.RegionMeasures] = {}
     for name, part in on_shapelets.items():
         heads |= {(name, int(head)): measured for head, measured in part.heads.items()}
@@ -717,10 +715,7 @@ def _add_maps(page: PageBuilder, sequence: SequenceAttention) -> None:
     panels = np.stack([mean / (np.abs(mean).max() or 1.0) for mean in means]).astype(np.float32)
     plot = HeatMap(panels, "key token", "query token", diverging, [name, "random weights"])
     page.figure(f"map-{slug}", f"{name}: {what}, mean over heads", MAPS, plot)
-    heads = [f"head {h}" for h in range(1, len(maps) + 1)]
-    gammas = sequence.layers[-1].gammas
-    if gammas:
-        heads = [f"{head}, γ {gamma:.4f}" for head, gamma in zip(heads, gammas, strict=True)]
+    heads = name_heads(len(maps), sequence.layers[-1].gammas)
     plot = HeatMap(maps.astype(np.float32), "key token", "query token", diverging, heads)
     page.figure(f"heads-{slug}", f"{name}: maps by head", MAPS_BY_HEAD.format(what=what), plot)
 

@@ -78,7 +78,7 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def _note(self, tensor: Any, *, new: bool) -> None:
-        if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, Tensor):
             return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes() if new else 0
@@ -331,12 +331,12 @@ def complexity(
 
 def _parse_lengths(text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in str(text).split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[0] < 8:
         raise usage_error(
-            f"lengths {safe_text(str(text))}",
+            f"lengths {safe_text(text)}",
             "expected two or more ascending numbers of tokens from 8 on",
             "For example --lengths 128,256,512",
             field="--lengths",
@@ -429,7 +429,7 @@ def _add_facts(
     page: PageBuilder, config: ModelConfig, name: str, longest: int, rounds: int, seed: int
 ) -> None:
     cores, width = os.cpu_count() or 1, config.dim // config.heads
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = os.getloadavg()[0]
     if load > cores:
         page.notice(
             f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within "

@@ -216,6 +216,18 @@ class ShapeletSample(NamedTuple):
     windows: ShapeletWindows
     batch: Batch
     magnitudes: Array  # [S] ratios of the magnitude of the signal
+    bootstrap: int  # replicates over subjects
+    seed: int
+
+    def average(self, values: Array) -> SubjectMean:
+        """Mean over the windows [S] with its interval over subjects."""
+        return mean_over_subjects(values, self.windows.subjects, self.bootstrap)
+
+    def compare(self, maps: Array, controls: Sequence[Array]) -> RegionMeasures:
+        """`compare_with_controls` of maps of the windows."""
+        return compare_with_controls(
+            maps, controls, self.magnitudes, self.windows, self.bootstrap, self.seed
+        )
 
     def describe(self) -> dict[str, str]:
         """The facts of a page."""
@@ -238,7 +250,13 @@ class ShapeletSample(NamedTuple):
 
 
 def draw_sample(
-    windows: Windows, folder: str, lengths: str, count: int, seed: int, progress: Progress | None
+    windows: Windows,
+    folder: str,
+    lengths: str,
+    count: int,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
 ) -> ShapeletSample:
     """Up to `count` held-out windows with shapelets. Raises UserError as `load_shapelets` and
     `find_shapelet_windows`.
@@ -250,7 +268,8 @@ def draw_sample(
     signals = batch.values.double().numpy()[np.arange(len(channels)), :, channels]
     sizes = normalise_rows(np.abs(signals - signals.mean(1, keepdims=True)))
     origin = f"from {folder}" if folder else f"mined from {len(mined)} training windows"
-    return ShapeletSample(shapelets, origin, p, chosen, batch, chosen.measure_ratios(sizes))
+    magnitudes = chosen.measure_ratios(sizes)
+    return ShapeletSample(shapelets, origin, p, chosen, batch, magnitudes, bootstrap, seed)
 
 
 def normalise_rows(maps: Array) -> Array:
@@ -307,8 +326,6 @@ def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
     rng = np.random.default_rng([seed, 5])
     defined = np.isfinite(maps).all(1)
     maps, length = maps[defined], length[defined]
-    if not len(maps):
-        return np.empty(0)
     sums, last = _sum_up_to(maps), maps.shape[1] - length + 1
     return np.array(
         [_ratios_from_sums(sums, rng.integers(0, last), length).mean() for _ in range(draws)]
@@ -359,8 +376,6 @@ def rank_agreement(a: Array, b: Array) -> float | None:
     from scipy.stats import rankdata
 
     defined = np.isfinite(a).all(1) & np.isfinite(b).all(1)
-    if not defined.any():
-        return None
     x, y = (rankdata(maps[defined], axis=1) for maps in (a, b))
     x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     spread = np.sqrt((x**2).sum(1) * (y**2).sum(1))
@@ -408,11 +423,6 @@ class RegionMeasures(NamedTuple):
         return {name: test.p for name, test in self.tests.items()} | {
             "random places": self.p_places
         }
-
-    def to_json(self) -> dict[str, object]:
-        """As the summary stores it."""
-        tests = {name: test.model_dump() for name, test in self.tests.items()}
-        return {**self._asdict(), "tests": tests}
 
 
 def compare_with_controls(
@@ -567,10 +577,7 @@ def _format_test(measures: RegionMeasures, name: str) -> str:
 
 
 def add_differences(
-    page: PageBuilder,
-    ratios: Mapping[str, Mapping[str, Array]],
-    chosen: ShapeletWindows,
-    bootstrap: int,
+    page: PageBuilder, ratios: Mapping[str, Mapping[str, Array]], sample: ShapeletSample
 ) -> None:
     """Add a table, of several runs: of each kind of map the difference of the ratios [S] of the
     first run and each other one, all one family.
@@ -582,7 +589,7 @@ def add_differences(
             pairs[names[0], name, kind] = by_run[names[0]] - by_run[name]
     if not pairs:
         return
-    tested = [chosen.test_mean(values, bootstrap) for values in pairs.values()]
+    tested = [sample.windows.test_mean(values, sample.bootstrap) for values in pairs.values()]
     rows: list[list[object]] = []
     for pair, test in zip(pairs, evaluate.holm_correct(tested), strict=True):
         corrected = None

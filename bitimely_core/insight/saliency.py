@@ -361,16 +361,14 @@ def saliency(
     --shapelets (exit 2).
     """
     windows = _common_windows(runs, layer)
-    sample = regions.draw_sample(windows, shapelets, lengths, sequences, seed, progress)
+    sample = regions.draw_sample(windows, shapelets, lengths, sequences, bootstrap, seed, progress)
     chosen = sample.windows
     example = SaliencyExample(windows, sample, int(np.argmin(chosen.distance)))
     measured: dict[str, RunSaliency] = {}
     for run in runs:
         maps = _compute_all(run, chosen, example.case, masks, seed, device, progress)
-        measured[run.name] = _measure_run(
-            run.model().config, maps[0], maps[1:], sample, layer, bootstrap, seed
-        )
-    size = regions.mean_over_subjects(sample.magnitudes, chosen.subjects, bootstrap)
+        measured[run.name] = _measure_run(run.model().config, maps, sample, layer)
+    size = sample.average(sample.magnitudes)
     title = "Saliency of " + " and ".join(measured)
     page = start_page(title, runs, [chosen.split] * len(runs), seed)
     _add_notices(page, runs, measured, sample)
@@ -379,7 +377,7 @@ def saliency(
     page.fact("Shapelets", facts["Shapelets"])
     tokens = (f"{name}: {part.step} samples each" for name, part in measured.items())
     page.fact("Tokens", ", ".join(tokens))
-    _add_blocks(page, measured, example, size, bootstrap, seed)
+    _add_blocks(page, measured, example, size)
     names = name_shapelets(sample.shapelets)
     options = {
         "windows": len(chosen.rows),
@@ -472,7 +470,7 @@ class KindSaliency(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """As the summary stores it."""
-        return {**self.measures.to_json(), "correlation_with_loss": self.with_loss}
+        return {**self.measures._asdict(), "correlation_with_loss": self.with_loss}
 
 
 class RunSaliency(NamedTuple):
@@ -504,43 +502,36 @@ class RunSaliency(NamedTuple):
 
 
 def _measure_run(
-    config: ModelConfig,
-    maps: SaliencyMaps,
-    random: list[SaliencyMaps],
-    sample: regions.ShapeletSample,
-    layer: int,
-    bootstrap: int,
-    seed: int,
+    config: ModelConfig, maps: list[SaliencyMaps], sample: regions.ShapeletSample, layer: int
 ) -> RunSaliency:
-    """Measures of the maps of a run; `layer` of the embeddings counts from 1, 0: the last one with
-    a gradient.
+    """Measures of the maps of a run and of its random initialisations; `layer` of the embeddings
+    counts from 1, 0: the last one with a gradient.
     """
-    chosen = sample.windows
-    index = _choose_layer(maps, layer)
+    chosen, (trained, *random) = sample.windows, maps
+    index = _choose_layer(trained, layer)
     kinds = {}
     for kind in WORDS:
-        trained, *controls = (part.select(kind, index) for part in (maps, *random))
-        if trained is not None:
-            kinds[kind] = _measure_kind(
-                trained,
-                [control for control in controls if control is not None],
-                maps.losses,
-                sample,
-                bootstrap,
-                seed,
+        selected = [part.select(kind, index) for part in maps]
+        defined = [part for part in selected if part is not None]
+        if defined:
+            kinds[kind] = KindSaliency(
+                chosen.measure_ratios(defined[0]),
+                sample.compare(defined[0], defined[1:]),
+                {
+                    name: regions.rank_agreement(defined[0], loss)
+                    for name, loss in trained.losses.items()
+                },
             )
 
     def average(parts: Sequence[Array]) -> regions.SubjectMean:
-        ratios = regions.nan_mean([chosen.measure_ratios(part) for part in parts])
-        return regions.mean_over_subjects(ratios, chosen.subjects, bootstrap)
+        return sample.average(regions.nan_mean([chosen.measure_ratios(part) for part in parts]))
 
-    layers = zip(maps.layers, *(part.layers for part in random), strict=False)
-    by_layer = {
-        str(k): LayerSaliency(average([trained]), average(controls))
-        for k, (trained, *controls) in enumerate(layers, 1)
-    }
-    step, first = samples_per_token(config), regions.first_sample(maps.input.shape[1], config)
-    return RunSaliency(maps, random, index, step, first, kinds, by_layer)
+    by_layer = {}
+    for layers in zip(*(part.layers for part in maps), strict=False):
+        name = str(len(by_layer) + 1)
+        by_layer[name] = LayerSaliency(average(layers[:1]), average(layers[1:]))
+    step, first = samples_per_token(config), regions.first_sample(trained.input.shape[1], config)
+    return RunSaliency(trained, random, index, step, first, kinds, by_layer)
 
 
 def _choose_layer(maps: SaliencyMaps, layer: int) -> int | None:
@@ -548,22 +539,6 @@ def _choose_layer(maps: SaliencyMaps, layer: int) -> int | None:
         return layer - 1
     alive = [k for k, part in enumerate(maps.layers) if np.isfinite(part).any()]
     return alive[-1] if alive else None
-
-
-def _measure_kind(
-    maps: Array,
-    controls: list[Array],
-    losses: Mapping[str, Array],
-    sample: regions.ShapeletSample,
-    bootstrap: int,
-    seed: int,
-) -> KindSaliency:
-    chosen = sample.windows
-    return KindSaliency(
-        chosen.measure_ratios(maps),
-        regions.compare_with_controls(maps, controls, sample.magnitudes, chosen, bootstrap, seed),
-        {name: regions.rank_agreement(maps, loss) for name, loss in losses.items()},
-    )
 
 
 def judge_runs(measured: Mapping[str, RunSaliency]) -> dict[tuple[str, str], regions.RegionFinding]:
@@ -670,8 +645,6 @@ def _add_blocks(
     measured: Mapping[str, RunSaliency],
     example: SaliencyExample,
     size: regions.SubjectMean,
-    bootstrap: int,
-    seed: int,
 ) -> None:
     main = {name: run.kinds[run.main].measures for name, run in measured.items()}
     regions.add_headline(page, "Saliency inside shapelets", main, size, "saliency")
@@ -686,7 +659,7 @@ def _add_blocks(
             values = np.sort(ratio[np.isfinite(ratio)])
             shares = np.arange(1, len(values) + 1) / max(1, len(values))
             lines.append(Line(f"{name}, {WORDS[kind]}", values, shares))
-    regions.add_differences(page, ratios, example.sample.windows, bootstrap)
+    regions.add_differences(page, ratios, example.sample)
     plot = LinePlot(lines, xlabel=YLABEL, ylabel="share of the windows")
     page.figure("windows", "Distribution over windows", WINDOWS, plot)
     _add_layers(page, measured)
@@ -695,7 +668,7 @@ def _add_blocks(
     for name, run in measured.items():
         _add_heat(page, name, run, example)
     page.section("Input of three kinds of pre-training")
-    _add_kinds(page, example, max(8, next(iter(measured.values())).step), seed)
+    _add_kinds(page, example, max(8, next(iter(measured.values())).step))
 
 
 def _add_layers(page: PageBuilder, measured: Mapping[str, RunSaliency]) -> None:
@@ -791,13 +764,13 @@ def _add_heat(page: PageBuilder, name: str, run: RunSaliency, example: SaliencyE
     page.figure(f"heat-{name}", title, HEAT, plot)
 
 
-def _add_kinds(page: PageBuilder, example: SaliencyExample, patch: int, seed: int) -> None:
+def _add_kinds(page: PageBuilder, example: SaliencyExample, patch: int) -> None:
     """The panel of the paper's first figure: one window under generative, masking and dropping
     pre-training.
     """
     x, inside = np.asarray(example.trace().values), slice(*example.span)
     patches = np.arange(len(x)) // patch
-    order = np.random.default_rng([seed, 6]).permutation(patches[-1] + 1)
+    order = np.random.default_rng([example.sample.seed, 6]).permutation(patches[-1] + 1)
     masked, dropped = (
         np.isin(patches, order[: int(share * len(order))]) for share in (MASKED, DROPPED)
     )

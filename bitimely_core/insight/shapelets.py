@@ -138,10 +138,10 @@ def shapelets(
 def parse_seconds(text: str) -> tuple[float, ...]:
     """`0.5,1` as numbers. Raises UserError (config, exit 2)."""
     try:
-        return tuple(float(part) for part in str(text).split(",") if part.strip())
+        return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise usage_error(
-            f"found {safe_text(str(text))}", "expected seconds, as in 0.5,1", field="--lengths"
+            f"found {safe_text(text)}", "expected seconds, as in 0.5,1", field="--lengths"
         ) from None
 
 

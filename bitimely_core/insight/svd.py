@@ -24,8 +24,15 @@ import numpy.typing as npt
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
+from bitimely_core.data import draw_held_out
 from bitimely_core.errors import check_choice
-from bitimely_core.insight.attention import LayerMixing, combine_pair, compute_mixings, draw_batches
+from bitimely_core.insight.attention import (
+    LayerMixing,
+    combine_pair,
+    compute_mixings,
+    name_heads,
+    split_batch,
+)
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -264,7 +271,8 @@ def collect_spectra(
     device: str = "cpu",
 ) -> RunSpectra:
     """The spectra of every layer of a run with its controls."""
-    batches, _, split = draw_batches(run.windows(), sequences, seed)
+    rows, split = draw_held_out(run.windows(), sequences, seed)
+    batches = split_batch(run.windows(), rows)
     trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
     spectra: SpectraByLayer = {}
     tokens: list[int] = []
@@ -488,10 +496,7 @@ def _add_curves(page: PageBuilder, name: str, run: RunSpectra) -> None:
     title = f"Cumulative singular values, N = {points}{width}"
     _add_shares(page, f"spectra-{name}", title, SPECTRA, lines)
     _add_ranks(page, name, run)
-    heads = [f"head {h + 1}" for h in run.heads]
-    gammas = run.gammas[layer - 1]
-    if gammas:
-        heads = [f"{head}, γ {gamma:.4f}" for head, gamma in zip(heads, gammas, strict=True)]
+    heads = name_heads(len(run.heads), run.gammas[layer - 1])
     lines = [_make_line(words, spectra, points, h) for h, words in enumerate(heads)]
     title = f"Cumulative singular values by head: {label}"
     _add_shares(page, f"heads-{name}", title, BY_HEAD, lines)
