@@ -216,20 +216,8 @@ def embedding(
     units, n_units = features.number_subjects(
         windows.whole_index["subject_id"].to_numpy()[rows], seed
     )
-    spaces = {}
     models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
-    for name, model in models.items():
-        vectors = features.extract_vectors(
-            model,
-            windows,
-            rows,
-            [choice],
-            device=device,
-            progress=progress,
-            label=f"{name} vectors",
-        )
-        spaces[name] = standardise(vectors[choice])[0]
-    spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
+    spaces = _compute_spaces(models, windows, rows, choice, device, progress)
     counted = labels.group == 1 if windows.task == "multilabel" else None
     measures = {
         name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, counted)
@@ -269,6 +257,26 @@ def embedding(
         "seed": seed,
     }
     return page.finish(_verdict(measures, neighbours, labels.name), summary)
+
+
+def _compute_spaces(
+    models: Mapping[str, Any],
+    windows: Windows,
+    rows: Array,
+    choice: features.VectorChoice,
+    device: str,
+    progress: Progress | None,
+) -> dict[str, Array]:
+    """Standardised vectors [n, D] of the models, and features that need none."""
+    spaces = {}
+    for name, model in models.items():
+        label = f"{name} vectors"
+        vectors = features.extract_vectors(
+            model, windows, rows, [choice], device=device, progress=progress, label=label
+        )
+        spaces[name] = standardise(vectors[choice])[0]
+    spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
+    return spaces
 
 
 def _limit_option(flag: str, value: float | None, default: float, most: float, rows: int) -> float:

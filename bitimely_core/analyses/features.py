@@ -74,8 +74,6 @@ def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
     ascending.
     """
     rows = windows[split].rows
-    if not len(rows):
-        return rows
     return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
 
 
@@ -102,12 +100,11 @@ def list_choices(
     Raises UserError: unknown_name (exit 2) for an unknown readout; that of `heads.pool` for one
     that the model lacks.
     """
-    for name in readouts or ():
-        check_choice("readout", name, POOLS)
     with torch.inference_mode():
         batch = data.collate(windows, [row])
         encoded = model(data.to_device(batch, data.find_device(model)))
         for name in readouts or ():
+            check_choice("readout", name, POOLS)
             pool(encoded, model, name)
         names = readouts or [name for name in POOLS if _is_default(name, encoded, model)]
     choices = []

@@ -255,42 +255,32 @@ def compute_saliency(
     """
     loss = loss_fn(run, model, head)
     model.eval()
-    config = run.model().config
-    batches: list[SaliencyMaps] = []
+    config, used = run.model().config, 1
+    parts: list[GradientMagnitudes] = []
     heat: list[Array] = []
     for part in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS)):
         batch = data.to_device(data.collate(run.windows(), rows[part]), data.find_device(model))
-        samples = batch.values.shape[1]
         total, used = _sum_masks(model, loss, batch, masks, 1_000_003 * seed + 1009 * int(part[0]))
-        layers = [_spread_tokens(state.mean(-1), samples, config) for state in total.layers]
-        inputs = total.input.mean(-1).cpu().double().numpy()
-        batches.append(
-            SaliencyMaps(
-                [regions.normalise_rows(layer) for layer in layers],
-                regions.normalise_rows(inputs),
-                {
-                    name: _spread_tokens(loss, samples, config)
-                    for name, loss in total.losses.items()
-                },
-                [],
-                used,
-            )
-        )
+        means = [state.mean(-1) for state in total.layers]
+        parts.append(total._replace(layers=means, input=total.input.mean(-1)))
         if case in part:
             row = list(part).index(case)
             heat = [state[row].cpu().double().numpy() for state in total.layers]
         report(int(part[-1]) + 1)
-    return _join_batches(batches)._replace(heat=heat)
+    inputs = torch.cat([part.input for part in parts]).cpu().double().numpy()
 
+    def spread(tokens: Sequence[Tensor]) -> Array:
+        values = torch.cat(tuple(tokens)).cpu().double().numpy()
+        samples = inputs.shape[1]
+        return np.stack([regions.spread_over_samples(row, samples, config) for row in values])
 
-def _join_batches(batches: list[SaliencyMaps]) -> SaliencyMaps:
-    parts = {name: [maps.losses[name] for maps in batches] for name in batches[0].losses}
+    layers = zip(*(part.layers for part in parts), strict=True)
     return SaliencyMaps(
-        [np.concatenate(layer) for layer in zip(*(maps.layers for maps in batches), strict=True)],
-        np.concatenate([maps.input for maps in batches]),
-        {name: np.concatenate(part) for name, part in parts.items()},
-        [],
-        batches[0].masks,
+        [regions.normalise_rows(spread(layer)) for layer in layers],
+        regions.normalise_rows(inputs),
+        {name: spread([part.losses[name] for part in parts]) for name in parts[0].losses},
+        heat,
+        used,
     )
 
 
@@ -319,13 +309,6 @@ def _place_windows(maps: SaliencyMaps, positions: Ints, count: int) -> SaliencyM
         layers=[place(layer) for layer in maps.layers],
         input=place(maps.input),
         losses={name: place(loss) for name, loss in maps.losses.items()},
-    )
-
-
-def _spread_tokens(tokens: Tensor, samples: int, config: ModelConfig) -> Array:
-    """Values of tokens [B, N] spread over their samples, [B, T]; tokens of spectra have none."""
-    return np.stack(
-        [regions.spread_over_samples(row, samples, config) for row in tokens.cpu().double().numpy()]
     )
 
 
@@ -526,7 +509,7 @@ def _measure_run(
     def average(parts: Sequence[Array]) -> regions.SubjectMean:
         return sample.average(regions.nan_mean([chosen.measure_ratios(part) for part in parts]))
 
-    by_layer = {}
+    by_layer: dict[str, LayerSaliency] = {}
     for layers in zip(*(part.layers for part in maps), strict=False):
         name = str(len(by_layer) + 1)
         by_layer[name] = LayerSaliency(average(layers[:1]), average(layers[1:]))

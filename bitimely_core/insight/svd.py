@@ -370,7 +370,8 @@ def svd(
         page.section(name)
         _add_curves(page, name, part)
         _add_tables(page, name, part)
-        about[name] = {key: value for key, value in part._asdict().items() if key != "layers"}
+        about[name] = part._asdict()
+        del about[name]["layers"]
     summary: dict[str, object] = {name: part.summarize() for name, part in spectra.items()}
     summary["options"] = {"row_norm": row_norm, "seed": seed, "runs": about}
     return page.finish(_verdict(spectra), summary)
