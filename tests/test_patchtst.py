@@ -17,7 +17,7 @@ from bitimely_core import heads, models, objectives
 from bitimely_core.analyses import leakage as leaking
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.insight import attention as looking
+from bitimely_core.insight import attention_maps as looking
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
 from bitimely_core.zoo.patchtst import TokenNorm, encode_sinusoid

@@ -8,8 +8,9 @@ import torch
 from planted import make_run
 
 from bitimely_core import models, report
+from bitimely_core.analyses.controls import to_float64
 from bitimely_core.errors import UserError
-from bitimely_core.insight.attention import combine_pair, compute_mixings, to_float64
+from bitimely_core.insight.attention_maps import combine_pair, compute_mixings
 from bitimely_core.insight.svd import (
     MEASURES,
     Spectra,

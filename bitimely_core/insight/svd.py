@@ -26,7 +26,7 @@ from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
 from bitimely_core.data import draw_held_out
 from bitimely_core.errors import check_choice
-from bitimely_core.insight.attention import (
+from bitimely_core.insight.attention_maps import (
     LayerMixing,
     combine_pair,
     compute_mixings,
