@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from bitimely_core import evaluate
-from bitimely_core.analyses.calibration import correct_gaps, estimate_reliability
+from bitimely_core.analyses.reliability import correct_gaps, estimate_reliability
 from bitimely_core.evaluate import Predictions
 from bitimely_core.evaluate.verdicts import judge_baselines
 from bitimely_core.insight import regions

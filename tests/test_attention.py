@@ -11,17 +11,14 @@ from test_shapelets import Labelled
 from test_svd import Windows, run
 
 from bitimely_core import models, report
+from bitimely_core.analyses.controls import randomise_model, to_float64
 from bitimely_core.errors import UserError
-from bitimely_core.insight.attention import (
-    attention,
+from bitimely_core.insight.attention import attention, compare_region, half_share
+from bitimely_core.insight.attention_maps import (
     column_share,
     combine_pair,
-    compare_region,
     compute_mixings,
-    half_share,
     last_map,
-    randomise_model,
-    to_float64,
 )
 from bitimely_core.insight.regions import find_shapelet_windows, load_shapelets, spread_over_samples
 from bitimely_core.models.tokenizers import PatchTokenizer

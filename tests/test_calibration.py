@@ -9,16 +9,15 @@ import pytest
 from planted import Head, Windows, run
 
 from bitimely_core import evaluate, report
-from bitimely_core.analyses.calibration import (
+from bitimely_core.analyses.calibration import calibration, read_learning_curve
+from bitimely_core.analyses.reliability import (
     apply_temperature,
     assign_bins,
     bin_means,
-    calibration,
     calibration_error,
     describe_bound,
     estimate_reliability,
     fit_temperature,
-    read_learning_curve,
     sum_bins,
 )
 from bitimely_core.errors import UserError

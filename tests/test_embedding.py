@@ -68,11 +68,11 @@ def test_a_space_of_labels_and_a_space_of_persons():
     by_label = clusters(np.zeros((80, 3)), each=1, seed=1) + 5 * label[:, None]
     corners = np.random.default_rng(5).normal(size=(8, 3))
     by_person = clusters(np.zeros((80, 3)), each=1, seed=2) + 5 * corners[person]
-    knows = measure_space(by_label, label, person, 8, 5, 200, 0)
+    knows = measure_space(by_label, label, person, 8, 5, 200)
     assert knows.label_agreement.value == 1.0
     assert knows.label_silhouette.value > 0.8 > 0 > knows.subject_silhouette.value
     assert knows.subject_agreement.value < 0.3
-    remembers = measure_space(by_person, label, person, 8, 5, 200, 0)
+    remembers = measure_space(by_person, label, person, 8, 5, 200)
     assert remembers.subject_agreement.value > 0.99
     assert remembers.subject_silhouette.value > 0.6
     # neighbours of other persons tell nothing
@@ -85,15 +85,15 @@ def test_of_a_rare_label_those_that_have_it_are_counted():
     x = clusters([[0, 0]], each=50)
     label = np.zeros(50, int)
     label[:5] = 1
-    found = measure_space(x, label, np.arange(50), 50, 5, 50, 0, label == 1)
+    found = measure_space(x, label, np.arange(50), 50, 5, 50, label == 1)
     assert found.label_chance.value == pytest.approx(4 / 49)
     assert found.label_agreement.value < 0.4
-    assert measure_space(x, label, np.arange(50), 50, 5, 50, 0).label_agreement.value > 0.7
+    assert measure_space(x, label, np.arange(50), 50, 5, 50).label_agreement.value > 0.7
 
 
 def test_one_sequence_a_subject_says_nothing_about_persons():
     found = measure_space(
-        clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0
+        clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50
     )
     assert found.subject_agreement.value is None
     assert found.subject_silhouette.value is None

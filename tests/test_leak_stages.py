@@ -46,9 +46,7 @@ def measure(
     native = leak_stages.measure_native(config, found["eval"], options, preparation, normalise)
     return {
         one.stage: one
-        for one in leak_stages.measure_stages(
-            config, found, native, options, preparation, normalise
-        )
+        for one in leak_stages.measure_stages(config, found, native, options, normalise)
     }
 
 

@@ -83,9 +83,9 @@ def test_no_target_leak(name, options, objective):
         found = measured(config, objective, mode)
         assert found.allowed > 0  # else the zeros are those of a dead model
         if stamp is True or (isinstance(stamp, str) and mode == "eval"):
-            assert found.own == found.beyond == 0
+            assert found.target == found.beyond == 0
         if stamp is False:
-            assert found.own > 1e-6
+            assert found.target > 1e-6
 
 
 def largest(name, objective, layers, **options):
@@ -146,7 +146,7 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
     )
     monkeypatch.setattr(leaking.building, "from_config", lambda config: model)
     found = leaking.measure_jacobian(model.config, objectives.get("next"), 0, training=False)
-    assert found.own > 1e-3
+    assert found.target > 1e-3
 
 
 # -------------------------------------------------------------------------------------------------------------- the page

@@ -17,7 +17,7 @@ from bitimely_core import heads, models, objectives
 from bitimely_core.analyses import leakage as leaking
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.insight import attention as looking
+from bitimely_core.insight import attention_maps as looking
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
 from bitimely_core.zoo.patchtst import TokenNorm, encode_sinusoid
@@ -277,11 +277,11 @@ def test_its_stamp_says_what_the_derivative_says():
         found = leaking.measure_jacobian(
             tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training
         )
-        assert found.own == found.beyond == 0 < found.allowed
+        assert found.target == found.beyond == 0 < found.allowed
     found = leaking.measure_jacobian(
         tiny(channels=1, length=72).config, objectives.get(), 0, training=False
     )
-    assert found.own > 0  # the size of the window, by RevIN
+    assert found.target > 0  # the size of the window, by RevIN
     page = leaking.leakage(model="patchtst", steps=0)
     assert (page.summary["stamped"], page.summary["leak_free"], page.summary["contradiction"]) == (
         "given window statistics",

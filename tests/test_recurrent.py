@@ -279,9 +279,9 @@ def test_what_is_stamped_leak_free_has_no_derivative(name, objective, options):
     assert stamp is (objective != "next-previous")
     assert found.allowed > 0
     if stamp:
-        assert found.own == found.beyond == 0
+        assert found.target == found.beyond == 0
     else:
-        assert found.own > 1e-6
+        assert found.target > 1e-6
 
 
 @pytest.mark.parametrize("name", ["lstm-baar", "elmo"])

@@ -324,8 +324,8 @@ def test_the_stamp_is_measured(options, leaks):
         ask = objectives.get("cpc", source="rows")
         still, training = (measure(config, ask, 0, training=mode) for mode in (False, True))
         assert still.allowed > 0
-        assert (max(still.own, still.beyond) > 0) == leaks
-        assert (max(training.own, training.beyond) > 0) == (leaks or norm == "batch")
+        assert (max(still.target, still.beyond) > 0) == leaks
+        assert (max(training.target, training.beyond) > 0) == (leaks or norm == "batch")
 
 
 def test_noise_cannot_be_found():

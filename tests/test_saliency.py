@@ -15,6 +15,12 @@ from torch import Generator, nn
 from bitimely_core import data, heads, models, objectives, report
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
+from bitimely_core.insight.gradients import (
+    compute_saliency,
+    gradient_magnitudes,
+    loss_fn,
+    randomise_run,
+)
 from bitimely_core.insight.regions import (
     find_shapelet_windows,
     mean_over_subjects,
@@ -22,13 +28,7 @@ from bitimely_core.insight.regions import (
     rank_agreement,
     share_ratios,
 )
-from bitimely_core.insight.saliency import (
-    compute_saliency,
-    gradient_magnitudes,
-    loss_fn,
-    randomise_run,
-    saliency,
-)
+from bitimely_core.insight.saliency import saliency
 from bitimely_core.insight.shapelet_mining import MiningOptions, mine_shapelets
 from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.page import Figure, Table
@@ -510,7 +510,7 @@ def test_shapelets_of_a_report_are_read(tmp_path):
     windows = Labelled(n=80)
     report.write_report(tmp_path, shapelets(windows, lengths="1", candidates=100, permutations=20))
     page = saliency([run(windows=windows)], shapelets=str(tmp_path), sequences=6, bootstrap=2)
-    assert page.facts["Shapelets"] == f"from {tmp_path}"
+    assert page.facts["Shapelets"] == f"5, from {tmp_path}"
     assert page.summary["options"]["shapelets_p"] is None
     windows.channel_names = ("Fz",)
     with pytest.raises(UserError, match="no shapelet is of a channel"):

@@ -8,8 +8,9 @@ import torch
 from planted import make_run
 
 from bitimely_core import models, report
+from bitimely_core.analyses.controls import to_float64
 from bitimely_core.errors import UserError
-from bitimely_core.insight.attention import combine_pair, compute_mixings, to_float64
+from bitimely_core.insight.attention_maps import combine_pair, compute_mixings
 from bitimely_core.insight.svd import (
     MEASURES,
     Spectra,
@@ -232,7 +233,7 @@ def test_spectra_are_those_of_the_model():
         assert found.layers[4][name].singular[1] == pytest.approx(
             np.linalg.svd(maps, compute_uv=False)
         ), name
-    composed = found.layers[4]["composed"].found[1][0]["log_det"]
+    composed = found.layers[4]["composed"].measures[1][0]["log_det"]
     assert composed == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
     plain = layers[3].queries @ layers[3].keys.transpose(0, 2, 1)
     assert layers[3].map == pytest.approx(plain * layers[3].alone)

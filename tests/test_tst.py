@@ -242,7 +242,7 @@ def test_it_is_free_of_leaks():
                 0,
                 training=training,
             )
-            assert found.own == found.beyond == 0 < found.allowed
+            assert found.target == found.beyond == 0 < found.allowed
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from scipy import stats
 from test_results import planted, write
 
 from bitimely_core import evaluate, workflows
-from bitimely_core.analyses.calibration import _verdict, correct_gaps, estimate_reliability
+from bitimely_core.analyses.calibration import _verdict
+from bitimely_core.analyses.reliability import correct_gaps, estimate_reliability
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple

@@ -1,5 +1,5 @@
-"""Do embeddings separate labels or subjects? Vectors of held-out windows in two dimensions, and
-numbers from the full space.
+"""Whether the vectors of held-out windows separate labels or subjects: projections into two
+dimensions, and numbers from the full space.
 
 The vectors of a readout are shown by their first two principal components and by t-SNE, coloured by
 label and by subject. Projections are no evidence, so the numbers are computed in the full space on
@@ -23,7 +23,7 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.data import draw_held_out
-from bitimely_core.errors import Reason, input_error, unknown_name_error, usage_error
+from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.heads import POOLS
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
@@ -35,7 +35,7 @@ from bitimely_core.types import Progress
 
 Array = npt.NDArray[Any]
 
-DEFAULT_ROWS = 600  # rows
+DEFAULT_ROWS = 600
 MAX_GROUPS = 8  # groups that are coloured
 TSNE_COMPONENTS = 50  # principal components that t-SNE starts from
 
@@ -57,16 +57,16 @@ def neighbour_agreement(nearest: Array, group: Array) -> Array:
     """Share of each row's neighbours that are of its group, [n]; NaN without neighbours or group
     (-1).
     """
-    there = nearest >= 0
-    same = (group[nearest] == group[:, None]) & there
+    exists = nearest >= 0
+    same = (group[nearest] == group[:, None]) & exists
     with np.errstate(invalid="ignore"):
-        share = same.sum(1) / there.sum(1)
+        share = same.sum(1) / exists.sum(1)
     return np.where(group >= 0, share, np.nan)
 
 
 def chance_agreement(group: Array, allowed: Array) -> Array:
-    """Share of all permitted rows that are of its group, [n]: what `agreement` expects of
-    neighbours at random.
+    """Share of all permitted rows that are of its group, [n]: what `neighbour_agreement`
+    expects of neighbours at random.
     """
     allowed = allowed & ~np.eye(len(group), dtype=bool)
     with np.errstate(invalid="ignore"):
@@ -80,11 +80,11 @@ def compute_silhouettes(x: Array, group: Array) -> Array:
     """
     from sklearn.metrics import silhouette_samples
 
-    kept = group >= 0
-    out = np.full(len(group), np.nan)
-    if 2 <= len(np.unique(group[kept])) < kept.sum():
-        out[kept] = silhouette_samples(x[kept], group[kept])
-    return out
+    rows = group >= 0
+    silhouettes = np.full(len(group), np.nan)
+    if 2 <= len(np.unique(group[rows])) < rows.sum():
+        silhouettes[rows] = silhouette_samples(x[rows], group[rows])
+    return silhouettes
 
 
 class SpaceMeasures(NamedTuple):
@@ -105,7 +105,6 @@ def measure_space(
     n_units: int,
     k: int,
     bootstrap: int,
-    seed: int,
     counted: Array | None = None,
 ) -> SpaceMeasures:
     """Measures of `x` [n, D] standardised, with `label` [n] groups (-1 = none), `units` [n]
@@ -114,29 +113,27 @@ def measure_space(
     `counted` [n] bool marks the rows that count for the label: of a rare label those that have it,
     as most neighbours of the others lack it.
     """
-    other = (
-        units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
-    )
-    anybody = np.ones_like(other)
-    # a subject with one row has no neighbour of the same subject
-    several = np.bincount(units, minlength=n_units)[units] > 1
-    subject = np.where(several, units, -1) if n_units > 1 else np.full(len(units), -1)
-    kept = np.ones(len(x), dtype=bool) if counted is None else counted
-    values = (
-        np.where(kept, neighbour_agreement(nearest_neighbours(x, k, other), label), np.nan),
-        np.where(kept, chance_agreement(label, other), np.nan),
-        neighbour_agreement(nearest_neighbours(x, k, anybody), subject),
-        chance_agreement(subject, anybody),
-        compute_silhouettes(x, label),
-        compute_silhouettes(x, subject),
-    )
-    kinds = ("share", "mean", "share", "mean", "mean", "mean")
-    pairs = zip(values, kinds, strict=True)
+    anybody = np.ones((len(x), len(x)), dtype=bool)
+    other, subject = anybody, np.full(len(x), -1)
+    if n_units > 1:
+        other = units[:, None] != units
+        # a subject with one row has no neighbour of the same subject
+        subject = np.where(np.bincount(units, minlength=n_units)[units] > 1, units, -1)
+    agreement = neighbour_agreement(nearest_neighbours(x, k, other), label)
+    chance = chance_agreement(label, other)
+    if counted is not None:
+        agreement, chance = (np.where(counted, part, np.nan) for part in (agreement, chance))
+
+    def average(values: Array, kind: str = "mean") -> MetricValue:
+        return evaluate.average_over_units(values, units, n_units, kind, bootstrap)
+
     return SpaceMeasures(
-        *(
-            evaluate.average_over_units(np.asarray(v), units, n_units, kind, bootstrap)
-            for v, kind in pairs
-        )
+        average(agreement, "share"),
+        average(chance),
+        average(neighbour_agreement(nearest_neighbours(x, k, anybody), subject), "share"),
+        average(chance_agreement(subject, anybody)),
+        average(compute_silhouettes(x, label)),
+        average(compute_silhouettes(x, subject)),
     )
 
 
@@ -146,11 +143,11 @@ def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
     """
     centred = x - x.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    out = (u * s)[:, :parts]
-    out *= np.sign(out[np.abs(out).argmax(0), np.arange(out.shape[1])] + 1e-300)
-    out = np.pad(out, ((0, 0), (0, max(0, parts - out.shape[1]))))
+    components = (u * s)[:, :parts]
+    count = components.shape[1]
+    components *= np.sign(components[np.abs(components).argmax(0), np.arange(count)] + 1e-300)
     share = s**2 / max(float((s**2).sum()), 1e-300)
-    return out, share[:parts]
+    return np.pad(components, ((0, 0), (0, parts - count))), share[:parts]
 
 
 def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
@@ -164,12 +161,8 @@ def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
     start = principal_components(x, min(TSNE_COMPONENTS, x.shape[1], len(x)))[0]
     if start.shape[1] < 2 or not start.std(0)[:2].all():
         return None
-    return np.asarray(
-        TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750).fit_transform(
-            start
-        ),
-        np.float64,
-    )
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750)
+    return np.asarray(tsne.fit_transform(start), np.float64)
 
 
 @analyses(
@@ -223,68 +216,67 @@ def embedding(
     units, n_units = features.number_subjects(
         windows.whole_index["subject_id"].to_numpy()[rows], seed
     )
-    spaces = {}
-    for name, model in {
-        "trained": run.model(),
-        "random": randomise_model(run.model(), seed).float(),
-    }.items():
-        vectors = features.extract_vectors(
-            model,
-            windows,
-            rows,
-            [choice],
-            device=device,
-            progress=progress,
-            label=f"{name} vectors",
-        )
-        spaces[name] = standardise(vectors[choice])[0]
-    spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
+    models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
+    spaces = _compute_spaces(models, windows, rows, choice, device, progress)
     counted = labels.group == 1 if windows.task == "multilabel" else None
-    found = {
-        name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, seed, counted)
+    measures = {
+        name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, counted)
         for name, x in spaces.items()
     }
     page = features.start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
-    if len(rows) < len(windows[split]):
-        page.notice(
-            f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences)."
-        )
+    features.note_sample(page, len(rows), windows, split)
     if windows.task == "regression":
         page.notice("The targets are numbers; tertiles of the target serve as labels.")
     page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
     page.fact("Vector", f"{choice.describe()}, {spaces['trained'].shape[1]} numbers")
     page.fact("Neighbours", neighbours)
     page.fact("t-SNE", f"perplexity {perplexity:.3g}, from {TSNE_COMPONENTS} principal components")
-    features_name = "counts of codes" if windows.vocabulary else "means and spectra"
-    names = {"trained": run.name, "random": "random weights", "raw": features_name}
-    _add_measures(page, found, names, neighbours, labels.name)
-    group, largest = _select_largest(units, n_units)
-    subjects = (
-        RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject")
-        if n_units < len(rows)
-        else None
-    )
+    plain = "counts of codes" if windows.vocabulary else "means and spectra"
+    names = {"trained": run.name, "random": "random weights", "raw": plain}
+    _add_measures(page, measures, names, neighbours, labels.name)
+    subjects = None
+    if n_units < len(rows):
+        group, largest = _select_largest(units, n_units)
+        subject_names = [f"subject {k + 1}" for k in range(len(largest))]
+        subjects = RowGroups(group, subject_names, "subject")
     _add_projections(page, spaces, names, labels, subjects, perplexity, seed)
     if subjects is None:
         page.text(
             "Every subject has one sequence here, so separation of subjects cannot be measured."
         )
-    about = {
+    summary = {
         "run": run.name,
         "data": windows.name,
         "split": split,
         "n": len(rows),
         "n_subjects": n_units,
         **choice._asdict(),
-    }
-    summary = {
-        **about,
         "label": labels.name,
         "neighbours": neighbours,
-        "spaces": found,
+        "spaces": measures,
         "seed": seed,
     }
-    return page.finish(_verdict(found, neighbours, labels.name), summary)
+    return page.finish(_verdict(measures, neighbours, labels.name), summary)
+
+
+def _compute_spaces(
+    models: Mapping[str, Any],
+    windows: Windows,
+    rows: Array,
+    choice: features.VectorChoice,
+    device: str,
+    progress: Progress | None,
+) -> dict[str, Array]:
+    """Standardised vectors [n, D] of the models, and features that need none."""
+    spaces = {}
+    for name, model in models.items():
+        label = f"{name} vectors"
+        vectors = features.extract_vectors(
+            model, windows, rows, [choice], device=device, progress=progress, label=label
+        )
+        spaces[name] = standardise(vectors[choice])[0]
+    spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
+    return spaces
 
 
 def _limit_option(flag: str, value: float | None, default: float, most: float, rows: int) -> float:
@@ -301,44 +293,50 @@ def _limit_option(flag: str, value: float | None, default: float, most: float, r
 
 
 def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice:
-    if readout and readout not in POOLS:
-        raise unknown_name_error("readout", readout, list(POOLS))
+    check_choice("readout", readout or None, POOLS)
     default = features.default_choice(run)
     depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
         raise usage_error(
             f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers"
         )
-    return features.VectorChoice(
-        readout or default.readout, layers if readout or layers != "last" else default.layers
-    )
+    if not readout and layers == "last":
+        return default
+    return features.VectorChoice(readout or default.readout, layers)
 
 
 HOW_TO_READ = (
-    "Recordings of one subject resemble each other, so vectors can be close because of the subject rather than the label. A model that has "
-    "learnt the label has more neighbours of other subjects with the same label than random weights and plain features; where the silhouette by "
-    "subject exceeds that by label, the model separates subjects first. Distances are those of the full space, not of the projections."
+    "Recordings of one subject resemble each other, so vectors can be close because of the subject "
+    "rather than the label. A model that has learnt the label has more neighbours of other "
+    "subjects with the same label than random weights and plain features; where the silhouette by "
+    "subject exceeds that by label, the model separates subjects first. Distances are those of the "
+    "full space, not of the projections."
 )
 AGREEMENT = (
-    "Share of the nearest neighbours, of other subjects only, with the same label; lines are 95 % CI over subjects. A model that does not exceed "
-    "random weights and plain features has not learnt to group the labels."
+    "Share of the nearest neighbours, of other subjects only, with the same label; lines are 95 % "
+    "CI over subjects. A model that does not exceed random weights and plain features has not "
+    "learnt to group the labels."
 )
 TABLE = (
-    "Full space, standardised columns, {k} neighbours{groups}. 95 % CI over subjects, of the mean over rows; neighbours and silhouettes are taken "
-    "as they are, so the intervals are slightly too narrow. Evidence against learnt subject identity: a silhouette by subject no "
-    "higher than that of random weights. Evidence against learnt labels: agreement at chance."
+    "Full space, standardised columns, {k} neighbours{groups}. 95 % CI over subjects, of the mean "
+    "over rows; neighbours and silhouettes are taken as they are, so the intervals are slightly "
+    "too narrow. Evidence against learnt subject identity: a silhouette by subject no higher than "
+    "that of random weights. Evidence against learnt labels: agreement at chance."
 )
 PCA = (
-    "The same windows in three spaces, by the two directions of largest variance; colour and glyph are the label. If the labels separate in the "
-    "first panel no better than in the other two, training did not separate them."
+    "The same windows in three spaces, by the two directions of largest variance; colour and glyph "
+    "are the label. If the labels separate in the first panel no better than in the other two, "
+    "training did not separate them."
 )
 TSNE_LABELS = (
-    "t-SNE preserves neighbours, not distances: clusters, their sizes and the gaps between them have no meaning by themselves. Read off only "
-    "whether one colour clusters; the table measures that without the projection."
+    "t-SNE preserves neighbours, not distances: clusters, their sizes and the gaps between them "
+    "have no meaning by themselves. Read off only whether one colour clusters; the table measures "
+    "that without the projection."
 )
 SUBJECTS = (
-    "The same points, coloured by subject (up to eight with the most windows; the others are pale). Clusters of one colour are subjects: a model "
-    "that encodes the label alone would mix the colours within each cluster."
+    "The same points, coloured by subject (up to eight with the most windows; the others are "
+    "pale). Clusters of one colour are subjects: a model that encodes the label alone would mix "
+    "the colours within each cluster."
 )
 COLUMNS = [
     "neighbours of the same label, other subjects only",
@@ -348,6 +346,9 @@ COLUMNS = [
     "silhouette by label",
     "silhouette by subject",
 ]
+
+
+THIRDS = "thirds of the target"
 
 
 class RowGroups(NamedTuple):
@@ -365,14 +366,10 @@ def _group_labels(windows: Windows, rows: Array, label: str) -> RowGroups:
         return RowGroups(target.astype(np.int64), list(windows.class_names), "label")
     if windows.task == "regression":
         edges = np.quantile(target, [1 / 3, 2 / 3])
-        return RowGroups(
-            np.searchsorted(edges, target, side="right"),
-            ["low third", "middle third", "high third"],
-            "thirds of the target",
-        )
+        thirds = np.searchsorted(edges, target, side="right")
+        return RowGroups(thirds, ["low third", "middle third", "high third"], THIRDS)
     names = list(windows.class_names)
-    if label and label not in names:
-        raise unknown_name_error("label", label, names)
+    check_choice("label", label or None, names)
     k = names.index(label) if label else int(np.nansum(target, axis=0).argmax())
     group = np.where(np.isfinite(target[:, k]), np.nan_to_num(target[:, k]), -1).astype(np.int64)
     return RowGroups(group, [f"without {names[k]}", names[k]], names[k])
@@ -391,33 +388,31 @@ def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
 
 def _add_measures(
     page: PageBuilder,
-    found: Mapping[str, SpaceMeasures],
+    measures: Mapping[str, SpaceMeasures],
     names: Mapping[str, str],
     k: int,
     label: str,
 ) -> None:
-    chance = found["trained"].label_chance.model_copy(update={"lo": None, "hi": None})
-    bars = {**{names[key]: one.label_agreement for key, one in found.items()}, "chance": chance}
-    page.figure(
-        "main-score",
-        "Neighbours of the same label",
-        AGREEMENT,
-        BarPlot.from_metrics(bars, "share of the neighbours"),
-    )
+    bars = {names[key]: space.label_agreement for key, space in measures.items()}
+    chance = measures["trained"].label_chance
+    bars["chance"] = chance.model_copy(update={"lo": None, "hi": None})
+    plot = BarPlot.from_metrics(bars, "share of the neighbours")
+    page.figure("main-score", "Neighbours of the same label", AGREEMENT, plot)
     page.text(HOW_TO_READ)
-    page.table(
-        "numbers",
-        "Labels or subjects",
-        TABLE.format(k=k, groups="" if label == "label" else f", groups by {label}"),
-        ["vectors", *COLUMNS],
+    rows = [
         [
-            [
-                names[key],
-                *(m.value if name.endswith("chance") else m for name, m in one._asdict().items()),
-            ]
-            for key, one in found.items()
-        ],
-    )
+            names[key],
+            space.label_agreement,
+            space.label_chance.value,
+            space.subject_agreement,
+            space.subject_chance.value,
+            space.label_silhouette,
+            space.subject_silhouette,
+        ]
+        for key, space in measures.items()
+    ]
+    caption = TABLE.format(k=k, groups="" if label == "label" else f", groups by {label}")
+    page.table("numbers", "Labels or subjects", caption, ["vectors", *COLUMNS], rows)
 
 
 def _add_projections(
@@ -429,35 +424,21 @@ def _add_projections(
     perplexity: float,
     seed: int,
 ) -> None:
-    components = {key: principal_components(x, 2) for key, x in spaces.items()}
-    planes = {key: plane for key, (plane, _) in components.items()}
-    shares = {
-        key: f"{names[key]}, {100 * share.sum():.0f} % of the variance"
-        for key, (_, share) in components.items()
-    }
-    page.figure(
-        "pca-labels",
-        f"Principal components by {labels.name}",
-        PCA,
-        _make_scatter(planes, shares, labels),
-    )
+    planes, shares = {}, {}
+    for key, x in spaces.items():
+        planes[key], share = principal_components(x, 2)
+        shares[key] = f"{names[key]}, {100 * share.sum():.0f} % of the variance"
+    title = f"Principal components by {labels.name}"
+    page.figure("pca-labels", title, PCA, _make_scatter(planes, shares, labels))
     maps = {key: compute_tsne(x, perplexity, seed) for key, x in spaces.items()}
-    drawn = {key: one for key, one in maps.items() if one is not None}
-    if drawn:
-        page.figure(
-            "tsne-labels",
-            f"t-SNE by {labels.name}",
-            TSNE_LABELS,
-            _make_scatter(drawn, names, labels),
-        )
+    points = {key: plane for key, plane in maps.items() if plane is not None}
+    if points:
+        plot = _make_scatter(points, names, labels)
+        page.figure("tsne-labels", f"t-SNE by {labels.name}", TSNE_LABELS, plot)
     if subjects is not None:
-        name = "tsne-subjects" if drawn else "pca-subjects"
-        page.figure(
-            name,
-            "The same points by subject",
-            SUBJECTS,
-            _make_scatter(drawn or planes, names, subjects),
-        )
+        name = "tsne-subjects" if points else "pca-subjects"
+        plot = _make_scatter(points or planes, names, subjects)
+        page.figure(name, "The same points by subject", SUBJECTS, plot)
 
 
 def _make_scatter(
@@ -467,31 +448,27 @@ def _make_scatter(
     if len(names) > MAX_GROUPS:
         group, largest = _select_largest(group, len(names))
         names = [names[k] for k in largest]
-    return ScatterPlot(
-        [ScatterPanel(titles[key], xy[:, 0], xy[:, 1], group) for key, xy in planes.items()], names
-    )
+    panels = [ScatterPanel(titles[key], xy[:, 0], xy[:, 1], group) for key, xy in planes.items()]
+    return ScatterPlot(panels, names)
 
 
-def _verdict(found: Mapping[str, SpaceMeasures], k: int, label: str) -> str:
-    trained, random, raw, chance = (
-        one.value
-        for one in (
-            *(found[key].label_agreement for key in ("trained", "random", "raw")),
-            found["trained"].label_chance,
-        )
-    )
+def _verdict(measures: Mapping[str, SpaceMeasures], k: int, label: str) -> str:
+    space = measures["trained"]
+    trained, chance = space.label_agreement.value, space.label_chance.value
+    random, raw = (measures[key].label_agreement.value for key in ("random", "raw"))
     if trained is None or random is None or raw is None or chance is None:
         return "Separation of labels cannot be measured: there is one group, or one subject."
-    rows = "" if label in {"label", "thirds of the target"} else f" of those with {label}"
+    rows = "" if label in {"label", THIRDS} else f" of those with {label}"
     text = (
-        f"Of the {k} nearest neighbours from other subjects{rows} {100 * trained:.0f} % have the same label "
-        f"(random weights {100 * random:.0f} %, plain features {100 * raw:.0f} %, chance {100 * chance:.0f} %)."
+        f"Of the {k} nearest neighbours from other subjects{rows} {100 * trained:.0f} % have the "
+        f"same label (random weights {100 * random:.0f} %, plain features {100 * raw:.0f} %, "
+        f"chance {100 * chance:.0f} %)."
     )
-    by_label, by_subject = (
-        found["trained"].label_silhouette.value,
-        found["trained"].subject_silhouette.value,
-    )
+    by_label, by_subject = space.label_silhouette.value, space.subject_silhouette.value
     if by_label is None or by_subject is None:
         return text
     which = "labels more than subjects" if by_label > by_subject else "subjects more than labels"
-    return f"{text} The silhouette is {by_label:+.2f} by label and {by_subject:+.2f} by subject: the vectors separate {which}."
+    return (
+        f"{text} The silhouette is {by_label:+.2f} by label and {by_subject:+.2f} by subject: the "
+        f"vectors separate {which}."
+    )

@@ -1,5 +1,5 @@
-"""Vectors of every readout and layer of a model, and the metrics of rows grouped by subject, for
-calibration, embedding and probing.
+"""What calibration, embedding and probing share: drawn rows, vectors of every readout and layer of
+a model, metrics over subjects, and the start of a page of scores.
 
 Legend: n rows, V channels, T samples, D width of a vector, K classes or labels.
 """
@@ -15,16 +15,17 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
-from bitimely_core.errors import UserError, check_choice, usage_error
+from bitimely_core.errors import Reason, UserError, check_choice, input_error, usage_error
+from bitimely_core.evaluate.intervals import explain_few
 from bitimely_core.evaluate.predict import map_batches
-from bitimely_core.evaluate.verdicts import choose_places
+from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models
 from bitimely_core.run import Run
-from bitimely_core.schemas.scores import Difference, MetricValue, TaskScores
+from bitimely_core.schemas.scores import MetricValue, TaskScores
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Batch, Progress
+from bitimely_core.types import Batch, Encoded, Progress
 
 Array = npt.NDArray[Any]
 
@@ -49,12 +50,10 @@ class VectorChoice(NamedTuple):
 
     def describe(self) -> str:
         """As the paper's table calls it."""
-        layers = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(
-            self.layers, f"l = {self.layers}"
-        )
-        return (
-            WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({layers})"
-        )
+        if self.readout == "native":
+            return WORDS["native"]
+        layers = {"last": "L", "last-two": "{L − 1, L}"}.get(self.layers, self.layers)
+        return f"{WORDS[self.readout]} (l = {layers})"
 
 
 def require_labels(run: Run, kind: str) -> Windows:
@@ -72,14 +71,17 @@ def require_labels(run: Run, kind: str) -> Windows:
 
 def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
     """Positions in the index of up to `count` rows of a split, drawn without replacement,
-    ascending; () for an empty split.
+    ascending.
     """
     rows = windows[split].rows
-    return (
-        np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
-        if len(rows)
-        else rows
-    )
+    return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
+
+
+def require_rows(windows: Windows, split: str, rows: Array, requirement: str) -> None:
+    """Raises UserError (no_input, exit 4) for a split without rows."""
+    if not len(rows):
+        problem = f"{windows.name} has no {split} rows"
+        raise input_error(Reason.NO_INPUT, problem, requirement, "Tokenize more subjects")
 
 
 def default_choice(run: Run) -> VectorChoice:
@@ -93,31 +95,40 @@ def default_choice(run: Run) -> VectorChoice:
 def list_choices(
     model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None
 ) -> list[VectorChoice]:
-    """Every readout of every layer of a model, by default without `flatten`. Raises UserError
-    (unknown_name, exit 2) for an unknown readout.
+    """Every layer of `readouts`; by default of all that the model has but `flatten`, up to a width.
+
+    Raises UserError: unknown_name (exit 2) for an unknown readout; that of `heads.pool` for one
+    that the model lacks.
     """
-    for name in readouts or ():
-        check_choice("readout", name, POOLS)
-    out = []
     with torch.inference_mode():
         batch = data.collate(windows, [row])
         encoded = model(data.to_device(batch, data.find_device(model)))
-        depth = len(encoded.hidden)
-        for readout in readouts or [name for name in POOLS if name != "flatten"]:
-            layers = (
-                ["last"]
-                if readout == "native"
-                else ["last", *(["last-two"] if depth > 1 else []), *map(str, range(1, depth))]
-            )
-            try:
-                width = pool(encoded, model, readout, "last").shape[-1]
-            except UserError:  # the model has no such vector
-                if readouts:
-                    raise
-                continue
-            if width <= MAX_WIDTH or readouts:
-                out += [VectorChoice(readout, at) for at in layers]
-    return out
+        for name in readouts or ():
+            check_choice("readout", name, POOLS)
+            pool(encoded, model, name)
+        names = readouts or [name for name in POOLS if _is_default(name, encoded, model)]
+    choices = []
+    for name in names:
+        choices += [VectorChoice(name, layers) for layers in _list_layers(name, encoded)]
+    return choices
+
+
+def _is_default(readout: str, encoded: Encoded, model: Any) -> bool:
+    """Whether a readout is probed by default: the model has it, and it is not too wide."""
+    if readout == "flatten":
+        return False
+    try:
+        return pool(encoded, model, readout).shape[-1] <= MAX_WIDTH
+    except UserError:
+        return False
+
+
+def _list_layers(readout: str, encoded: Encoded) -> list[str]:
+    depth = len(encoded.hidden)
+    if readout == "native":
+        return ["last"]
+    pair = ["last-two"] if depth > 1 else []
+    return ["last", *pair, *map(str, range(1, depth))]
 
 
 def extract_vectors(
@@ -130,32 +141,32 @@ def extract_vectors(
     progress: Progress | None = None,
     label: str = "vectors",
 ) -> dict[VectorChoice, Array]:
-    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model;
-    on one device the bits of `embed`.
+    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model.
+
+    On one device they have the bits of `embed`.
     """
     widths: list[int] = []
 
     def compute(batch: Batch) -> torch.Tensor:
-        encoded, found = model(batch), []
-        for choice in choices:
-            below = (
-                encoded._replace(hidden=encoded.hidden[: int(choice.layers)])
-                if choice.layers.isdigit()
-                else encoded
-            )
-            vectors = pool(
-                below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last"
-            )
-            found.append(average_channels(vectors, batch))
-        widths[:] = [one.shape[1] for one in found]
-        return torch.cat(found, 1)
+        encoded = model(batch)
+        vectors = [
+            average_channels(_read_vector(encoded, model, choice), batch) for choice in choices
+        ]
+        widths[:] = [vector.shape[1] for vector in vectors]
+        return torch.cat(vectors, 1)
 
     parts = map_batches(model, compute, windows, label, device=device, rows=rows, progress=progress)
     if not parts:
         return {choice: np.zeros((0, 1), np.float32) for choice in choices}
-    return dict(
-        zip(choices, np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1), strict=True)
-    )
+    columns = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)
+    return dict(zip(choices, columns, strict=True))
+
+
+def _read_vector(encoded: Encoded, model: Any, choice: VectorChoice) -> torch.Tensor:
+    if not choice.layers.isdigit():
+        return pool(encoded, model, choice.readout, choice.layers)
+    below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)])
+    return pool(below, model, choice.readout)
 
 
 class TestSplit(NamedTuple):
@@ -193,63 +204,38 @@ class TestSplit(NamedTuple):
 
 
 def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> MetricValue:
-    """A metric with its bootstrap standard error and 95 % interval from the `draws` of its
-    replicates; below 5 subjects without.
+    """A metric with its standard error and 95 % interval from the `draws` of its replicates; with
+    fewer than 5 subjects without.
     """
-    kept = draws[np.isfinite(draws)]
+    draws = draws[np.isfinite(draws)]
     if not np.isfinite(value):
-        return MetricValue(n_defined=len(kept), undefined_reason="not defined by these rows")
-    if units < evaluate.MINIMUM_UNITS:
-        reason = f"no CI: {units} subjects, at least {evaluate.MINIMUM_UNITS} required"
-    elif bootstrap < 2 or len(kept) < evaluate.MINIMUM_DEFINED * bootstrap:
-        reason = "no CI: defined in too few replicates"
-    else:
-        lo, hi = np.percentile(kept, [2.5, 97.5])
-        return MetricValue(
-            value=float(value),
-            se=float(kept.std(ddof=1)),
-            lo=float(lo),
-            hi=float(hi),
-            n_defined=len(kept),
-        )
-    return MetricValue(value=float(value), n_defined=len(kept), undefined_reason=reason)
+        return MetricValue(n_defined=len(draws), undefined_reason="not defined by these rows")
+    metric = MetricValue(value=float(value), n_defined=len(draws))
+    reason = explain_few(units, bootstrap)
+    if reason is None and len(draws) < evaluate.MINIMUM_DEFINED * bootstrap:
+        reason = "defined in too few replicates"
+    if reason is not None:
+        return metric.model_copy(update={"undefined_reason": f"no CI: {reason}"})
+    lo, hi = (float(limit) for limit in np.percentile(draws, [2.5, 97.5]))
+    return metric.model_copy(update={"se": float(draws.std(ddof=1)), "lo": lo, "hi": hi})
 
 
 def number_subjects(subjects: Array, seed: int) -> tuple[Array, int]:
-    """Subjects as numbers from 0 in random order, which does not disclose their names, [n], and
-    their count.
+    """Subjects as numbers from 0 in random order, [n], and their count.
+
+    The order does not disclose their names.
     """
     names, codes = np.unique(subjects.astype(str), return_inverse=True)
     return np.random.default_rng([seed, len(names)]).permutation(len(names))[codes], len(names)
 
 
-def format_metric(metric: MetricValue | Difference) -> str:
-    """A metric or a difference as text: 0.842 (95 % CI 0.801 to 0.880)."""
-    value, form, factor, unit = (
-        metric.value if isinstance(metric, MetricValue) else None,
-        ".3f",
-        1.0,
-        "",
-    )
-    if isinstance(metric, Difference):
-        printed = evaluate.MetricUnit(metric.unit or "1", metric.factor or 1.0)
-        bounds = (
-            None if one is None else one * printed.factor
-            for one in (metric.se, metric.lo, metric.hi)
-        )
-        places = choose_places(1 if printed.factor > 1 else 3, *bounds)
-        value, form, factor, unit = (
-            metric.difference,
-            f"+.{places}f",
-            printed.factor,
-            printed.suffix,
-        )
-    if value is None:
+def format_metric(metric: MetricValue) -> str:
+    """A metric as text: 0.842 (95 % CI 0.801 to 0.880)."""
+    if metric.value is None:
         return "undefined"
-    lo, hi = (f"{(end or 0.0) * factor:{form}}" for end in (metric.lo, metric.hi))
-    return f"{value * factor:{form}}{unit} " + (
-        f"(95 % CI {lo} to {hi})" if metric.lo is not None else "(no CI)"
-    )
+    if metric.lo is None:
+        return f"{metric.value:.3f} (no CI)"
+    return f"{metric.value:.3f} (95 % CI {metric.lo:.3f} to {metric.hi:.3f})"
 
 
 def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: int) -> PageBuilder:
@@ -259,21 +245,26 @@ def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: i
     shared = run.count_shared_subjects()
     if shared:
         page.notice(
-            f"{shared} subjects of the test split were also in the training (split: {run.windows().split})."
+            f"{shared} subjects of the test split were also in the training "
+            f"(split: {run.windows().split})."
         )
     if n_subjects < evaluate.MINIMUM_UNITS:
         page.notice(
-            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no confidence intervals, and the variance "
-            "between subjects cannot be estimated."
+            f"The {split} split has {count_units(n_subjects)}: there are no confidence "
+            "intervals, and the variance between subjects cannot be estimated."
         )
     return page
 
 
 def describe_rows(page: PageBuilder, windows: Windows, rows: Mapping[str, Array]) -> None:
     """Add the number of rows of each split to the facts, and a notice where a split was sampled."""
-    page.fact("Rows", ", ".join(f"{len(at):,} {split}" for split, at in rows.items()))
-    for split, at in rows.items():
-        if len(at) < len(windows[split]):
-            page.notice(
-                f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences)."
-            )
+    page.fact("Rows", ", ".join(f"{len(drawn):,} {split}" for split, drawn in rows.items()))
+    for split, drawn in rows.items():
+        note_sample(page, len(drawn), windows, split)
+
+
+def note_sample(page: PageBuilder, count: int, windows: Windows, split: str) -> None:
+    """Add a notice where only `count` of the windows of a split were used."""
+    total = len(windows[split])
+    if count < total:
+        page.notice(f"{count:,} of the {total:,} {split} windows were used (--sequences).")

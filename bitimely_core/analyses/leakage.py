@@ -14,13 +14,14 @@ Legend: B batch, M predictions a row, T timesteps, V channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from bitimely_core import data, objectives
+from bitimely_core import data, objectives, registry
 from bitimely_core import models as building
 from bitimely_core.analyses.leak_stages import (
     Dependence,
@@ -42,7 +43,6 @@ from bitimely_core.objectives import Objective
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
-from bitimely_core.registry import objectives as known
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 from bitimely_core.train.devices import select_device
@@ -57,12 +57,14 @@ SMALL = 10  # tokens of the Jacobian
 VOCABULARY = 20  # codes of the noise
 CHANNELS = 4
 CPU = torch.device("cpu")
+NO_SPAN = (0, -1)  # of a prediction without target
 
 
 @analyses(
     AnalysisFacts(
         takes="model",
-        help="Does the objective show the model its own targets? Jacobian and training on white noise",
+        help="Does the objective show the model its own targets? "
+        "Jacobian and training on white noise",
     )
 )
 def leakage(
@@ -90,38 +92,22 @@ def leakage(
     (see `leak_stages`) and `white_noise`. Raises UserError: more than one run, unknown names (exit
     2).
     """
-    settings, stamp, name = _choose_settings(runs, model, objective, preset)
-    windows = windows or (runs[0].windows() if runs else None)
-    preparation = None if windows is None else windows.preparation
-    if not runs and windows is not None:
-        stamp = objectives.leak_free(
-            settings, normalise=windows.normalise, preparation=[windows.preparation]
-        )
-    chosen = settings.objective.name
-    options = {
-        key: value
-        for key, value in settings.objective.model_dump().items()
-        if key != "direction_sampling"
-    }
-    # the context has seen the negatives of its own past, and can exclude them
-    if known[chosen].facts.states:
-        options["source"] = "rows"
-    objective_fn = objectives.get(**options)
-    page = PageBuilder(f"Leakage of {chosen} in {settings.model.name}")
-    words = (
-        stamp
-        if isinstance(stamp, str)
-        else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
+    settings, source = _choose_settings(runs, model, objective, preset)
+    if runs and windows is None:
+        windows = runs[0].windows()
+    stamp = _find_stamp(runs, settings, windows)
+    name = settings.objective.name
+    page = PageBuilder(f"Leakage of {name} in {settings.model.name}")
+    page.add_facts(
+        {
+            "model": settings.model.name,
+            "objective": name,
+            "preset or run": source,
+            "stamp": stamp if isinstance(stamp, str) else STAMPS[stamp],
+            "seed": str(seed),
+        }
     )
-    facts = {
-        "model": settings.model.name,
-        "objective": chosen,
-        "preset or run": name,
-        "stamp": words,
-        "seed": str(seed),
-    }
-    page.add_facts(facts)
-    if known[chosen].facts.leak_free is None:
+    if registry.objectives[name].facts.leak_free is None:
         unmeasured = {
             "leak_free": None,
             "stamped": stamp,
@@ -129,113 +115,136 @@ def leakage(
             "jacobian": None,
             "white_noise": None,
         }
-        return page.finish(f"{chosen} compares with no target, so nothing can leak.", unmeasured)
-    place = select_device(device)
-    exact = torch.device("cpu") if place.type == "mps" else place  # the Jacobian is in float64
-    with torch.random.fork_rng(devices=[]):
-        measure = measure_code_changes if settings.model.tokenizer == "codes" else measure_jacobian
-        small = _shrink_config(settings.model)
-        jacobian = {
-            mode: measure(small, objective_fn, seed, exact, training=mode == "train")
-            for mode in ("eval", "train")
-        }
-        noise = (
-            train_on_noise(settings.model, objective_fn, steps, seed, place, progress)
-            if steps
-            else None
-        )
-    normalise = windows.normalise if windows is not None else settings.data.normalise
-    cutting = (
-        windows.options if windows is not None and preparation and preparation.channels else None
-    )
-    native = (
-        measure_native(small, jacobian["eval"], cutting, preparation, normalise)
-        if cutting and preparation
-        else []
-    )
-    stages = measure_stages(small, jacobian, native, cutting, preparation, normalise)
-    is_exact = all(found.own == 0 and found.beyond == 0 for found in jacobian.values())
-    is_exact = (
-        is_exact
-        and all(one.forbidden == 0 and one.copied == 0 for one in native)
-        and getattr(windows, "normalise", "") != "window"
-    )
-    is_alive = all(found.allowed > 0 for found in jacobian.values())
-    leak_free = is_exact and is_alive and (noise is None or noise.rel >= NOISE_THRESHOLD)
-    contradiction = stamp is True and not leak_free
+        return page.finish(f"{name} compares with no target, so nothing can leak.", unmeasured)
+    leak = _measure(settings, windows, steps, seed, select_device(device), progress)
+    contradiction = stamp is True and not leak.leak_free
     if contradiction:
-        page.notice(f"{chosen} is stamped leak-free, but it leaks here.")
-    if not is_alive:
-        page.notice(
-            "No prediction depends on any input that it may use: the model is dead, so zero derivatives are no evidence."
-        )
-    if native:
-        page.table(
-            "native",
-            "Influence of native samples that are forbidden",
-            "Largest influence on a prediction of a native sample of its target or beyond it, through one stage alone and through all of them; "
-            "copied: share of target values of which every native sample reaches the prediction.",
-            ["channels", "native Hz", "filters", "resampling", "objective", "all stages", "copied"],
-            [[", ".join(o.channels), o.rate, o.filters, o.resampling, max(jacobian["eval"].own, jacobian["eval"].beyond), o.forbidden, o.copied]
-             for o in native],
-        )  # fmt: skip
-    _add_stages(page, stages)
-    _add_blocks(page, jacobian, noise, "code" if settings.model.tokenizer == "codes" else "sample")
-    summary = {
-        "leak_free": leak_free,
-        "stamped": stamp,
-        "contradiction": contradiction,
-        "jacobian": {
-            mode: {"own": one.own, "beyond": one.beyond, "allowed": one.allowed}
-            for mode, one in jacobian.items()
-        },
-        "native": [
-            {key: value for key, value in one._asdict().items() if not isinstance(value, Influence)}
-            for one in native
-        ],
-        "stages": [{**one._asdict(), "verdict": one.verdict} for one in stages],
-        "white_noise": None
-        if noise is None
-        else {"rel": noise.rel, "parts": noise.parts, "steps": noise.steps, "values": noise.values},
-    }
-    causes = [
-        one.stage + (f" ({one.seconds:.3g} s)" if one.seconds else "")
-        for one in stages
-        if one.verdict != "adds nothing"
-    ]
-    by = f" Stages that add to it: {', '.join(causes)}." if causes else ""
-    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise, native) + by, summary)
+        page.notice(f"{name} is stamped leak-free, but it leaks here.")
+    if not leak.is_alive:
+        page.notice(DEAD)
+    _add_native(page, leak)
+    _add_stages(page, leak.stages)
+    _add_blocks(page, leak, "code" if settings.model.tokenizer == "codes" else "sample")
+    verdict = _verdict(name, stamp, leak) + _describe_causes(leak.stages)
+    about = {"leak_free": leak.leak_free, "stamped": stamp, "contradiction": contradiction}
+    return page.finish(verdict, about | leak.summarize())
+
+
+STAMPS = {True: "leak-free", False: "leaks", None: "no target"}
+DEAD = (
+    "No prediction depends on any input that it may use: the model is dead, so zero derivatives "
+    "are no evidence."
+)
 
 
 def _choose_settings(
     runs: list[Run] | None, model: str, objective: str | None, preset: str
-) -> tuple[Settings, bool | str | None, str]:
-    """Settings, stamp and name of what is examined."""
+) -> tuple[Settings, str]:
+    """Settings of what is examined, and the name of its run or preset."""
     if runs:
         if len(runs) > 1:
             raise usage_error(f"{len(runs)} runs", "leakage takes one")
-        run = runs[0]
-        settings = run.record.settings.model_copy(update={"model": run.model().config})
-        name = run.name
+        config, source = runs[0].model().config, runs[0].name
+        settings = runs[0].record.settings.model_copy(update={"model": config})
     else:
-        entry = models[model]
-        config = build_model_config(
-            entry.name, preset, channels=CHANNELS, codes=building.default_shape(preset).get("codes")
-        )
+        codes = building.default_shape(preset).get("codes")
+        config = build_model_config(models[model].name, preset, channels=CHANNELS, codes=codes)
         with torch.device("meta"):
             config = building.from_config(config).config  # as the model reads it
         settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
-        name = preset
+        source = preset
     if not settings.objective.name:
-        own = models[settings.model.name].facts.objective
-        settings = settings.model_copy(
-            update={"objective": settings.objective.model_copy(update={"name": own})}
-        )
-    known[settings.objective.name]
-    stamp = objectives.leak_free(settings)
+        default = {"name": models[settings.model.name].facts.objective}
+        chosen = settings.objective.model_copy(update=default)
+        settings = settings.model_copy(update={"objective": chosen})
+    return settings, source
+
+
+def _find_stamp(
+    runs: list[Run] | None, settings: Settings, windows: Windows | None
+) -> bool | str | None:
+    """The stamp of a pre-trained run, else that of the settings, without a run on the windows."""
     if runs and not runs[0].record.is_finetuned:
-        stamp = runs[0].record.leak_free
-    return settings, stamp, name
+        return runs[0].record.leak_free
+    if runs or windows is None:
+        return objectives.leak_free(settings)
+    preparation = getattr(windows, "preparation", None)
+    return objectives.leak_free(settings, normalise=windows.normalise, preparation=[preparation])
+
+
+class LeakMeasurement(NamedTuple):
+    """What was measured."""
+
+    jacobian: dict[str, Dependence]  # of modes eval and train
+    noise: NoiseResult | None
+    native: list[NativeInfluence]  # [] without windows
+    stages: list[LeakStage]
+    by_window: bool  # whether the windows are normalised by their own statistics
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether predictions depend on what they may use."""
+        return all(dependence.allowed > 0 for dependence in self.jacobian.values())
+
+    @property
+    def leak_free(self) -> bool:
+        """Whether no prediction depends on its own target, to the last bit."""
+        is_exact = not self.by_window
+        for dependence in self.jacobian.values():
+            is_exact &= dependence.target == dependence.beyond == 0
+        for native in self.native:
+            is_exact &= native.forbidden == native.copied == 0
+        return is_exact and self.is_alive and not self.learns_noise
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether the loss on white noise falls below chance."""
+        return self.noise is not None and self.noise.rel < NOISE_THRESHOLD
+
+    def summarize(self) -> dict[str, object]:
+        """As the summary stores it."""
+        return {
+            "jacobian": {
+                mode: {"own": part.target, "beyond": part.beyond, "allowed": part.allowed}
+                for mode, part in self.jacobian.items()
+            },
+            "native": [native.to_json() for native in self.native],
+            "stages": [{**stage._asdict(), "verdict": stage.verdict} for stage in self.stages],
+            "white_noise": self.noise and self.noise.to_json(),
+        }
+
+
+def _measure(
+    settings: Settings,
+    windows: Windows | None,
+    steps: int,
+    seed: int,
+    place: torch.device,
+    progress: Progress | None,
+) -> LeakMeasurement:
+    config = settings.model
+    options = settings.objective.model_dump(exclude={"direction_sampling"})
+    # the context has seen the negatives of its own past, and can exclude them
+    if registry.objectives[settings.objective.name].facts.states:
+        options["source"] = "rows"
+    objective, small = objectives.get(**options), _shrink_config(config)
+    exact = CPU if place.type == "mps" else place  # the Jacobian is in float64
+    measure = measure_code_changes if config.tokenizer == "codes" else measure_jacobian
+    with torch.random.fork_rng(devices=[]):
+        jacobian = {
+            mode: measure(small, objective, seed, exact, training=mode == "train")
+            for mode in ("eval", "train")
+        }
+        noise = train_on_noise(config, objective, steps, seed, place, progress) if steps else None
+    preparation = getattr(windows, "preparation", None)
+    normalise = settings.data.normalise if windows is None else windows.normalise
+    native, cutting = [], None
+    if windows is not None and preparation is not None and preparation.channels:
+        cutting = windows.options
+        native = measure_native(small, jacobian["eval"], cutting, preparation, normalise)
+    stages = measure_stages(small, jacobian, native, cutting, normalise)
+    by_window = windows is not None and normalise == "window"
+    return LeakMeasurement(jacobian, noise, native, stages, by_window)
 
 
 def _shrink_config(config: ModelConfig) -> ModelConfig:
@@ -263,14 +272,11 @@ def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: b
     )
 
 
-def _find_maxima(size: Tensor, own: Tensor, forbidden: Tensor) -> Tensor:
-    """Largest dependence on own, forbidden and allowed inputs, [3]."""
-    return torch.stack(
-        [
-            (size * kind).amax() if size.numel() else size.new_zeros(())
-            for kind in (own, forbidden, ~forbidden)
-        ]
-    )
+def _find_maxima(sizes: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
+    """Largest dependence on inputs of the target, forbidden and allowed ones, [3]."""
+    if not sizes.numel():
+        return sizes.new_zeros(3)
+    return torch.stack([(sizes * kind).amax() for kind in (target, forbidden, ~forbidden)])
 
 
 def measure_jacobian(
@@ -283,60 +289,58 @@ def measure_jacobian(
 ) -> Dependence:
     """Largest derivative of a prediction with respect to raw samples.
 
-    `own`: those of its own target. `beyond`: those that only a leak can reach, that is for the next
-    token all from the target on, for the
-    previous token all up to it, for hidden tokens all hidden targets of the row. `allowed`: the
-    others. Rows are summed, so a path from row to row counts too.
+    `target`: those of its own target. `beyond`: those that only a leak can reach. They are all from
+    the target on for the next token, all up to it for the previous token, and all hidden targets of
+    the row for hidden tokens. `allowed`: the others. Rows are summed, so a path from row to row
+    counts too.
     """
     torch.manual_seed(seed)
     model = building.from_config(config).double().to(place).train(training)
     draw = Generator().manual_seed(seed)
-    x = (
-        torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64)
-        .to(place)
-        .requires_grad_()
-    )
+    shape = (2, config.length, config.channels)
+    x = torch.randn(shape, generator=draw, dtype=torch.float64).to(place).requires_grad_()
     with record_tokens(model, x) as record:
         result = objective(model, Batch(x), Generator().manual_seed(seed))
     valid = result["valid"] if result["valid"].dim() == 3 else result["valid"][..., None]
-    own = _find_own_samples(model, x, result)  # [B, M, T, V]
-    weight = (
-        torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64).to(place)
-        * valid
-    )
-    maxima, lines, parts, spans = [], [], [], []
-    paths: tuple[list[Influence], list[Influence]] = ([], [])
+    samples = _find_target_samples(model, x, result)  # [B, M, T, V]
+    shape = result["prediction"].shape
+    weight = torch.randn(shape, generator=draw, dtype=torch.float64).to(place) * valid
+    maxima, slopes, parts, spans = [], [], [], []
+    by_tokenizer: list[Influence] = []
+    by_reader: list[Influence] = []
     for name, part in result["slices"].items():
         for m in range(*part.indices(valid.shape[1])):
-            target = (result["prediction"][:, m] * weight[:, m]).sum()
-            (slope,) = torch.autograd.grad(target, x, retain_graph=True, allow_unused=False)
-            slope = slope.abs()
-            rows, forbidden = valid[:, m].any(-1), _forbidden_samples(name, own, m, valid)
-            maxima.append(_find_maxima(slope[rows], own[rows, m], forbidden[rows]))
-            lines.append(slope[:1].sum((0, 2)))
+            prediction = (result["prediction"][:, m] * weight[:, m]).sum()
+            (slope,) = torch.autograd.grad(prediction, x, retain_graph=True)
+            slope, rows = slope.abs(), valid[:, m].any(-1)
+            forbidden = _forbidden_samples(name, samples, m, valid)
+            maxima.append(_find_maxima(slope[rows], samples[rows, m], forbidden[rows]))
+            slopes.append(slope[:1].sum((0, 2)))
             parts.append(name.partition("-")[0])
-            used = own[0, m].any(-1).nonzero().flatten().tolist()
-            spans.append((used[0], used[-1]) if used and bool(rows[0]) else (0, -1))
-            if spans[-1] != (0, -1):
-                split = split_slopes(
-                    target, record, _forbidden_tokens(name, result, m, record.tokens[0].shape[1])
-                )
-                for influences, sizes in zip(paths, split, strict=True):
-                    influences.append(
-                        find_path_influence(sizes[rows] * forbidden[rows], parts[-1], spans[-1])
-                    )
-    own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    tokenizer, reader = map(join_influences, paths)
+            spans.append(_find_span(samples[0, m]) if rows[0] else NO_SPAN)
+            if spans[-1] != NO_SPAN:
+                unread = _forbidden_tokens(name, result, m, record.tokens[0].shape[1])
+                split = split_slopes(prediction, record, unread)
+                for path, sizes in zip((by_tokenizer, by_reader), split, strict=True):
+                    sizes = sizes[rows] * forbidden[rows]
+                    path.append(find_path_influence(sizes, parts[-1], spans[-1]))
+    target, beyond, allowed = torch.stack(maxima).amax(0).tolist()
     return Dependence(
-        own_size,
+        target,
         beyond,
         allowed,
-        torch.stack(lines).cpu().numpy(),
+        torch.stack(slopes).cpu().numpy(),
         tuple(parts),
         tuple(spans),
-        tokenizer,
-        reader,
+        join_influences(by_tokenizer),
+        join_influences(by_reader),
     )
+
+
+def _find_span(samples: Tensor) -> tuple[int, int]:
+    """First and last of the samples of a target, bool [T, V]; `NO_SPAN` without any."""
+    used = samples.any(-1).nonzero().flatten().tolist()
+    return (used[0], used[-1]) if used else NO_SPAN
 
 
 def _forbidden_tokens(name: str, result: Result, m: int, count: int) -> Tensor:
@@ -345,16 +349,16 @@ def _forbidden_tokens(name: str, result: Result, m: int, count: int) -> Tensor:
     if which not in {"next", "previous"}:
         valid = result["valid"][:, part]
         return valid.any(-1) if valid.dim() == 3 else valid
-    wanted = (
-        result["target"][:, m]
-        if result["target"].dim() == 2
-        else result["valid"].new_full(result["valid"].shape[:1], m - part.start, dtype=torch.int64)
-    )
-    at = torch.arange(count, device=wanted.device)
-    return at >= wanted[:, None] if which == "next" else at <= wanted[:, None]
+    if result["target"].dim() == 2:  # numbers of tokens
+        target = result["target"][:, m, None]
+    else:
+        rows = len(result["valid"])
+        target = result["valid"].new_full((rows, 1), m - part.start, dtype=torch.int64)
+    tokens = torch.arange(count, device=target.device)
+    return tokens >= target if which == "next" else tokens <= target
 
 
-def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
+def _find_target_samples(model: Model, x: Tensor, result: Result) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
     if result["target"].dim() == 2:  # numbers of tokens
         fields = torch.stack(_find_fields(model, x), 1)
@@ -376,15 +380,15 @@ def _find_fields(model: Model, x: Tensor) -> list[Tensor]:
     ]
 
 
-def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
-    """Samples that prediction m must not depend on, bool [B, T, V]."""
+def _forbidden_samples(name: str, samples: Tensor, m: int, valid: Tensor) -> Tensor:
+    """Samples that prediction m must not depend on, bool [B, T, V], by those of all targets."""
     which = name.partition("-")[0]  # next-3: the token three steps ahead
     if which not in {"next", "previous"}:
-        return (own & valid.any(-1)[:, :, None, None]).any(1)
-    used = own[:, m].any(-1).any(0).nonzero().flatten()
-    time = torch.arange(own.shape[2], device=own.device)
+        return (samples & valid.any(-1)[:, :, None, None]).any(1)
+    used = samples[:, m].any(-1).any(0).nonzero().flatten()
+    time = torch.arange(samples.shape[2], device=samples.device)
     after = time >= used.min() if which == "next" else time <= used.max()
-    return after[None, :, None].expand(own[:, m].shape)
+    return after[None, :, None].expand(samples[:, m].shape)
 
 
 def measure_code_changes(
@@ -395,8 +399,8 @@ def measure_code_changes(
     *,
     training: bool,
 ) -> Dependence:
-    """Largest change of a prediction when one code is replaced, with its number where the model
-    reads numbers, for the three kinds of `_jacobian`.
+    """Largest change of a prediction when one code is replaced, for the three kinds of
+    `measure_jacobian`. Where the model reads numbers that of the code changes, too.
     """
     torch.manual_seed(seed)
     model = building.from_config(config).double().to(place).train(training)
@@ -407,66 +411,59 @@ def measure_code_changes(
     times[:, 3] = times[:, 2]  # a tie
     numbers = torch.randn(codes.shape, generator=draw, dtype=torch.float64).to(place)
 
+    @torch.no_grad()
     def predict(values: Tensor, numbers: Tensor) -> Result:
-        with torch.no_grad():
-            result: Result = objective(
-                model, Batch(values, times, numbers=numbers), Generator().manual_seed(seed)
-            )
-        return result
+        batch = Batch(values, times, numbers=numbers)
+        return objective(model, batch, Generator().manual_seed(seed))
 
-    before, numbered = predict(codes, numbers), known[objective.config.name].facts.states
-    maxima, lines, reach = [], [], 0
-    wanted = (
-        before["target"]
-        if numbered
-        else torch.cat(
-            [
-                torch.arange(part.stop - part.start, device=place)
-                for part in before["slices"].values()
-            ]
-        )
-    )
+    before = predict(codes, numbers)
+    has_numbers = registry.objectives[objective.config.name].facts.states
+    targets = before["target"] if has_numbers else _number_targets(before)
+    valid = before["valid"] if before["valid"].dim() == 2 else before["valid"].any(-1)
+    maxima, changes, reach = [], [], 0
     for n in range(config.length):
         other = codes.clone()
         other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
         after = predict(other, numbers + (torch.arange(config.length, device=place) == n))
-        change = (after["prediction"] - before["prediction"]).abs().amax(-1)  # [B, M]
-        differs, valid = after["target"] != before["target"], before["valid"]
-        if numbered:
-            differs = before["target"] == n
-        if valid.dim() == 3:
-            differs, valid = differs.any(-1), valid.any(-1)
-        change = change * valid
-        own = differs & valid
-        forbidden = own.clone()
-        if numbered:
-            forbidden |= before["target"] <= n
-        for name, part in () if numbered else before["slices"].items():
-            index = torch.arange(part.stop - part.start, device=place)
-            if name in {"next", "previous"}:
-                if before["valid"].dim() == 2:
-                    forbidden[:, part] |= index <= n if name == "next" else index >= n
-            else:
-                # a hidden code must reach no prediction at all
-                forbidden[:, part] |= own.any(1, keepdim=True)
-        maxima.append(_find_maxima(change, own, forbidden))
-        reach = (
-            max(
-                reach,
-                int(((wanted - n).abs() + 1).expand_as(change)[(change > 0) & forbidden].amax()),
-            )
-            if (change * forbidden).any()
-            else reach
-        )
-        lines.append(change.sum(0))
-    own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    return Dependence(
-        own_size,
-        beyond,
-        allowed,
-        torch.stack(lines, 1).cpu().numpy(),
-        objective=Influence(max(own_size, beyond), reach),
-    )
+        change = (after["prediction"] - before["prediction"]).abs().amax(-1) * valid  # [B, M]
+        if has_numbers:  # targets are numbers of tokens
+            target = (targets == n) & valid
+            forbidden = target | (targets <= n)
+        else:
+            differs = after["target"] != before["target"]
+            target = (differs if differs.dim() == 2 else differs.any(-1)) & valid
+            forbidden = target | _find_forbidden_codes(before, target, n)
+        maxima.append(_find_maxima(change, target, forbidden))
+        changes.append(change.sum(0))
+        leaking = (change > 0) & forbidden
+        if leaking.any():
+            distance = ((targets - n).abs() + 1).expand_as(change)
+            reach = max(reach, int(distance[leaking].amax()))
+    on_target, beyond, allowed = torch.stack(maxima).amax(0).tolist()
+    matrix = torch.stack(changes, 1).cpu().numpy()
+    influence = Influence(max(on_target, beyond), reach)
+    return Dependence(on_target, beyond, allowed, matrix, objective=influence)
+
+
+def _number_targets(result: Result) -> Tensor:
+    """Number of the code of each prediction in its part, [M]."""
+    device = result["valid"].device
+    parts = result["slices"].values()
+    return torch.cat([torch.arange(part.stop - part.start, device=device) for part in parts])
+
+
+def _find_forbidden_codes(result: Result, target: Tensor, n: int) -> Tensor:
+    """Which predictions code n must not reach, bool [B, M], beside those of which it is the
+    `target`.
+    """
+    forbidden, number = torch.zeros_like(target), _number_targets(result)
+    for name, part in result["slices"].items():
+        if name not in {"next", "previous"}:
+            # a hidden code must reach no prediction at all
+            forbidden[:, part] = target.any(1, keepdim=True)
+        elif result["valid"].dim() == 2:
+            forbidden[:, part] = number[part] <= n if name == "next" else number[part] >= n
+    return forbidden
 
 
 class NoiseResult(NamedTuple):
@@ -477,6 +474,10 @@ class NoiseResult(NamedTuple):
     steps: int
     values: int  # held-out targets
     curve: list[tuple[int, float]]  # step and rel during training
+
+    def to_json(self) -> dict[str, object]:
+        """As the summary stores it."""
+        return {"rel": self.rel, "parts": self.parts, "steps": self.steps, "values": self.values}
 
 
 def train_on_noise(
@@ -515,13 +516,12 @@ def train_on_noise(
                 progress("white noise", step + 1, steps)
     model.eval()
     held_out: list[Result] = []
+    values = 0
     with torch.no_grad():
-        while sum(int(result["valid"].sum()) for result in held_out) < HELD_OUT * len(
-            held_out[0]["slices"] if held_out else [0]
-        ):
+        while not held_out or values < HELD_OUT * len(held_out[0]["slices"]):
             held_out.append(objective(model, next(batches), masks))
+            values += int(held_out[-1]["valid"].sum())
     parts = _relative_losses(config, held_out)
-    values = sum(int(result["valid"].sum()) for result in held_out)
     return NoiseResult(min(parts.values()), parts, steps, values, curve)
 
 
@@ -537,126 +537,165 @@ def _draw_noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
 
 
 def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, float]:
-    """Rel of each part over several batches; the class of [EOS], which can be predicted, is left
-    out.
-    """
-    out = {}
+    """Rel of each part over several batches."""
     if config.tokenizer != "codes" and results[0]["target"].dim() == 2:  # candidates: 1 is chance
         return {"rel": float(torch.stack([result["rel"].detach() for result in results]).mean())}
+    losses = {}
     for name, part in results[0]["slices"].items():
         prediction, target, valid = (
             torch.cat([result[key][:, part].detach() for result in results])
             for key in ("prediction", "target", "valid")
         )
         if config.tokenizer != "codes":
-            error, spread = (
-                (prediction - target)[valid].square().mean(),
-                target[valid].var(unbiased=False),
-            )
-            out[name] = float(error / spread)
-            continue
-        if target.dim() == 3:  # sets: one code a time
-            keep = valid.any(-1) & (target[..., -1] == 0)
-            found = torch.nn.functional.binary_cross_entropy_with_logits(
-                prediction[keep][:, :-1], target[keep][:, :-1]
-            )
-            share = 1 / VOCABULARY
-            out[name] = float(found) / -(
-                share * math.log(share) + (1 - share) * math.log(1 - share)
-            )
-            continue
-        target = torch.where(valid & (target < VOCABULARY), target, IGNORE)
-        loss = torch.nn.functional.cross_entropy(
-            prediction[..., :-1].flatten(0, 1), target.flatten(), ignore_index=IGNORE
+            error = (prediction - target)[valid].square().mean()
+            losses[name] = float(error / target[valid].var(unbiased=False))
+        else:
+            losses[name] = _relative_code_loss(prediction, target, valid)
+    return losses
+
+
+def _relative_code_loss(prediction: Tensor, target: Tensor, valid: Tensor) -> float:
+    """Cross-entropy over that of uniform codes. The class of [EOS], which can be predicted, is left
+    out.
+    """
+    if target.dim() == 3:  # sets: one code a time
+        rows = valid.any(-1) & (target[..., -1] == 0)
+        loss = binary_cross_entropy_with_logits(prediction[rows][:, :-1], target[rows][:, :-1])
+        share = 1 / VOCABULARY
+        return float(loss) / -(share * math.log(share) + (1 - share) * math.log(1 - share))
+    target = torch.where(valid & (target < VOCABULARY), target, IGNORE)
+    loss = cross_entropy(prediction[..., :-1].flatten(0, 1), target.flatten(), ignore_index=IGNORE)
+    return float(loss) / math.log(VOCABULARY)
+
+
+def _verdict(name: str, stamp: bool | str | None, leak: LeakMeasurement) -> str:
+    trained = ""
+    if leak.noise is not None:
+        trained = (
+            f" After training on white noise the held-out loss is {leak.noise.rel:.2f} of the "
+            "variance (1 = chance)."
         )
-        out[name] = float(loss) / math.log(VOCABULARY)
-    return out
+    return f"{name} {_describe_leak(stamp, leak)}.{trained}"
 
 
-def _verdict(
-    name: str,
-    leak_free: bool,
-    stamp: bool | str | None,
-    jacobian: Mapping[str, Dependence],
-    noise: NoiseResult | None,
-    native: list[NativeInfluence],
-) -> str:
-    largest = max(max(found.own, found.beyond) for found in jacobian.values())
-    trained = (
-        ""
-        if noise is None
-        else f" After training on white noise the held-out loss is {noise.rel:.2f} of the variance (1 = chance)."
-    )
-    if leak_free:
-        return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
-    worst = max(native, key=lambda one: (one.forbidden, one.copied), default=None)
+def _describe_leak(stamp: bool | str | None, leak: LeakMeasurement) -> str:
+    if leak.leak_free:
+        return "is leak-free here: no prediction depends on its own target, to the last bit"
+    largest = max(dependence.forbidden for dependence in leak.jacobian.values())
+    worst = max(leak.native, key=lambda native: (native.forbidden, native.copied), default=None)
     if largest == 0 and worst is not None and (worst.forbidden > 0 or worst.copied > 0):
         return (
-            f"{name} leaks through the preparation of {', '.join(worst.channels)}: native samples of a target, or beyond it, reach its prediction "
-            f"(influence up to {worst.forbidden:.2g}), and all samples of {worst.copied:.0%} of the target values do.{trained}"
+            f"leaks through the preparation of {worst.names}: native samples of a target, or "
+            f"beyond it, reach its prediction (influence up to {worst.forbidden:.2g}), and all "
+            f"samples of {worst.copied:.0%} of the target values do"
         )
-    if (
-        isinstance(stamp, str)
-        and max(jacobian["eval"].own, jacobian["eval"].beyond) == 0 < jacobian["eval"].allowed
-    ):
-        return f"{name} is leak-free {stamp}: by them alone a prediction depends on its own target in training (derivative up to {largest:.2g}).{trained}"
-    if largest == 0 and noise is not None and noise.rel < NOISE_THRESHOLD:
-        return f"{name} leaks after training.{trained}"
-    return f"{name} leaks: a prediction depends on its own target (derivative up to {largest:.2g}).{trained}"
+    evaluated = leak.jacobian["eval"]
+    if isinstance(stamp, str) and evaluated.forbidden == 0 < evaluated.allowed:
+        return (
+            f"is leak-free {stamp}: by them alone a prediction depends on its own target in "
+            f"training (derivative up to {largest:.2g})"
+        )
+    if largest == 0 and leak.learns_noise:
+        return "leaks after training"
+    return f"leaks: a prediction depends on its own target (derivative up to {largest:.2g})"
+
+
+def _describe_causes(stages: list[LeakStage]) -> str:
+    causes = [
+        stage.stage + (f" ({stage.seconds:.3g} s)" if stage.seconds else "")
+        for stage in stages
+        if stage.verdict != "adds nothing"
+    ]
+    return f" Stages that add to it: {', '.join(causes)}." if causes else ""
+
+
+NATIVE = (
+    "Largest influence on a prediction of a native sample of its target or beyond it, through one "
+    "stage alone and through all of them; copied: share of target values of which every native "
+    "sample reaches the prediction."
+)
+STAGES = (
+    "Each stage by itself, the others as if they kept samples apart. Influence: the largest change "
+    "of what a prediction may read (last three rows: of the prediction) with a native sample of "
+    "its target or beyond it. Reach: how far that sample lies from what is read. Copied: share of "
+    "the target values that hold nothing but samples that are read."
+)
+JACOBIAN = (
+    "Largest dependence of any prediction, in float64. Leak-free: 0 in the first two columns and "
+    "not 0 in the third."
+)
+MAP = (
+    "Rows: predictions, next-token ones first. A leak-free objective leaves one side of the "
+    "diagonal empty."
+)
+NOISE = (
+    "Noise cannot be predicted, so the loss of a leak-free objective stays at 1. A falling curve "
+    "is a copy of the target."
+)
+
+
+def _add_native(page: PageBuilder, leak: LeakMeasurement) -> None:
+    if not leak.native:
+        return
+    objective = leak.jacobian["eval"].forbidden
+    rows = [
+        [
+            part.names,
+            part.step.native_rate,
+            part.filters.size,
+            part.resampling.size,
+            objective,
+            part.forbidden,
+            part.copied,
+        ]
+        for part in leak.native
+    ]
+    page.table(
+        "native",
+        "Influence of native samples that are forbidden",
+        NATIVE,
+        ["channels", "native Hz", "filters", "resampling", "objective", "all stages", "copied"],
+        rows,
+    )
 
 
 def _add_stages(page: PageBuilder, stages: list[LeakStage]) -> None:
-    page.table(
-        "stages",
-        "What each stage adds",
-        "Each stage by itself, the others as if they kept samples apart. Influence: the largest change of what a prediction may read (last three "
-        "rows: of the prediction) with a native sample of its target or beyond it. Reach: how far that sample lies from what is read. Copied: share "
-        "of the target values that hold nothing but samples that are read.",
-        ["stage", "here", "influence", "reach (values)", "reach (s)", "copied", "verdict"],
+    rows = [
         [
-            [
-                o.stage,
-                o.action,
-                o.influence,
-                o.reach,
-                "" if o.seconds is None else o.seconds,
-                o.copied,
-                o.verdict,
-            ]
-            for o in stages
-        ],
-    )
+            row.stage,
+            row.action,
+            row.influence,
+            row.reach,
+            "" if row.seconds is None else row.seconds,
+            row.copied,
+            row.verdict,
+        ]
+        for row in stages
+    ]
+    columns = ["stage", "here", "influence", "reach (values)", "reach (s)", "copied", "verdict"]
+    page.table("stages", "What each stage adds", STAGES, columns, rows)
 
 
-def _add_blocks(
-    page: PageBuilder, jacobian: Mapping[str, Dependence], noise: NoiseResult | None, unit: str
-) -> None:
+def _add_blocks(page: PageBuilder, leak: LeakMeasurement, unit: str) -> None:
     page.table(
         "jacobian",
         "Dependence of predictions on inputs",
-        "Largest dependence of any prediction, in float64. Leak-free: 0 in the first two columns and not 0 in the third.",
+        JACOBIAN,
         ["mode", "its own target", "inputs of the forbidden side", "allowed inputs"],
-        [[mode, found.own, found.beyond, found.allowed] for mode, found in jacobian.items()],
+        [[mode, *dependence[:3]] for mode, dependence in leak.jacobian.items()],
     )
-    page.figure(
-        "jacobian",
-        f"Dependence of each prediction on each {unit}",
-        "Rows: predictions, next-token ones first. A leak-free objective leaves one side of the diagonal empty.",
-        HeatMap(jacobian["eval"].map, xlabel=unit, ylabel="prediction"),
-    )
-    if noise is None:
+    heat_map = HeatMap(leak.jacobian["eval"].map, xlabel=unit, ylabel="prediction")
+    page.figure("jacobian", f"Dependence of each prediction on each {unit}", MAP, heat_map)
+    if leak.noise is None:
         return
-    at, rel = ([point[k] for point in noise.curve] for k in (0, 1))
+    steps, rel = map(list, zip(*leak.noise.curve, strict=True))
+    lines = [
+        Line("training", steps, rel),
+        Line("held out, after training", [steps[0], steps[-1]], [leak.noise.rel] * 2),
+    ]
     page.figure(
         "white-noise",
         "Loss on white noise relative to the variance",
-        "Noise cannot be predicted, so the loss of a leak-free objective stays at 1. A falling curve is a copy of the target.",
-        LinePlot(
-            [
-                Line("training", at, rel),
-                Line("held out, after training", [at[0], at[-1]], [noise.rel] * 2),
-            ],
-            xlabel="step",
-            ylabel="loss / variance",
-        ),
+        NOISE,
+        LinePlot(lines, xlabel="step", ylabel="loss / variance"),
     )

@@ -1,4 +1,5 @@
-"""Linear probes by layer and readout of a frozen model (the paper's probing study).
+"""What a linear map can read from each layer and readout of a frozen model (the paper's probing
+study).
 
 On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the
 training split, its penalty is chosen by the loss on the validation split, and it is scored on the
@@ -24,7 +25,7 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.analyses.controls import randomise_model
-from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.errors import usage_error
 from bitimely_core.evaluate.linear import (
     DEFAULT_PENALTY,
     LinearProbe,
@@ -67,17 +68,29 @@ class ProbeScores(NamedTuple):
         return str(self.scores.main)
 
     @property
+    def name(self) -> str:
+        """The metric that is shown, in words."""
+        return evaluate.NAMES[self.main]
+
+    @property
+    def minus(self) -> str:
+        """The column of differences to the default readout, with their unit."""
+        unit = evaluate.find_unit(self.main, self.scores.unit).name
+        return "minus the default, paired" + ("" if unit == "1" else f" ({unit})")
+
+    @property
+    def first(self) -> str:
+        """The key of the default readout."""
+        return make_key("trained", self.default)
+
+    @property
     def has_control(self) -> bool:
         """Whether random weights were probed."""
         return make_key("random", self.default) in self.probes
 
     def all_metrics(self, key: str) -> dict[str, MetricValue]:
         """All metrics of a probe or baseline."""
-        return (
-            self.scores.metrics
-            if key == make_key("trained", self.default)
-            else self.scores.baselines[key].metrics
-        )
+        return self.scores.metrics if key == self.first else self.scores.baselines[key].metrics
 
     def metric(self, key: str) -> MetricValue:
         """The main metric of a probe or baseline."""
@@ -92,11 +105,7 @@ class ProbeScores(NamedTuple):
         """The main metric of every other readout and layer less that of the default readout: one
         family.
         """
-        keys = [
-            key
-            for choice in self.choices
-            if (key := make_key("trained", choice)) != make_key("trained", self.default)
-        ]
+        keys = [make_key("trained", choice) for choice in self.choices if choice != self.default]
         return evaluate.correct_pairs(
             {key: negate_difference(self.metric(key).difference or Difference()) for key in keys}
         )
@@ -105,11 +114,9 @@ class ProbeScores(NamedTuple):
         """The main metric of the default readout less that of random weights and of features
         without a model: the second family.
         """
-        keys = [
-            key for key in (make_key("random", self.default), "raw") if key in self.scores.baselines
-        ]
+        keys = [make_key("random", self.default)] if self.has_control else []
         return evaluate.correct_pairs(
-            {key: self.metric(key).difference or Difference() for key in keys}
+            {key: self.metric(key).difference or Difference() for key in [*keys, "raw"]}
         )
 
 
@@ -117,7 +124,8 @@ class ProbeScores(NamedTuple):
     AnalysisFacts(
         takes="runs",
         scores=True,
-        help="Linear probes by layer and readout of a frozen model, beside random weights and fine-tuned runs",
+        help="Linear probes by layer and readout of a frozen model, "
+        "beside random weights and fine-tuned runs",
     )
 )
 def probing(
@@ -150,65 +158,47 @@ def probing(
     windows = features.require_labels(run, "probing")
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
-    target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
-    names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
-    default = features.default_choice(run)
-    choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
-    if default not in choices:
-        choices.insert(0, default)
-    models = {
-        "trained": run.model(),
-        **({"random": draw_random_weights(run.model(), seed)} if control else {}),
-    }
+    target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}
+    choices = _list_choices(run, windows, rows, readouts)
+    models = {"trained": run.model()}
+    if control:
+        models["random"] = draw_random_weights(run.model(), seed)
     probes = fit_model_probes(
         models, windows, rows, target, choices, device=device, progress=progress
     )
     probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
-    first = make_key("trained", default)
-    baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
-    found = ProbeScores(
-        probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default
-    )
-    tuned = _score_fine_tuned(
-        [one for one in runs if one.head() is not None], test, found, device, progress
-    )
-    page = features.start_scored_page(
-        f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed
-    )
-    for one in runs[1:]:
-        page.notice(
-            *features.start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices
-        )
-    page.notice(*found.scores.remarks)
+    baselines = {name: probe.prediction for name, probe in probes.items()}
+    default = features.default_choice(run)
+    first = baselines.pop(make_key("trained", default))
+    scores = test.score(first, baselines, target["train"])
+    probed = ProbeScores(probes, scores, choices, default)
+    tuned = _score_fine_tuned(runs, test, probed, device, progress)
+    n_subjects = scores.n_subjects or 0
+    page = features.start_scored_page(f"Probes on {run.name}", run, "test", n_subjects, seed)
+    for other in runs[1:]:
+        page.notice(*features.start_scored_page("", other, "test", n_subjects, seed).notices)
+    page.notice(*scores.remarks)
     features.describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
-    page.fact("Intervals", f"over {found.scores.n_subjects} subjects")
-    _add_notices(
-        page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None
-    )
-    plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
-    shown = {
-        first: default.describe(),
-        make_key("random", default): "random weights",
-        "raw": plain,
-        **CONSTANTS,
-    }
-    _add_scores(
-        page,
-        found,
-        {
-            key: words
-            for key, words in shown.items()
-            if key == first or key in found.scores.baselines
-        },
-        tuned,
-    )
-    summary = _summarize(run, found, rows, seed)
+    page.fact("Intervals", f"over {scores.n_subjects} subjects")
+    _add_notices(page, probed, rows, all_readouts=readouts == "all")
+    _add_scores(page, probed, _name_controls(probed, windows), tuned)
+    summary = _summarize(run, probed, rows, seed)
     if tuned:
-        summary["fine_tuned"] = {name: one.to_json() for name, one in tuned.items()}
-    return page.finish(_verdict(found, windows.name), summary)
+        summary["fine_tuned"] = {name: part.to_json() for name, part in tuned.items()}
+    return page.finish(_verdict(probed, windows.name), summary)
+
+
+def _list_choices(
+    run: Run, windows: Windows, rows: Mapping[str, Array], readouts: str
+) -> list[features.VectorChoice]:
+    """Layers of the named readouts, with the default of the run."""
+    names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
+    choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
+    default = features.default_choice(run)
+    return choices if default in choices else [default, *choices]
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
@@ -240,14 +230,9 @@ def draw_splits(windows: Windows, fitted: int, scored: int, seed: int) -> dict[s
         split: features.draw_rows(windows, split, scored if split == "test" else fitted, seed)
         for split in SPLITS
     }
+    requirement = "a probe is fitted on the training split and scored on the test split"
     for split in ("train", "test"):
-        if not len(rows[split]):
-            raise input_error(
-                Reason.NO_INPUT,
-                f"{windows.name} has no {split} rows",
-                "a probe is fitted on the training split and scored on the test split",
-                "Tokenize more subjects",
-            )
+        features.require_rows(windows, split, rows[split], requirement)
     return rows
 
 
@@ -255,9 +240,8 @@ def fit_simple_features(
     windows: Windows, rows: Mapping[str, Array], target: Mapping[str, Array]
 ) -> LinearProbe:
     """The probe of the features that need no model."""
-    return fit_windows(
-        windows, {split: extract_simple_features(windows, at) for split, at in rows.items()}, target
-    )
+    x = {split: extract_simple_features(windows, drawn) for split, drawn in rows.items()}
+    return fit_windows(windows, x, target)
 
 
 def draw_random_weights(model: Any, seed: int) -> Any:
@@ -284,13 +268,13 @@ def fit_model_probes(
             split: features.extract_vectors(
                 model,
                 windows,
-                at,
+                drawn,
                 choices,
                 device=device,
                 progress=progress,
                 label=f"{name}: {split}",
             )
-            for split, at in rows.items()
+            for split, drawn in rows.items()
         }
         for choice in choices:
             probes[make_key(name, choice)] = fit_windows(
@@ -330,41 +314,51 @@ class FineTunedScores(NamedTuple):
 def _score_fine_tuned(
     runs: Sequence[Run],
     test: features.TestSplit,
-    found: ProbeScores,
+    probed: ProbeScores,
     device: str,
     progress: Progress | None,
 ) -> dict[str, FineTunedScores]:
-    """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the
-    reference of the differences.
+    """Scores of the fine-tuned ones of `runs`; the first that reads the default vector, else the
+    first, is the reference of the differences.
     """
-    if not runs:
+    choices, predictions = {}, {}
+    for run in runs:
+        if run.head() is not None:
+            choices[run.name] = features.default_choice(run)
+            predictions[run.name] = predict_rows(
+                run.head(), test.windows, test.rows, progress, f"predict {run.name}", device
+            )
+    if not choices:
         return {}
-    predictions = {
-        run.name: predict_rows(
-            run.head(), test.windows, test.rows, progress, f"predict {run.name}", device
+    first = min(choices, key=lambda name: choices[name] != probed.default)
+    others = {name: part for name, part in predictions.items() if name != first}
+    between = test.score(predictions[first], others)
+    return {
+        name: _score_beside_probe(
+            test,
+            choice,
+            predictions[name],
+            probed.probes.get(make_key("trained", choice)),
+            None if name == first else between.baselines[name].metrics[probed.main].difference,
         )
-        for run in runs
+        for name, choice in choices.items()
     }
-    choices = {run.name: features.default_choice(run) for run in runs}
-    first = next((name for name in predictions if choices[name] == found.default), runs[0].name)
-    between = test.score(
-        predictions[first], {name: part for name, part in predictions.items() if name != first}
-    )
-    main = str(between.main)
-    out: dict[str, FineTunedScores] = {}
-    for name, prediction in predictions.items():
-        probe = found.probes.get(make_key("trained", choices[name]))
-        scores = test.score(prediction, {"frozen": probe.prediction} if probe is not None else {})
-        frozen = scores.baselines["frozen"].metrics.get(main) if probe is not None else None
-        difference = None if name == first else between.baselines[name].metrics[main].difference
-        out[name] = FineTunedScores(
-            choices[name],
-            scores.metrics[main],
-            None if difference is None else negate_difference(difference),
-            None if frozen is None else frozen.value,
-            None if frozen is None else frozen.difference,
-        )
-    return out
+
+
+def _score_beside_probe(
+    test: features.TestSplit,
+    choice: features.VectorChoice,
+    prediction: Array,
+    probe: LinearProbe | None,
+    difference: Difference | None,
+) -> FineTunedScores:
+    """Scores of a run with its `difference`, reference less run, and of the probe of its vector."""
+    scores = test.score(prediction, {} if probe is None else {"frozen": probe.prediction})
+    main, frozen = str(scores.main), MetricValue()
+    if probe is not None:
+        frozen = scores.baselines["frozen"].metrics.get(main, frozen)
+    negated = None if difference is None else negate_difference(difference)
+    return FineTunedScores(choice, scores.metrics[main], negated, frozen.value, frozen.difference)
 
 
 def make_key(source: str, choice: features.VectorChoice) -> str:
@@ -384,8 +378,8 @@ def _scale_difference(difference: Difference | None) -> MetricValue | None:
     if difference is None:
         return None
     value, lo, hi = (
-        None if v is None else v * (difference.factor or 1)
-        for v in (difference.difference, difference.lo, difference.hi)
+        None if number is None else number * (difference.factor or 1)
+        for number in (difference.difference, difference.lo, difference.hi)
     )
     return MetricValue(value=value, lo=lo, hi=hi)
 
@@ -402,255 +396,273 @@ def _make_cells(d: CorrectedDifference | None, metric: PrintedMetric) -> list[ob
 
 
 HOW_TO_READ = (
-    "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. Differences to the default "
-    "readout are paired (same windows, subject by subject), so they are more precise than the overlap of two intervals suggests; those of all "
-    "readouts and layers on this page are one family with Holm correction, in the main metric. If the corrected 95 % CI contains 0, the "
-    "difference is not significant. They speak of this trained model. The effect of pre-training is the gap to random weights, not the score."
+    "Each row is a linear probe: the model is frozen, only a linear map from its vector to the "
+    "labels is fitted. Differences to the default readout are paired (same windows, subject by "
+    "subject), so they are more precise than the overlap of two intervals suggests; those of all "
+    "readouts and layers on this page are one family with Holm correction, in the main metric. If "
+    "the corrected 95 % CI contains 0, the difference is not significant. They speak of this "
+    "trained model. The effect of pre-training is the gap to random weights, not the score."
+)
+MAIN = (
+    "{name} ({side} is better) of linear probes on {n:,} test windows of {n_subjects} subjects: "
+    "the default readout and its baselines. A probe no better than random weights and raw features "
+    "shows no benefit of pre-training."
 )
 TABLE = (
-    "Rows as in the paper's probing table, in which [SOS] of the last layer is best by 0.2 to 1.8 points. Differences below 0 whose corrected "
-    "95 % CI exclude 0 would confirm that; evidence against it: a significant difference above 0."
+    "Rows as in the paper's probing table, in which [SOS] of the last layer is best by 0.2 to 1.8 "
+    "points. Differences below 0 whose corrected 95 % CI exclude 0 would confirm that; evidence "
+    "against it: a significant difference above 0."
 )
 TUNED = (
-    "The same windows: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
-    "that reads the default vector. One seed each: variance between seeds is not in the intervals over subjects, which are not corrected, and "
-    "nothing is said about the methods."
+    "The same windows: runs whose weights were trained on the labels, each with the vector that it "
+    "reads. The default is the run that reads the default vector. One seed each: variance between "
+    "seeds is not in the intervals over subjects, which are not corrected, and nothing is said "
+    "about the methods."
 )
-REST = "The other readouts and layers. L is the last layer. The maximum over many rows is optimistic; choose by the validation split."
+REST = (
+    "The other readouts and layers. L is the last layer. The maximum over many rows is optimistic; "
+    "choose by the validation split."
+)
 LAYERS = (
-    "Each line is a readout; bands are 95 % CI over subjects (default readout only), x is the layer. If pre-training learnt features of the "
-    "labels, the lines exceed those of random weights; where they coincide, the architecture explains the score."
+    "Each line is a readout; bands are 95 % CI over subjects (default readout only), x is the "
+    "layer. If pre-training learnt features of the labels, the lines exceed those of random "
+    "weights; where they coincide, the architecture explains the score."
 )
 CONTROLS = (
-    "The default readout beside random weights, features without a model and a constant prediction; differences are paired, control minus "
-    "default readout. Random weights (one draw) and features are the second family with Holm correction. Evidence against a benefit of "
+    "The default readout beside random weights, features without a model and a constant "
+    "prediction; differences are paired, control minus default readout. Random weights (one draw) "
+    "and features are the second family with Holm correction. Evidence against a benefit of "
     "pre-training: a control that is not significantly worse."
 )
 
 
 def _add_notices(
-    page: PageBuilder, found: ProbeScores, *, has_validation: bool, all_readouts: bool
+    page: PageBuilder, probed: ProbeScores, rows: Mapping[str, Array], *, all_readouts: bool
 ) -> None:
-    if not has_validation:
+    if not len(rows["validation"]):
         page.notice(f"No validation split: all penalties are {DEFAULT_PENALTY:g}.")
-    unfinished = sum(probe.unfinished for probe in found.probes.values())
+    unfinished = sum(probe.unfinished for probe in probed.probes.values())
     if unfinished:
         page.notice(f"{unfinished} of the fits stopped before convergence.")
-    if all_readouts and "flatten" not in {choice.readout for choice in found.choices}:
+    if all_readouts and "flatten" not in {choice.readout for choice in probed.choices}:
         page.notice(
-            "The readout flatten was excluded, because its vector is wider by the number of tokens; include it by --readouts flatten."
+            "The readout flatten was excluded, because its vector is wider by the number of "
+            "tokens; include it by --readouts flatten."
         )
+
+
+def _name_controls(probed: ProbeScores, windows: Windows) -> dict[str, str]:
+    """Key -> words of the default readout and of what it is compared with."""
+    plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
+    words = {make_key("random", probed.default): "random weights", "raw": plain, **CONSTANTS}
+    compared = {key: text for key, text in words.items() if key in probed.scores.baselines}
+    return {probed.first: probed.default.describe(), **compared}
 
 
 def _add_scores(
     page: PageBuilder,
-    found: ProbeScores,
+    probed: ProbeScores,
     controls: Mapping[str, str],
     tuned: Mapping[str, FineTunedScores],
 ) -> None:
-    """Figures and tables; `controls` names the default readout and what it is compared with."""
-    name = evaluate.NAMES[found.main]
-    side = "lower" if found.main in evaluate.LOWER_IS_BETTER else "higher"
-    caption = (
-        f"{name[0].upper()}{name[1:]} ({side} is better) of linear probes on {found.scores.n:,} test windows of {found.scores.n_subjects} "
-        "subjects: the default readout and its baselines. A probe no better than random weights and raw features shows no benefit of pre-training."
+    """Figures and tables; `controls` are those of `_name_controls`."""
+    name = probed.name
+    bars = BarPlot.from_metrics(
+        {words: probed.metric(key) for key, words in controls.items()}, name
     )
-    bars = BarPlot.from_metrics({words: found.metric(key) for key, words in controls.items()}, name)
+    caption = MAIN.format(
+        name=name[0].upper() + name[1:],
+        side="lower" if probed.main in evaluate.LOWER_IS_BETTER else "higher",
+        n=probed.scores.n,
+        n_subjects=probed.scores.n_subjects,
+    )
     page.figure("main-score", f"Probe: {name}", caption, bars)
     page.text(HOW_TO_READ)
     order = [
-        features.VectorChoice(readout, layers)
-        for layers in ("last", "last-two")
-        for readout in PAPER_READOUTS
+        *(features.VectorChoice(readout, "last") for readout in PAPER_READOUTS),
+        *(features.VectorChoice(readout, "last-two") for readout in PAPER_READOUTS),
     ]
-    of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
-    others = [choice for choice in found.choices if choice not in order]
-    differences, controlled = found.differences(), found.control_differences()
-    minus = f"minus the default, paired ({evaluate.find_unit(found.main, found.scores.unit).name})".replace(
-        " (1)", ""
-    )
-    columns = ["sequence representation", name, "standard error", minus, *FAMILY]
-    columns += [*(["random weights"] if found.has_control else []), "penalty"]
-    if of_paper:
-        page.table(
-            "probing",
-            "The paper's probing table",
-            TABLE,
-            columns,
-            [_make_row(found, choice, differences) for choice in of_paper],
-        )
-    if tuned:
-        words = ["run", "sequence representation", name, "standard error", minus, "frozen probe"]
-        rows = []
-        for run, one in tuned.items():
-            cells = [
-                one.metric,
-                one.metric.se,
-                _scale_difference(one.difference),
-                one.frozen,
-                _scale_difference(one.beyond_frozen),
-            ]
-            rows.append([run, one.choice.describe(), *cells])
-        page.table(
-            "fine-tuned",
-            "Fine-tuned",
-            TUNED,
-            [*words, minus.replace("default", "frozen probe")],
-            rows,
-        )
-    depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
-    if depth > 1:
-        _add_layers(page, found, depth, name)
-    if others:
-        page.table(
-            "others",
-            "Other readouts and layers",
-            REST,
-            columns,
-            [_make_row(found, choice, differences) for choice in others],
-        )
-    beside: list[list[object]] = []
-    for key, title in controls.items():
-        m, d = found.metric(key), controlled.get(key)
-        plain = None if m.difference is None else _scale_difference(negate_difference(m.difference))
-        judged = [None, None] if d is None else [d.p_holm, _name_control(d, found)]
-        beside.append([title, m, m.se, plain, *judged, m.undefined_reason or ""])
-    columns = ["probe", name, "standard error", minus, "p, Holm", "significant?", "remark"]
-    page.table("controls", "Baselines of a probe", CONTROLS, columns, beside)
+    paper = [choice for choice in order if choice in probed.choices]
+    others = [choice for choice in probed.choices if choice not in order]
+    _add_probes(page, "probing", "The paper's probing table", TABLE, probed, paper)
+    _add_tuned(page, probed, tuned)
+    _add_layers(page, probed)
+    _add_probes(page, "others", "Other readouts and layers", REST, probed, others)
+    _add_controls(page, probed, controls)
 
 
-def _name_control(d: CorrectedDifference, found: ProbeScores) -> str:
-    """The verdict on a control, whose difference is that of the default less it."""
-    return {"better": "worse", "worse": "better"}.get(
-        word := name_verdict(d, found.print_metric), word
-    )
+def _add_probes(
+    page: PageBuilder,
+    name: str,
+    title: str,
+    caption: str,
+    probed: ProbeScores,
+    choices: Sequence[features.VectorChoice],
+) -> None:
+    """Add a table of probes, a row a choice, where there is any."""
+    if not choices:
+        return
+    random = ["random weights"] if probed.has_control else []
+    columns = ["sequence representation", probed.name, "standard error", probed.minus, *FAMILY]
+    differences, rows = probed.differences(), []
+    for choice in choices:
+        key = make_key("trained", choice)
+        metric = probed.metric(key)
+        cells = _make_cells(differences.get(key), probed.print_metric)
+        row = [choice.describe(), metric, metric.se, *cells]
+        row += [probed.metric(make_key("random", choice)).value for _ in random]
+        rows.append([*row, float(np.median(probed.probes[key].penalty))])
+    page.table(name, title, caption, [*columns, *random, "penalty"], rows)
 
 
-def _make_row(
-    found: ProbeScores,
-    choice: features.VectorChoice,
-    differences: Mapping[str, CorrectedDifference],
-) -> list[object]:
-    key = make_key("trained", choice)
-    metric = found.metric(key)
-    control = [found.metric(make_key("random", choice)).value] if found.has_control else []
-    penalty = float(np.median(found.probes[key].penalty))
-    return [
-        choice.describe(),
-        metric,
-        metric.se,
-        *_make_cells(differences.get(key), found.print_metric),
-        *control,
-        penalty,
+def _add_tuned(
+    page: PageBuilder, probed: ProbeScores, tuned: Mapping[str, FineTunedScores]
+) -> None:
+    """Add the table of fine-tuned runs, where there is any."""
+    if not tuned:
+        return
+    columns = [
+        "run",
+        "sequence representation",
+        probed.name,
+        "standard error",
+        probed.minus,
+        "frozen probe",
+        probed.minus.replace("default", "frozen probe"),
     ]
+    rows = [
+        [
+            run,
+            part.choice.describe(),
+            part.metric,
+            part.metric.se,
+            _scale_difference(part.difference),
+            part.frozen,
+            _scale_difference(part.beyond_frozen),
+        ]
+        for run, part in tuned.items()
+    ]
+    page.table("fine-tuned", "Fine-tuned", TUNED, columns, rows)
 
 
-def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:
+def _add_layers(page: PageBuilder, probed: ProbeScores) -> None:
     """Score against layer, a line a readout; of random weights the default readout and the mean."""
-    readouts = sorted(
-        {c.readout for c in found.choices if c.layers.isdigit()}, key=list(features.WORDS).index
-    )
-    lines = []
-    for source in ("trained", *(["random"] if found.has_control else [])):
-        for readout in (
-            readouts
-            if source == "trained"
-            else [r for r in readouts if r in {found.default.readout, "mean"}]
-        ):
-            layers = [*map(str, range(1, depth)), "last"]
-            metrics = [
-                found.metric(make_key(source, features.VectorChoice(readout, layer)))
-                for layer in layers
-            ]
-            label = features.WORDS[readout] + (", random weights" if source == "random" else "")
-            band = source == "trained" and readout == found.default.readout
-            lines.append(Line.from_metrics(label, np.arange(1, depth + 1), metrics, band=band))
-    page.figure("layers", "Scores by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel=name))
+    below = [choice for choice in probed.choices if choice.layers.isdigit()]
+    if not below:
+        return
+    depth = 1 + max(int(choice.layers) for choice in below)
+    readouts = sorted({choice.readout for choice in below}, key=list(features.WORDS).index)
+
+    def make_line(source: str, readout: str, suffix: str = "") -> Line:
+        layers = [*map(str, range(1, depth)), "last"]
+        keys = [make_key(source, features.VectorChoice(readout, layer)) for layer in layers]
+        band = not suffix and readout == probed.default.readout
+        return Line.from_metrics(
+            features.WORDS[readout] + suffix,
+            np.arange(1, depth + 1),
+            map(probed.metric, keys),
+            band=band,
+        )
+
+    lines = [make_line("trained", readout) for readout in readouts]
+    if probed.has_control:
+        compared = [name for name in readouts if name in {probed.default.readout, "mean"}]
+        lines += [make_line("random", readout, ", random weights") for readout in compared]
+    plot = LinePlot(lines, xlabel="layer", ylabel=probed.name)
+    page.figure("layers", "Scores by layer", LAYERS, plot)
 
 
-def _verdict(found: ProbeScores, data: str) -> str:
-    name, metric, default = (
-        evaluate.NAMES[found.main],
-        found.print_metric,
-        found.metric(make_key("trained", found.default)),
-    )
-    words = found.default.describe()
+def _add_controls(page: PageBuilder, probed: ProbeScores, controls: Mapping[str, str]) -> None:
+    differences = probed.control_differences()
+    swapped = {"better": "worse", "worse": "better"}  # differences are those of the default
+    rows: list[list[object]] = []
+    for key, title in controls.items():
+        metric, d = probed.metric(key), differences.get(key)
+        plain = metric.difference and _scale_difference(negate_difference(metric.difference))
+        verdict = None if d is None else name_verdict(d, probed.print_metric)
+        p = None if d is None else d.p_holm
+        cells = [p, swapped.get(str(verdict), verdict), metric.undefined_reason or ""]
+        rows.append([title, metric, metric.se, plain, *cells])
+    columns = ["probe", probed.name, "standard error", probed.minus, *FAMILY[1:], "remark"]
+    page.table("controls", "Baselines of a probe", CONTROLS, columns, rows)
+
+
+def _verdict(probed: ProbeScores, data: str) -> str:
+    default, words = probed.metric(probed.first), probed.default.describe()
     if default.value is None:
-        return f"{words}: {name} is undefined here ({default.undefined_reason})."
-    out = [f"A probe on {words} reaches {name} {features.format_metric(default)}."]
-    titles = {
-        make_key("random", found.default): "random weights",
-        "raw": "features without a model",
-    }
-    out += [
-        describe_difference((words, titles[key]), data, d, metric)
-        for key, d in found.control_differences().items()
+        return f"{words}: {probed.name} is undefined here ({default.undefined_reason})."
+    sentences = [
+        f"A probe on {words} reaches {probed.name} {features.format_metric(default)}.",
+        *(
+            describe_difference(
+                (words, "features without a model" if key == "raw" else "random weights"),
+                data,
+                d,
+                probed.print_metric,
+            )
+            for key, d in probed.control_differences().items()
+        ),
+        _describe_family(probed, words),
     ]
-    differences = {
-        choice: d
-        for choice in found.choices
-        if (d := found.differences().get(make_key("trained", choice))) and d.difference is not None
-    }
-    judged = {
-        choice: d for choice, d in differences.items() if evaluate.explain_no_verdict(d) is None
-    }
-    if differences and not judged:
-        reason = evaluate.explain_no_verdict(next(iter(differences.values()))) or ""
-        out.append(
-            f"No verdict on the {len(differences)} other readouts and layers ({reason.removeprefix('no CI: ')})."
-        )
-    elif judged:
-        sides = [evaluate.significance_sign(d) * metric.sign for d in judged.values()]
-        best = max(judged, key=lambda choice: metric.sign * (judged[choice].difference or 0.0))
-        d = judged[best]
-        out.append(
-            f"Of the {len(judged)} other readouts and layers, one family with Holm correction, {sides.count(1)} are better and "
-            f"{sides.count(-1)} worse than {words}; the best of them is {best.describe()}, {metric.difference(d.difference)} "
-            f"({describe_interval(d, metric)})."
-        )
-    return " ".join(out)
+    return " ".join(filter(None, sentences))
+
+
+def _describe_family(probed: ProbeScores, words: str) -> str:
+    """The verdict on all other readouts and layers; "" without any."""
+    metric, differences = probed.print_metric, probed.differences()
+    choices = {make_key("trained", choice): choice for choice in probed.choices}
+    defined = {choices[key]: d for key, d in differences.items() if d.difference is not None}
+    reasons = {choice: evaluate.explain_no_verdict(d) for choice, d in defined.items()}
+    judged = {choice: d for choice, d in defined.items() if reasons[choice] is None}
+    if not defined:
+        return ""
+    if not judged:
+        reason = str(next(iter(reasons.values()))).removeprefix("no CI: ")
+        return f"No verdict on the {len(defined)} other readouts and layers ({reason})."
+    sides = [evaluate.significance_sign(d) * metric.sign for d in judged.values()]
+    best, d = max(judged.items(), key=lambda item: metric.sign * (item[1].difference or 0.0))
+    return (
+        f"Of the {len(judged)} other readouts and layers, one family with Holm correction, "
+        f"{sides.count(1)} are better and {sides.count(-1)} worse than {words}; the best of them "
+        f"is {best.describe()}, {metric.difference(d.difference)} ({describe_interval(d, metric)})."
+    )
 
 
 def _summarize(
-    run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: int
+    run: Run, probed: ProbeScores, rows: Mapping[str, Array], seed: int
 ) -> dict[str, object]:
     cells: dict[str, dict[str, object]] = {}
-    differences = found.differences()
-    for choice in found.choices:
+    differences = probed.differences()
+    for choice in probed.choices:
         key = make_key("trained", choice)
         metrics = {
-            name: one.model_copy(update={"difference": None}).model_dump()
-            for name, one in found.all_metrics(key).items()
+            name: metric.model_copy(update={"difference": None})
+            for name, metric in probed.all_metrics(key).items()
         }
+        random = probed.metric(make_key("random", choice)).value if probed.has_control else None
         cells.setdefault(choice.readout, {})[choice.layers] = {
-            **metrics[found.main],
+            **metrics[probed.main].model_dump(),
             "difference": differences.get(key),
             "metrics": metrics,
-            "penalty": found.probes[key].penalty,
-            "random": found.metric(make_key("random", choice)).value if found.has_control else None,
+            "penalty": probed.probes[key].penalty,
+            "random": random,
         }
     constants = ("raw", "majority", "prior", "mean", "median")
-    about = {
+    return {
         "run": run.name,
         "data": run.windows().name,
         "task": run.windows().task,
-        "main": found.main,
-        "default": found.default,
-    }
-    controls = {key: found.metric(key) for key in constants if key in found.scores.baselines}
-    counts = {
-        "n": {split: len(at) for split, at in rows.items()},
-        "n_subjects": found.scores.n_subjects,
-    }
-    family = {
-        "random weights" if key != "raw" else key: d
-        for key, d in found.control_differences().items()
-    }
-    return {
-        **about,
-        **counts,
+        "main": probed.main,
+        "default": probed.default,
+        "n": {split: len(drawn) for split, drawn in rows.items()},
+        "n_subjects": probed.scores.n_subjects,
         "cells": cells,
-        "controls": controls,
-        "control_differences": family,
+        "controls": {
+            key: probed.metric(key) for key in constants if key in probed.scores.baselines
+        },
+        "control_differences": {
+            "raw" if key == "raw" else "random weights": d
+            for key, d in probed.control_differences().items()
+        },
         "seed": seed,
     }

@@ -1,5 +1,5 @@
-"""Time and memory against sequence length: retention in its three forms, softmax attention, and a
-complete model.
+"""How time and memory grow with the length of a sequence: retention in its three forms, softmax
+attention, and a complete model.
 
 One call is a forward and a backward pass on one sequence of N tokens. Every candidate is measured
 at every length once a round, in CPU time of one thread, so that load on the machine affects all of
@@ -76,7 +76,7 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def _note(self, tensor: Any, *, new: bool) -> None:
-        if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, Tensor):
             return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes() if new else 0
@@ -92,10 +92,10 @@ class LiveBytes(TorchDispatchMode):
 
 def peak_bytes(call: Call) -> int:
     """Largest number of bytes that are alive during a call, beyond what was alive before it."""
-    with LiveBytes() as counted:
-        kept = call()
-    del kept
-    return counted.peak
+    with LiveBytes() as counter:
+        result = call()
+    del result
+    return counter.peak
 
 
 def time_calls(
@@ -157,14 +157,32 @@ class Growth(NamedTuple):
 
 def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> TimeSlope:
     """Slopes of times [lengths][R]."""
-    medians = [float(np.median(of)) for of in rounds]
-    each = [
-        s
-        for r in range(min(map(len, rounds), default=0))
-        if (s := fit_slope(lengths, [of[r] for of in rounds])) is not None
-    ]
-    lo, hi = (min(each), max(each)) if each else (None, None)
-    return TimeSlope(fit_slope(lengths, medians), lo, hi, fit_slope(lengths[-2:], medians[-2:]))
+    medians = [float(np.median(times)) for times in rounds]
+    each = [fit_slope(lengths, times) for times in zip(*rounds, strict=True)]
+    slopes = [slope for slope in each if slope is not None]
+    return TimeSlope(
+        fit_slope(lengths, medians),
+        min(slopes, default=None),
+        max(slopes, default=None),
+        fit_slope(lengths[-2:], medians[-2:]),
+    )
+
+
+def summarize_growth(
+    lengths: list[int], rounds: Sequence[Sequence[float]], sizes: Sequence[int]
+) -> Growth:
+    """The growth of one candidate, from seconds [lengths][R] and bytes [lengths]."""
+    names = [str(n) for n in lengths]
+    medians = np.median(rounds, axis=1).tolist()
+    quartiles = np.percentile(rounds, [25, 75], axis=1).T.tolist()
+    return Growth(
+        lengths,
+        dict(zip(names, medians, strict=True)),
+        dict(zip(names, quartiles, strict=True)),
+        dict(zip(names, sizes, strict=True)),
+        fit_slopes(lengths, rounds),
+        MemorySlope(fit_slope(lengths, sizes), fit_slope(lengths[-2:], sizes[-2:])),
+    )
 
 
 def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
@@ -172,23 +190,16 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
     `config`.
     """
     heads = config.heads
-    key, value, plain = (
-        config.dim // heads,
-        (config.value_dim or config.dim) // heads,
-        config.dim // heads,
-    )
+    key, value = config.dim // heads, (config.value_dim or config.dim) // heads
     draw = torch.Generator().manual_seed(seed)
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw).requires_grad_()
 
-    q, k, v, out = (
-        leaf(1, n, heads, key),
-        leaf(1, n, heads, key),
-        leaf(1, n, heads, value),
-        torch.randn(1, n, heads, value, generator=draw),
-    )
-    sq, sk, sv, s_out = (leaf(1, heads, n, plain) for _ in range(4))
+    q, k = leaf(1, n, heads, key), leaf(1, n, heads, key)
+    v, out = leaf(1, n, heads, value), leaf(1, n, heads, value).detach()
+    # queries, keys and values of softmax attention
+    sq, sk, sv, s_out = (leaf(1, heads, n, key) for _ in range(4))
     s_out = s_out.detach()
     decay = torch.log1p(-torch.exp(torch.linspace(-np.log(32), -np.log(512), heads)))
     mask = torch.ones(n, n, dtype=torch.bool).tril()
@@ -199,7 +210,7 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
         )
 
     def softmax() -> Any:
-        scores = (sq @ sk.mT * plain**-0.5).masked_fill(~mask, -torch.inf)
+        scores = (sq @ sk.mT * key**-0.5).masked_fill(~mask, -torch.inf)
         return torch.autograd.grad(scores.softmax(-1) @ sv, (sq, sk, sv), s_out)
 
     return {
@@ -217,30 +228,25 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     """One forward and backward pass of the model of `config`, made for n tokens, on one
     sequence.
     """
-    codes = config.tokenizer == "codes"
-    step = 1 if codes else samples_per_token(config)
-    vocabulary = {"codes": FIRST + CODES} if codes else {}
-    sized = config.model_copy(
-        update={
-            "length": n * step,
-            "channels": CHANNELS,
-            "others": (),
-            "dropout": 0.0,
-            **vocabulary,
-        }
-    )
+    is_codes = config.tokenizer == "codes"
+    length = n if is_codes else n * samples_per_token(config)
+    update: dict[str, object] = {
+        "length": length,
+        "channels": CHANNELS,
+        "others": (),
+        "dropout": 0.0,
+    }
+    if is_codes:
+        update["codes"] = FIRST + CODES
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = building.from_config(sized).train()
+        model = building.from_config(config.model_copy(update=update)).train()
     draw = torch.Generator().manual_seed(seed)
-    batch = (
-        Batch(
-            torch.randint(FIRST, FIRST + CODES, (1, n), generator=draw),
-            torch.arange(n, dtype=torch.float32)[None],
-        )
-        if codes
-        else Batch(torch.randn(1, n * step, CHANNELS, generator=draw))
-    )
+    if is_codes:
+        codes = torch.randint(FIRST, FIRST + CODES, (1, n), generator=draw)
+        batch = Batch(codes, torch.arange(n, dtype=torch.float32)[None])
+    else:
+        batch = Batch(torch.randn(1, length, CHANNELS, generator=draw))
     weights = [p for p in model.parameters() if p.requires_grad]
 
     def call() -> Any:
@@ -255,7 +261,8 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
 @analyses(
     AnalysisFacts(
         takes="model",
-        help="Time and memory against length: retention in three forms, softmax attention, a complete model",
+        help="Time and memory against length: "
+        "retention in three forms, softmax attention, a complete model",
     )
 )
 def complexity(
@@ -299,44 +306,35 @@ def complexity(
         memory = {key: peak_bytes(call) for key, call in calls.items()}
     finally:
         torch.set_num_threads(threads)
-    found: dict[str, Growth] = {}
-    for candidate in dict.fromkeys(c for c, _ in calls):
-        at = [n for n in numbers if (candidate, n) in calls]
-        times, sizes = [seconds[candidate, n] for n in at], [memory[candidate, n] for n in at]
-        found[candidate] = Growth(
-            at,
-            {str(n): float(np.median(of)) for n, of in zip(at, times, strict=True)},
-            {
-                str(n): [float(q) for q in np.percentile(of, [25, 75])]
-                for n, of in zip(at, times, strict=True)
-            },
-            {str(n): size for n, size in zip(at, sizes, strict=True)},
-            fit_slopes(at, times),
-            MemorySlope(fit_slope(at, sizes), fit_slope(at[-2:], sizes[-2:])),
-        )
+    growths: dict[str, Growth] = {}
+    for candidate in dict.fromkeys(name for name, _ in calls):
+        timed = [n for n in numbers if (candidate, n) in calls]
+        rounds_by_length = [seconds[candidate, n] for n in timed]
+        sizes = [memory[candidate, n] for n in timed]
+        growths[candidate] = summarize_growth(timed, rounds_by_length, sizes)
     page = PageBuilder(f"Time and memory against sequence length, {config.name}")
     page.notice(*excluded)
     _add_facts(page, config, name, numbers[-1], rounds, seed)
-    _add_blocks(page, found)
+    _add_blocks(page, growths)
     summary = {
-        "candidates": found,
+        "candidates": growths,
         "left_out": excluded,
         "lengths": numbers,
         "rounds": rounds,
         "seed": seed,
         "model": config.name,
     }
-    return page.finish(_verdict(found), summary)
+    return page.finish(_verdict(growths), summary)
 
 
 def _parse_lengths(text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in str(text).split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[0] < 8:
         raise usage_error(
-            f"lengths {safe_text(str(text))}",
+            f"lengths {safe_text(text)}",
             "expected two or more ascending numbers of tokens from 8 on",
             "For example --lengths 128,256,512",
             field="--lengths",
@@ -350,8 +348,7 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
             raise usage_error(f"{len(runs)} runs", "complexity takes one")
         config: Any = runs[0].model().config
         return config, runs[0].name
-    entry = models[model]
-    config = build_model_config(entry.name, preset, channels=CHANNELS)
+    config = build_model_config(models[model].name, preset, channels=CHANNELS)
     if config.tokenizer == "codes" and config.codes is None:
         config = config.model_copy(update={"codes": FIRST + CODES})
     with torch.device("meta"):
@@ -390,38 +387,56 @@ def _make_calls(
 
 
 HOW_TO_READ = (
-    "The paper calls its model linear in the sequence length. That holds for the recurrent and the chunkwise form of retention; the parallel "
-    "form computes an N x N map, as plain softmax attention does, and is quadratic. The cost per token differs between the forms by more than "
-    "the slopes suggest at practical lengths, because the recurrent form takes one small step after the other. Fused attention stores no map, "
-    "so its memory is linear while its time is quadratic."
+    "The paper calls its model linear in the sequence length. That holds for the recurrent and the "
+    "chunkwise form of retention; the parallel form computes an N x N map, as plain softmax "
+    "attention does, and is quadratic. The cost per token differs between the forms by more than "
+    "the slopes suggest at practical lengths, because the recurrent form takes one small step "
+    "after the other. Fused attention stores no map, so its memory is linear while its time is "
+    "quadratic."
 )
 TIME = (
-    "Medians over the rounds with interquartile bands. On these axes a linear form has slope 1, a quadratic one 2. At small N the fixed "
-    "costs of a call flatten every line, so only the longest lengths show the growth. Evidence against a linear chunkwise form: its line is as "
-    "steep there as that of the parallel form."
+    "Medians over the rounds with interquartile bands. On these axes a linear form has slope 1, a "
+    "quadratic one 2. At small N the fixed costs of a call flatten every line, so only the longest "
+    "lengths show the growth. Evidence against a linear chunkwise form: its line is as steep there "
+    "as that of the parallel form."
 )
 MEMORY = (
-    "Largest number of bytes in tensors alive at one time, beyond the inputs; counted, so the same on every machine. Evidence against a linear "
-    "form: its line bends up towards slope 2."
+    "Largest number of bytes in tensors alive at one time, beyond the inputs; counted, so the same "
+    "on every machine. Evidence against a linear form: its line bends up towards slope 2."
 )
 TABLE = (
-    "Slope: of the log-log regression line through the medians, with the range over single rounds. Last slope: between the two longest "
-    "lengths, where fixed costs matter least. Expected: from the operation count of long sequences."
+    "Slope: of the log-log regression line through the medians, with the range over single rounds. "
+    "Last slope: between the two longest lengths, where fixed costs matter least. Expected: from "
+    "the operation count of long sequences."
 )
+COLUMNS = [
+    "candidate",
+    "slope of time",
+    "last slope",
+    "expected",
+    "slope of memory",
+    "last slope of memory",
+    "expected of memory",
+    "ms at the longest",
+    "MiB at the longest",
+    "longest N",
+]
 
 
 def _add_facts(
     page: PageBuilder, config: ModelConfig, name: str, longest: int, rounds: int, seed: int
 ) -> None:
     cores, width = os.cpu_count() or 1, config.dim // config.heads
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = os.getloadavg()[0]
     if load > cores:
         page.notice(
-            f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within this page only."
+            f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within "
+            "this page only."
         )
     if longest < 4096:
         page.notice(
-            f"The longest sequence has {longest:,} tokens, so fixed costs still matter. For longer ones: --lengths 1024,2048,4096,8192"
+            f"The longest sequence has {longest:,} tokens, so fixed costs still matter. For longer "
+            "ones: --lengths 1024,2048,4096,8192"
         )
     page.fact("Model", f"{config.name}, {name}: {config.layers} layers, width {config.dim}")
     values = (config.value_dim or config.dim) // config.heads
@@ -436,71 +451,61 @@ def _add_facts(
     page.fact("Seed", seed)
 
 
-def _add_blocks(page: PageBuilder, found: Mapping[str, Growth]) -> None:
+def _add_blocks(page: PageBuilder, growths: Mapping[str, Growth]) -> None:
     time_lines, memory_lines, rows = [], [], []
-    for candidate, growth in found.items():
+    for candidate, growth in growths.items():
         times = [1e3 * seconds for seconds in growth.seconds.values()]
         sizes = [size / 2**20 for size in growth.bytes.values()]
         lo, hi = 1e3 * np.array(list(growth.quartiles.values())).T
         time_lines.append(Line(candidate, growth.lengths, times, lo, hi))
         if any(sizes):
             memory_lines.append(Line(candidate, growth.lengths, sizes))
-        expected = EXPECTED.get(candidate, (None, None))
-        slope = {"value": growth.slope.value, "lo": growth.slope.lo, "hi": growth.slope.hi}
-        cells = [
-            slope,
-            growth.slope.last,
-            expected[0],
-            *growth.memory_slope,
-            expected[1],
-            times[-1],
-            sizes[-1],
-            growth.lengths[-1],
-        ]
-        rows.append([candidate, *cells])
+        time_order, memory_order = EXPECTED.get(candidate, (None, None))
+        slope = growth.slope
+        rows.append(
+            [
+                candidate,
+                {"value": slope.value, "lo": slope.lo, "hi": slope.hi},
+                slope.last,
+                time_order,
+                *growth.memory_slope,
+                memory_order,
+                times[-1],
+                sizes[-1],
+                growth.lengths[-1],
+            ]
+        )
     page.text(HOW_TO_READ)
-    for name, caption, lines, unit in (
-        ("time", TIME, time_lines, "milliseconds"),
-        ("memory", MEMORY, memory_lines, "MiB"),
-    ):
-        plot = LinePlot(lines, xlabel="tokens N", ylabel=unit, logx=True, logy=True)
-        page.figure(name, f"{name.capitalize()} of a forward and backward pass", caption, plot)
-    columns = [
-        "candidate",
-        "slope of time",
-        "last slope",
-        "expected",
-        "slope of memory",
-        "last slope of memory",
-        "expected of memory",
-    ]
-    page.table(
-        "slopes",
-        "Growth",
-        TABLE,
-        [*columns, "ms at the longest", "MiB at the longest", "longest N"],
-        rows,
-    )
+    _add_growth(page, "time", TIME, time_lines, "milliseconds")
+    _add_growth(page, "memory", MEMORY, memory_lines, "MiB")
+    page.table("slopes", "Growth", TABLE, COLUMNS, rows)
 
 
-def _verdict(found: Mapping[str, Growth]) -> str:
-    shown = [
-        (c, found[c])
-        for c in (CHUNKWISE, PARALLEL, SOFTMAX)
-        if c in found and found[c].slope.last is not None
-    ]
-    if not shown:
-        return "Too few lengths were fast enough to fit a slope."
+def _add_growth(
+    page: PageBuilder, name: str, caption: str, lines: Sequence[Line], unit: str
+) -> None:
+    plot = LinePlot(lines, xlabel="tokens N", ylabel=unit, logx=True, logy=True)
+    page.figure(name, f"{name.capitalize()} of a forward and backward pass", caption, plot)
+
+
+def _verdict(growths: Mapping[str, Growth]) -> str:
+    chosen = [name for name in (CHUNKWISE, PARALLEL, SOFTMAX) if name in growths]
     parts = [
-        f"{candidate} {growth.slope.last:.2f} in time and {growth.memory_slope.last:.2f} in memory"
-        for candidate, growth in shown
+        f"{name} {growths[name].slope.last:.2f} in time and "
+        f"{growths[name].memory_slope.last:.2f} in memory"
+        for name in chosen
+        if growths[name].slope.last is not None
     ]
+    if not parts:
+        return "Too few lengths were fast enough to fit a slope."
     text = f"Slopes between the two longest lengths (1 linear, 2 quadratic): {'; '.join(parts)}."
-    if (
-        CHUNKWISE in found
-        and PARALLEL in found
-        and (longest := str(found[CHUNKWISE].lengths[-1])) in found[PARALLEL].seconds
-    ):
-        ratio = found[PARALLEL].seconds[longest] / found[CHUNKWISE].seconds[longest]
-        text += f" At {int(longest):,} tokens the chunkwise form is {ratio:.1f} times as fast as the parallel one."
+    if CHUNKWISE not in growths or PARALLEL not in growths:
+        return text
+    longest, chunkwise = list(growths[CHUNKWISE].seconds.items())[-1]
+    if longest in growths[PARALLEL].seconds:
+        ratio = growths[PARALLEL].seconds[longest] / chunkwise
+        text += (
+            f" At {int(longest):,} tokens the chunkwise form is {ratio:.1f} times as fast as the "
+            "parallel one."
+        )
     return text

@@ -1,5 +1,5 @@
-"""Held-out windows in which a shapelet is present, and whether a map over their samples (saliency,
-attention) concentrates on it.
+"""Whether a map over the samples of windows (saliency, attention) concentrates on shapelets, in
+held-out windows in which one is present.
 
 The statistic is the ratio (share of the map inside the shapelet) / (share of the length inside it);
 1 is no preference. A finding requires that it exceeds the same ratio of random weights, that of the
@@ -18,21 +18,22 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from bitimely_core import evaluate
+from bitimely_core import data, evaluate
 from bitimely_core.config import ModelConfig
 from bitimely_core.data import draw_held_out
 from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.insight.shapelet_mining import (
     MiningOptions,
     Shapelet,
-    compute_distances,
     mine_shapelets,
+    read_complete,
+    require_classes,
 )
 from bitimely_core.insight.shapelets import parse_seconds, read_shapelets
 from bitimely_core.models.tokenizers import samples_per_token
-from bitimely_core.page import BarPlot, PageBuilder
+from bitimely_core.page import BarPlot, MetricLike, PageBuilder
 from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Progress
@@ -54,16 +55,20 @@ CONTROLS = (
     "finding?",
 )  # columns of tables
 HEADLINE = (
-    f"Share of {{what}} inside the shapelets over their share of the length, mean over windows: 1 is no preference. Evidence for the model "
-    f"requires a ratio above that of random weights, above shapelets at random places (bar: 95 % of {RANDOM_PLACES:,} draws), and above the "
-    "magnitude of the signal; otherwise chance, architecture or amplitude explain it."
+    "Share of {what} inside the shapelets over their share of the length, mean over windows: 1 is "
+    "no preference. Evidence for the model requires a ratio above that of random weights, above "
+    f"shapelets at random places (bar: 95 % of {RANDOM_PLACES:,} draws), and above the magnitude "
+    "of the signal; otherwise chance, architecture or amplitude explain it."
 )
 RATIOS = (
-    f"Ratio: share inside over share of the length, its 95 % CI over subjects on the logarithm. Random weights: mean of {RANDOM_MODELS} draws. Beyond random weights: the ratio "
-    "less that, window by window; beyond the signal's size: less the ratio of the signal's magnitude; both with 95 % CI that are not corrected, the first with the variance "
-    f"between the draws. p, random places: share of {RANDOM_PLACES:,} random places with a ratio as large; it speaks of these windows only, not of other subjects. p, Holm: "
-    "the largest of the three p after Holm correction of {tests}. A finding requires both differences above 0 and all three p of at most 0.05 after correction; it speaks of "
-    "this trained model."
+    "Ratio: share inside over share of the length, its 95 % CI over subjects on the logarithm. "
+    f"Random weights: mean of {RANDOM_MODELS} draws. Beyond random weights: the ratio less that, "
+    "window by window; beyond the signal's size: less the ratio of the signal's magnitude; both "
+    "with 95 % CI that are not corrected, the first with the variance between the draws. p, random "
+    f"places: share of {RANDOM_PLACES:,} random places with a ratio as large; it speaks of these "
+    "windows only, not of other subjects. p, Holm: the largest of the three p after Holm "
+    "correction of {tests}. A finding requires both differences above 0 and all three p of at most "
+    "0.05 after correction; it speaks of this trained model."
 )
 DIFFERENCE_COLUMNS = (
     "run",
@@ -74,9 +79,15 @@ DIFFERENCE_COLUMNS = (
     "p, Holm",
 )
 DIFFERENCES = (
-    "Ratio of the first run less that of the other on the same windows, between these trained models; one family with Holm correction. If the corrected 95 % CI contains 0, the "
-    "difference is not significant."
+    "Ratio of the first run less that of the other on the same windows, between these trained "
+    "models; one family with Holm correction. If the corrected 95 % CI contains 0, the difference "
+    "is not significant."
 )
+TESTS = {  # of a finding -> what explains the map where it fails
+    "random weights": "with random weights",
+    "signal size": "the size of the signal explains",
+    "random places": "at random places",
+}
 
 
 def load_shapelets(
@@ -89,18 +100,13 @@ def load_shapelets(
     or a folder without shapelets; those of `mine_shapelets`.
     """
     if folder:
-        found = read_shapelets(folder)
-        return found, np.array([one.window for one in found], np.int64), None
-    if windows.task != "classification":
-        raise usage_error(
-            f"{windows.name} has no classes",
-            "shapelets separate classes",
-            "Give --data a view with classes, or --shapelets a report of analyze shapelets",
-            field="--data",
-        )
-    mined = mine_shapelets(
-        windows, MiningOptions(parse_seconds(lengths), permutations=99, seed=seed), progress
+        shapelets = read_shapelets(folder)
+        return shapelets, np.array([shapelet.window for shapelet in shapelets], np.int64), None
+    require_classes(
+        windows, "Give --data a view with classes, or --shapelets a report of analyze shapelets"
     )
+    options = MiningOptions(parse_seconds(lengths), permutations=99, seed=seed)
+    mined = mine_shapelets(windows, options, progress)
     return mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
 
 
@@ -116,9 +122,36 @@ class ShapeletWindows(NamedTuple):
     split: str
     looked: int  # windows that were searched
 
+    @property
+    def n_subjects(self) -> int:
+        """Distinct subjects."""
+        return len(np.unique(self.subjects))
+
+    def measure_ratios(self, maps: Array) -> Array:
+        """`share_ratios` of maps [S, T] at the shapelets, [S]."""
+        return share_ratios(maps, self.start, self.length)
+
+    def find_span(self, k: int, rate: float) -> tuple[float, float]:
+        """Start and end, in seconds, of the shapelet in window `k`."""
+        start = int(self.start[k])
+        return start / rate, (start + int(self.length[k])) / rate
+
+    def test_mean(
+        self, values: Array, bootstrap: int, draws: Sequence[float] = ()
+    ) -> MeanDifference:
+        """The mean of `values` [S] with its test against 0, as `evaluate.compare_with_zero`."""
+        names, units = np.unique(self.subjects, return_inverse=True)
+        return evaluate.compare_with_zero(
+            values, units, len(names), draws=draws, bootstrap=bootstrap
+        )
+
 
 def find_shapelet_windows(
-    windows: Windows, found: Sequence[Shapelet], count: int, seed: int, exclude: npt.NDArray[Any]
+    windows: Windows,
+    shapelets: Sequence[Shapelet],
+    count: int,
+    seed: int,
+    exclude: npt.NDArray[Any],
 ) -> ShapeletWindows:
     """Up to `count` held-out windows among the tenth that is closest to a shapelet; in all others
     the closest segment is arbitrary.
@@ -127,49 +160,116 @@ def find_shapelet_windows(
     from. Raises UserError: no_input, where nothing is held out; config (exit 2), where no shapelet
     is of a channel and rate of these windows.
     """
-    names = list(windows.channel_names)
-    fitting = [
-        k
-        for k, one in enumerate(found)
-        if one.channel in names and one.rate == windows.rate and len(one.values) <= windows.length
-    ]
+    fitting = [k for k, shapelet in enumerate(shapelets) if _fits(shapelet, windows)]
     if not fitting:
         raise usage_error(
             f"no shapelet is of a channel of {windows.name} at {windows.rate:g} Hz",
-            f"expected one of {', '.join(names)}",
+            f"expected one of {', '.join(windows.channel_names)}",
             field="--shapelets",
         )
     pool, split = draw_held_out(windows, POOL * count, seed)
     pool = pool[~np.isin(pool, exclude)]
-    parts: Any = windows.arrays(pool)
-    if parts.get("mask") is not None:
-        complete = parts["mask"].reshape(len(pool), -1).all(1)
-        pool, parts = pool[complete], {"values": parts["values"][complete]}
+    complete, values = read_complete(windows, pool)
+    pool = pool[complete]
     if not len(pool):
         raise input_error(
             Reason.NO_INPUT, f"{windows.name} has no windows that the shapelets were not mined from"
         )
-    values = torch.from_numpy(np.ascontiguousarray(parts["values"]))
-    rank, places, distance = (
-        np.full((len(found), len(pool)), fill) for fill in (np.inf, -1.0, np.inf)
-    )
+    shape = (len(shapelets), len(pool))
+    rank, distance = np.full(shape, np.inf), np.full(shape, np.inf)
+    starts = np.full(shape, -1)
     for k in fitting:
-        one = found[k]
-        d, at = compute_distances(
-            values[..., names.index(one.channel)].double(), torch.from_numpy(one.values)[None]
-        )
-        rank[k, np.argsort(d[0].numpy(), kind="stable")] = np.arange(len(pool))
-        places[k], distance[k] = at[0].numpy(), d[0].numpy() / len(one.values)
+        d, places = (part.numpy() for part in shapelets[k].find_in(windows, values))
+        rank[k, np.argsort(d, kind="stable")] = np.arange(len(pool))
+        starts[k], distance[k] = places, d / len(shapelets[k].values)
     near = np.flatnonzero(rank.min(0) < max(1, round(PRESENT_SHARE * len(pool))))
     near = np.sort(np.random.default_rng([seed, 4]).permutation(near)[:count])
     which = rank.argmin(0)[near]
-    lengths = np.array([len(found[k].values) for k in which], np.int64)
-    subject_of = dict(zip(windows.rows.tolist(), windows.subjects().tolist(), strict=True))
-    subjects = np.array([subject_of[row] for row in pool[near].tolist()])
-    starts = places[which, near].astype(np.int64)
+    lengths = np.array([len(shapelets[k].values) for k in which], np.int64)
+    subject_by_row = dict(zip(windows.rows.tolist(), windows.subjects().tolist(), strict=True))
     return ShapeletWindows(
-        pool[near], which, starts, lengths, distance[which, near], subjects, split, len(pool)
+        pool[near],
+        which,
+        starts[which, near],
+        lengths,
+        distance[which, near],
+        np.array([subject_by_row[row] for row in pool[near].tolist()]),
+        split,
+        len(pool),
     )
+
+
+def _fits(shapelet: Shapelet, windows: Windows) -> bool:
+    return (
+        shapelet.channel in windows.channel_names
+        and shapelet.rate == windows.rate
+        and len(shapelet.values) <= windows.length
+    )
+
+
+class ShapeletSample(NamedTuple):
+    """Shapelets, held-out windows in which one is present, and the signal there."""
+
+    shapelets: list[Shapelet]
+    origin: str  # of the shapelets, in words
+    p: float | None  # of the best shapelet; None: of a report
+    windows: ShapeletWindows
+    batch: Batch
+    magnitudes: Array  # [S] ratios of the magnitude of the signal
+    bootstrap: int  # replicates over subjects
+    seed: int
+
+    def average(self, values: Array) -> SubjectMean:
+        """Mean over the windows [S] with its interval over subjects."""
+        return mean_over_subjects(values, self.windows.subjects, self.bootstrap)
+
+    def compare(self, maps: Array, controls: Sequence[Array]) -> RegionMeasures:
+        """`compare_with_controls` of maps of the windows."""
+        return compare_with_controls(
+            maps, controls, self.magnitudes, self.windows, self.bootstrap, self.seed
+        )
+
+    def describe(self) -> dict[str, str]:
+        """The facts of a page."""
+        chosen = self.windows
+        return {
+            "Shapelets": f"{len(self.shapelets)}, {self.origin}",
+            "Windows": f"{len(chosen.rows)} of {count_units(chosen.n_subjects)}: of "
+            f"{chosen.looked} searched ({chosen.split} split) those among the closest tenth to a "
+            "shapelet",
+        }
+
+    def list_notices(self, what: str) -> list[str]:
+        """Whether `what` (attention on, saliency in) shapelets means little."""
+        if self.p is None or self.p <= 0.05:
+            return []
+        return [
+            f"The shapelets do not separate the classes significantly (p = {self.p:.2g}), which "
+            f"limits what {what} them means."
+        ]
+
+
+def draw_sample(
+    windows: Windows,
+    folder: str,
+    lengths: str,
+    count: int,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
+) -> ShapeletSample:
+    """Up to `count` held-out windows with shapelets. Raises UserError as `load_shapelets` and
+    `find_shapelet_windows`.
+    """
+    shapelets, mined, p = load_shapelets(windows, folder, lengths, seed, progress)
+    chosen = find_shapelet_windows(windows, shapelets, count, seed, mined)
+    batch = data.collate(windows, chosen.rows)
+    channels = [windows.channel_names.index(shapelets[k].channel) for k in chosen.which]
+    signals = batch.values.double().numpy()[np.arange(len(channels)), :, channels]
+    sizes = normalise_rows(np.abs(signals - signals.mean(1, keepdims=True)))
+    origin = f"from {folder}" if folder else f"mined from {len(mined)} training windows"
+    magnitudes = chosen.measure_ratios(sizes)
+    return ShapeletSample(shapelets, origin, p, chosen, batch, magnitudes, bootstrap, seed)
 
 
 def normalise_rows(maps: Array) -> Array:
@@ -202,18 +302,6 @@ def spread_over_samples(share: Array, samples: int, config: ModelConfig) -> Arra
     return np.bincount(places[inside], parts[inside], minlength=samples).astype(np.float64)
 
 
-def signal_magnitudes(
-    values: Array, windows: Windows, found: Sequence[Shapelet], chosen: ShapeletWindows
-) -> Array:
-    """Share of the magnitude |x - mean| of the shapelet's channel at each sample, [S, T]."""
-    x = values[
-        np.arange(len(values)),
-        :,
-        [list(windows.channel_names).index(found[k].channel) for k in chosen.which],
-    ]
-    return normalise_rows(np.abs(x - x.mean(1, keepdims=True)))
-
-
 def share_ratios(maps: Array, start: Ints, length: Ints) -> Array:
     """(share of the map inside) / (share of the length inside) of each window, [S], from maps [S,
     T] with sum 1.
@@ -226,8 +314,9 @@ def _sum_up_to(maps: Array) -> Array:
 
 
 def _ratios_from_sums(sums: Array, start: Ints, length: Ints) -> Array:
-    at = np.arange(len(sums))
-    return np.asarray((sums[at, start + length] - sums[at, start]) * (sums.shape[1] - 1) / length)
+    rows = np.arange(len(sums))
+    inside = sums[rows, start + length] - sums[rows, start]
+    return np.asarray(inside * (sums.shape[1] - 1) / length)
 
 
 def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
@@ -235,10 +324,8 @@ def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
     control.
     """
     rng = np.random.default_rng([seed, 5])
-    known = np.isfinite(maps).all(1)
-    maps, length = maps[known], length[known]
-    if not len(maps):
-        return np.empty(0)
+    defined = np.isfinite(maps).all(1)
+    maps, length = maps[defined], length[defined]
     sums, last = _sum_up_to(maps), maps.shape[1] - length + 1
     return np.array(
         [_ratios_from_sums(sums, rng.integers(0, last), length).mean() for _ in range(draws)]
@@ -268,16 +355,15 @@ def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int
     excluded.
     """
     names, whose = np.unique(subjects, return_inverse=True)
-    found = evaluate.average_over_units(values, whose, len(names), "ratio", bootstrap)
-    reason = found.undefined_reason if found.value is not None else "no window has a gradient"
+    mean = evaluate.average_over_units(values, whose, len(names), "ratio", bootstrap)
     return SubjectMean(
-        found.value,
-        found.se,
-        found.lo,
-        found.hi,
+        mean.value,
+        mean.se,
+        mean.lo,
+        mean.hi,
         int(np.isfinite(values).sum()),
-        found.n_defined or 0,
-        reason,
+        mean.n_defined or 0,
+        "no window has a gradient" if mean.value is None else mean.undefined_reason,
     )
 
 
@@ -287,13 +373,9 @@ def rank_agreement(a: Array, b: Array) -> float | None:
     """
     from scipy.stats import rankdata
 
-    known = np.isfinite(a).all(1) & np.isfinite(b).all(1)
-    if not known.any():
-        return None
-    x, y = (
-        ranks - ranks.mean(1, keepdims=True)
-        for ranks in (rankdata(of[known], axis=1) for of in (a, b))
-    )
+    defined = np.isfinite(a).all(1) & np.isfinite(b).all(1)
+    x, y = (rankdata(maps[defined], axis=1) for maps in (a, b))
+    x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     spread = np.sqrt((x**2).sum(1) * (y**2).sum(1))
     varies = spread > 0
     return float(((x * y).sum(1)[varies] / spread[varies]).mean()) if varies.any() else None
@@ -334,11 +416,10 @@ class RegionMeasures(NamedTuple):
             self.p_places,
         ]
 
-    def to_json(self) -> dict[str, object]:
-        """As the summary stores it."""
-        return {
-            **self._asdict(),
-            "tests": {name: one.model_dump() for name, one in self.tests.items()},
+    def list_p(self) -> dict[str, float | None]:
+        """The p of each of `TESTS`, None without it."""
+        return {name: test.p for name, test in self.tests.items()} | {
+            "random places": self.p_places
         }
 
 
@@ -353,8 +434,8 @@ def compare_with_controls(
     """Measures of maps [S, T] of the chosen windows against those of random weights, R times [S,
     T], and the ratios `magnitudes` [S].
     """
-    values = share_ratios(maps, chosen.start, chosen.length)
-    each = [share_ratios(control, chosen.start, chosen.length) for control in controls]
+    values = chosen.measure_ratios(maps)
+    each = [chosen.measure_ratios(control) for control in controls]
     random = nan_mean(each)
     part = chosen.length / maps.shape[1]
     outside = 1 - values * part
@@ -362,243 +443,187 @@ def compare_with_controls(
     contrast = np.divide(
         values * (1 - part), outside, out=np.full_like(values, np.nan), where=outside > 1e-12
     )
-    correlations = [
-        found for control in controls if (found := rank_agreement(maps, control)) is not None
-    ]
-    places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
-    names, whose = np.unique(chosen.subjects, return_inverse=True)
-
-    def average(of: Array, intervals: int = bootstrap) -> SubjectMean:
-        return mean_over_subjects(of, chosen.subjects, intervals)
-
-    def test(of: Array, draws: Sequence[float] = ()) -> MeanDifference:
-        return evaluate.compare_with_zero(of, whose, len(names), draws=draws, bootstrap=bootstrap)
-
-    mean, draws = average(values), [average(one, 0).value for one in each]
+    agreements = [rank_agreement(maps, control) for control in controls]
+    defined = [agreement for agreement in agreements if agreement is not None]
+    mean = mean_over_subjects(values, chosen.subjects, bootstrap)
+    draws = [mean_over_subjects(ratios, chosen.subjects, 0).value for ratios in each]
+    beyond_random, beyond_size = values - random, values - magnitudes
+    drawn = [value for value in draws if value is not None]
     tests = {
-        "random weights": test(values - random, [one for one in draws if one is not None]),
-        "signal size": test(values - magnitudes),
+        "random weights": chosen.test_mean(beyond_random, bootstrap, drawn),
+        "signal size": chosen.test_mean(beyond_size, bootstrap),
     }
-    beyond_random, beyond_size = map(
-        _describe_test, tests.values(), (values - random, values - magnitudes)
-    )
-    reached = places >= mean.value - 1e-12 if mean.value is not None else np.array([])
+    limits, p = None, None
+    if mean.value is not None:
+        places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
+        limits = RandomPlaces(*np.quantile(places, [0.025, 0.975]).tolist())
+        p = float(1 + (places >= mean.value - 1e-12).sum()) / (1 + len(places))
     return RegionMeasures(
         ratio=mean,
-        inside_over_outside=average(contrast),
-        random_weights=average(random),
+        inside_over_outside=mean_over_subjects(contrast, chosen.subjects, bootstrap),
+        random_weights=mean_over_subjects(random, chosen.subjects, bootstrap),
         random_draws=draws,
-        beyond_random_weights=beyond_random,
-        beyond_signal_size=beyond_size,
+        beyond_random_weights=_describe_test(tests["random weights"], beyond_random),
+        beyond_signal_size=_describe_test(tests["signal size"], beyond_size),
         tests=tests,
-        random_places=RandomPlaces(*np.quantile(places, [0.025, 0.975]).tolist())
-        if len(places)
-        else None,
-        p_places=float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
-        correlation_with_random_weights=float(np.mean(correlations)) if correlations else None,
+        random_places=limits,
+        p_places=p,
+        correlation_with_random_weights=float(np.mean(defined)) if defined else None,
     )
 
 
-def _describe_test(one: MeanDifference, values: Array) -> SubjectMean:
+def _describe_test(test: MeanDifference, values: Array) -> SubjectMean:
     """A tested mean with the interval of its test, which has the variance between random draws."""
     from scipy.special import stdtrit
 
-    reach = (
-        None
-        if one.p is None or one.total_se is None
-        else float(stdtrit(one.df, 0.975)) * one.total_se
-    )
-    lo, hi = (
-        (None, None)
-        if reach is None or one.difference is None
-        else (one.difference - reach, one.difference + reach)
-    )
+    lo, hi = None, None
+    if test.p is not None and test.difference is not None and test.total_se is not None:
+        reach = float(stdtrit(test.df, 0.975)) * test.total_se
+        lo, hi = test.difference - reach, test.difference + reach
     return SubjectMean(
-        one.difference,
-        one.total_se,
+        test.difference,
+        test.total_se,
         lo,
         hi,
         int(np.isfinite(values).sum()),
-        one.n_defined or 0,
-        one.undefined_reason,
+        test.n_defined or 0,
+        test.undefined_reason,
     )
-
-
-TESTS = {
-    "random weights": "with random weights",
-    "signal size": "the size of the signal explains",
-    "random places": "at random places",
-}
 
 
 class RegionFinding(NamedTuple):
     """The three tests of one map after Holm correction over all maps of the family."""
 
     p: dict[str, float | None]  # of `TESTS`, corrected; None: not tested
-    above: dict[str, bool]  # whether the difference is above 0
+    failed: list[str]  # of `TESTS`: not significant, or the difference is not above 0
     why: str  # why there is no verdict; "": there is one
     family: int  # tests that were corrected for
 
     @property
     def is_found(self) -> bool:
         """Whether all three hold."""
-        return not self.why and all(
-            self.above[name] and (p if (p := self.p[name]) is not None else 1.0) <= 0.05
-            for name in TESTS
-        )
+        return not self.why and not self.failed
 
     def cells(self) -> list[object]:
         """The last two cells of a row of a table."""
-        known = [p for p in self.p.values() if p is not None]
-        return [
-            max(known) if len(known) == len(TESTS) else None,
-            self.why or ("yes" if self.is_found else "no"),
-        ]
+        p = [value for value in self.p.values() if value is not None]
+        verdict = self.why or ("yes" if self.is_found else "no")
+        return [max(p) if len(p) == len(TESTS) else None, verdict]
 
 
-def judge_measures(found: Mapping[Key, RegionMeasures]) -> dict[Key, RegionFinding]:
+def judge_measures(measures: Mapping[Key, RegionMeasures]) -> dict[Key, RegionFinding]:
     """The findings of maps, of which all tests are one family."""
-    tests: dict[tuple[Key, str], float | None] = {}
-    for key, one in found.items():
-        tests |= {(key, name): test.p for name, test in one.tests.items()} | {
-            (key, "random places"): one.p_places
-        }
+    p: dict[tuple[Key, str], float | None] = {}
+    for key, measured in measures.items():
+        p |= {(key, name): value for name, value in measured.list_p().items()}
     corrected = {
-        test: None if of is None else of[0]
-        for test, of in zip(tests, evaluate.holm(list(tests.values())), strict=True)
+        test: None if pair is None else pair[0]
+        for test, pair in zip(p, evaluate.holm(list(p.values())), strict=True)
     }
-    family, out = sum(p is not None for p in tests.values()), {}
-    for key, one in found.items():
-        weights = one.tests["random weights"]
-        judged = CorrectedDifference(**weights.model_dump()).model_copy(
-            update={"p_holm": corrected[key, "random weights"]}
-        )
-        above = {name: (test.difference or 0.0) > 0 for name, test in one.tests.items()} | {
-            "random places": True
-        }
-        out[key] = RegionFinding(
-            {name: corrected[key, name] for name in TESTS},
-            above,
-            (evaluate.explain_no_verdict(judged) or "").removeprefix("no CI: "),
-            family,
-        )
-    return out
+    family = sum(value is not None for value in p.values())
+    return {
+        key: _judge_map(measured, {name: corrected[key, name] for name in TESTS}, family)
+        for key, measured in measures.items()
+    }
 
 
-def count_tests(judged: Mapping[Key, RegionFinding]) -> str:
+def _judge_map(measures: RegionMeasures, p: dict[str, float | None], family: int) -> RegionFinding:
+    """The finding of one map, whose tests have the corrected `p`."""
+    weights = measures.tests["random weights"]
+    corrected = CorrectedDifference(**weights.model_dump(), p_holm=p["random weights"])
+    why = (evaluate.explain_no_verdict(corrected) or "").removeprefix("no CI: ")
+    failed = [name for name, value in p.items() if value is None or value > 0.05]
+    failed += [name for name, test in measures.tests.items() if (test.difference or 0.0) <= 0]
+    return RegionFinding(p, [name for name in TESTS if name in failed], why, family)
+
+
+def count_tests(findings: Mapping[Key, RegionFinding]) -> str:
     """The families in words."""
-    sizes = sorted({one.family for one in judged.values()})
+    sizes = sorted({finding.family for finding in findings.values()})
     return f"{' or '.join(map(str, sizes))} tests, {len(TESTS)} of each map"
 
 
-def describe_family(judged: Mapping[Key, RegionFinding], kind: str = "") -> str:
+def describe_family(findings: Mapping[Key, RegionFinding], kind: str = "") -> str:
     """How to read a table of measures, with its family, one for each `kind` of map."""
-    return RATIOS.format(
-        tests=count_tests(judged)
-        + (
-            f", all runs with the same {kind} being one family"
-            if kind
-            else ", all runs being one family"
-        )
-    )
+    runs = f"all runs with the same {kind}" if kind else "all runs"
+    return RATIOS.format(tests=f"{count_tests(findings)}, {runs} being one family")
 
 
-def describe_finding(found: RegionMeasures, judged: RegionFinding) -> str:
+def describe_finding(measures: RegionMeasures, finding: RegionFinding) -> str:
     """The verdict of one map as text; p of random places speaks of these windows alone."""
-    numbers = ", ".join(
-        [
-            *(
-                f"{name} {_show(test.difference)}"
-                for name, test in (
-                    ("random weights", found.tests["random weights"]),
-                    ("size of the signal", found.tests["signal size"]),
-                )
-            )
-        ]
+    values = [f"{value:.2f}" for value in measures.random_draws if value is not None]
+    draws = f"random weights {', '.join(values)}"
+    if finding.why:
+        return f"no verdict ({finding.why}); {draws}"
+    details = (
+        f"(differences to random weights {_format_test(measures, 'random weights')}, "
+        f"size of the signal {_format_test(measures, 'signal size')}; Holm-corrected over "
+        f"{finding.family} tests; of random places in these windows only); {draws}"
     )
-    draws = f"random weights {', '.join(f'{value:.2f}' for value in found.random_draws if value is not None)}"
-    if judged.why:
-        return f"no verdict ({judged.why}); {draws}"
-    over = f"Holm-corrected over {judged.family} tests; of random places in these windows only"
-    if judged.is_found:
-        return f"a finding, more than with random weights, than the size of the signal explains and than at random places (differences to {numbers}; {over}); {draws}"
-    missing = [
-        words
-        for name, words in TESTS.items()
-        if not (judged.above[name] and (p if (p := judged.p[name]) is not None else 1.0) <= 0.05)
-    ]
-    return f"no finding, not significantly more than {' or '.join(missing)} (differences to {numbers}; {over}); {draws}"
+    if finding.is_found:
+        return (
+            "a finding, more than with random weights, than the size of the signal explains and "
+            f"than at random places {details}"
+        )
+    failed = " or ".join(TESTS[name] for name in finding.failed)
+    return f"no finding, not significantly more than {failed} {details}"
 
 
-def _show(value: float | None) -> str:
+def _format_test(measures: RegionMeasures, name: str) -> str:
+    value = measures.tests[name].difference
     return "undefined" if value is None else f"{value:+.2f}".replace("-", "−")
 
 
-def compare_with_first(
-    ratios: Mapping[str, Mapping[str, Array]], chosen: ShapeletWindows, bootstrap: int
-) -> list[list[object]]:
-    """Rows of a table: of each kind of map the difference of the ratios [S] of the first run and
-    each other one, all one family.
+def add_differences(
+    page: PageBuilder, ratios: Mapping[str, Mapping[str, Array]], sample: ShapeletSample
+) -> None:
+    """Add a table, of several runs: of each kind of map the difference of the ratios [S] of the
+    first run and each other one, all one family.
     """
-    names, whose = np.unique(chosen.subjects, return_inverse=True)
-    pairs = {
-        (next(iter(of)), other, kind): of for kind, of in ratios.items() for other in list(of)[1:]
-    }
-    tested = [
-        evaluate.compare_with_zero(of[first] - of[other], whose, len(names), bootstrap=bootstrap)
-        for (first, other, _), of in pairs.items()
-    ]
+    pairs = {}
+    for kind, by_run in ratios.items():
+        names = list(by_run)
+        for name in names[1:]:
+            pairs[names[0], name, kind] = by_run[names[0]] - by_run[name]
+    if not pairs:
+        return
+    tested = [sample.windows.test_mean(values, sample.bootstrap) for values in pairs.values()]
     rows: list[list[object]] = []
-    for pair, one in zip(pairs, evaluate.holm_correct(tested), strict=True):
-        corrected = (
-            None
-            if one.corrected_lo is None
-            else f"{one.corrected_lo:.2f} to {one.corrected_hi:.2f}".replace("-", "−")
-        )
-        rows.append(
-            [*pair, MetricValue(value=one.difference, lo=one.lo, hi=one.hi), corrected, one.p_holm]
-        )
-    return rows
+    for pair, test in zip(pairs, evaluate.holm_correct(tested), strict=True):
+        corrected = None
+        if test.corrected_lo is not None:
+            bounds = f"{test.corrected_lo:.2f} to {test.corrected_hi:.2f}"
+            corrected = bounds.replace("-", "−")
+        difference = MetricValue(value=test.difference, lo=test.lo, hi=test.hi)
+        rows.append([*pair, difference, corrected, test.p_holm])
+    title = "Differences to the first run"
+    page.table("differences", title, DIFFERENCES, DIFFERENCE_COLUMNS, rows)
 
 
 def add_headline(
-    page: PageBuilder, title: str, found: Mapping[str, RegionMeasures], size: SubjectMean, what: str
+    page: PageBuilder,
+    title: str,
+    measures: Mapping[str, RegionMeasures],
+    size: SubjectMean,
+    what: str,
 ) -> None:
     """Bars of the ratio of each run, of random weights, of the magnitude of the signal and of
     random places.
     """
-    bars = [(name, one.ratio) for name, one in found.items()]
-    bars += [(f"{name}, random weights", one.random_weights) for name, one in found.items()]
-    bars.append(("size of the signal", size))
-    names = [name for name, _ in bars]
-    values, lo, hi = ([getattr(one, key) for _, one in bars] for key in ("value", "lo", "hi"))
-    places = next(iter(found.values())).random_places
+    bars: dict[str, MetricLike] = {name: measured.ratio for name, measured in measures.items()}
+    for name, measured in measures.items():
+        bars[f"{name}, random weights"] = measured.random_weights
+    bars["size of the signal"] = size
+    places = next(iter(measures.values())).random_places
     if places is not None:
-        names, values, lo, hi = (
-            [*names, "random places"],
-            [*values, 1.0],
-            [*lo, places.lo],
-            [*hi, places.hi],
-        )
-    page.figure(
-        "main-score",
-        title,
-        HEADLINE.format(what=what),
-        BarPlot(names, values, lo, hi, f"share of {what} / share of length"),
-    )
+        bars["random places"] = MetricValue(value=1.0, lo=places.lo, hi=places.hi)
+    values, lo, hi = ([getattr(bar, key) for bar in bars.values()] for key in ("value", "lo", "hi"))
+    plot = BarPlot(list(bars), values, lo, hi, f"share of {what} / share of length")
+    page.figure("main-score", title, HEADLINE.format(what=what), plot)
 
 
 def name_class(windows: Windows, batch: Batch, row: int) -> str:
     """The class of a row of a batch; "" without classes."""
-    return (
-        windows.class_names[int(batch.target[row])]
-        if batch.target is not None and windows.task == "classification"
-        else ""
-    )
-
-
-def describe_windows(chosen: ShapeletWindows) -> str:
-    """Number of the windows and how they were selected, for the facts of a page."""
-    n = len(set(chosen.subjects.tolist()))
-    searched = f"of {chosen.looked} searched ({chosen.split} split) those among the closest tenth to a shapelet"
-    return f"{len(chosen.rows)} of {n} subject{'s' * (n != 1)}: {searched}"
+    if batch.target is None or windows.task != "classification":
+        return ""
+    return windows.class_names[int(batch.target[row])]

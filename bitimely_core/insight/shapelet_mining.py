@@ -1,5 +1,5 @@
-"""Mining of shapelets: segments of a signal whose presence separates the classes, scored against
-permuted labels.
+"""Finds shapelets, segments of a signal whose presence separates the classes, and scores them
+against permuted labels.
 
 A candidate s [m] is a segment of a training window. Its distance to a window x is the minimum over
 all segments of x,
@@ -18,6 +18,7 @@ permutations.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,22 +28,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bitimely_core.errors import Reason, check_choice, input_error, unknown_name_error, usage_error
+from bitimely_core.errors import Reason, check_choice, input_error, usage_error
+from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MIN_SAMPLES = 8  # samples
+MIN_SAMPLES = 8  # of a shapelet
 # standard deviation, relative to that of the series, below which a segment has no shape
 FLAT_SHARE = 1e-3
 # correlation, at the best shift, from which two shapelets of a channel count as one
 SAME_SHAPE = 0.9
 OVERLAP = 0.75  # of the shorter one, that a shift must leave
 BLOCK = 1 << 22  # entries of a matrix of counts at a time
-# entries of a matrix of distances at a time: as many as stay in the cache between the product and
-# its least entries
+# entries of a matrix of distances at a time: so many stay in the cache until their minimum is found
 CACHED = 1 << 19
 # distinct permutations of the labels, below which the lower bound of p is reported
 MIN_ORDERS = 100
@@ -50,14 +51,14 @@ MIN_SUBJECTS = 5  # below which results do not generalise to other subjects
 
 
 def subtract_mean(segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Stretches [..., m] less their mean, and that mean [...]."""
+    """Segments [..., m] less their mean, and that mean [...]."""
     mean = segments.mean(-1)
     return segments - mean[..., None], mean
 
 
 def standardise_segments(segments: Tensor, least: Tensor | float = 0.0) -> Tensor:
-    """Stretches [..., m] less their mean, over their standard deviation; zeros where that is no
-    more than `least`.
+    """Segments [..., m] less their mean, over their standard deviation; zeros where that is no more
+    than `least`.
     """
     shape, _ = subtract_mean(segments)
     spread = shape.square().mean(-1, keepdim=True).sqrt()
@@ -81,14 +82,14 @@ def compute_distances(
     wanted, level = (
         (standardise_segments(shapelets), None) if normalised else subtract_mean(shapelets)
     )
-    own = 2.0 * m if normalised else wanted.square().sum(-1)[:, None]
-    found = series.new_empty(len(shapelets), len(series))
+    size = 2.0 * m if normalised else wanted.square().sum(-1)[:, None]
+    distances = series.new_empty(len(shapelets), len(series))
     places = torch.empty((len(shapelets), len(series)) if placed else 0, dtype=torch.int64)
     block = max(1, CACHED // (series.shape[1] - m + 1))
-    for i, one in enumerate(series):
-        segments = one.unfold(0, m, 1)
+    for i, signal in enumerate(series):
+        segments = signal.unfold(0, m, 1)
         if normalised:
-            segments = standardise_segments(segments, FLAT_SHARE * one.std(unbiased=False))
+            segments = standardise_segments(segments, FLAT_SHARE * signal.std(unbiased=False))
             sizes = segments.new_zeros(len(segments))
         else:
             # shapes and levels separately: an offset of the signal would eat the digits of a
@@ -101,10 +102,10 @@ def compute_distances(
             if level is not None:
                 gap = level[rows, None] - levels
                 d.addcmul_(gap, gap, value=m)
-            found[rows, i] = d.amin(1)
+            distances[rows, i] = d.amin(1)
             if placed:
                 places[rows, i] = d.argmin(1)
-    return (found + own).clamp(min=0), places
+    return (distances + size).clamp(min=0), places
 
 
 def f_statistic(d: Tensor, labels: Tensor) -> Tensor:
@@ -136,16 +137,16 @@ def information_gain(d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     gains, thresholds = [], []
     for part in d.double().split(max(1, BLOCK // (n * k))):
         ordered, order = part.sort(1)
-        left = onehot[order].cumsum(1)[:, :-1]  # [C, n - 1, K]
-        right = onehot.sum(0) - left
+        below = onehot[order].cumsum(1)[:, :-1]  # [C, n - 1, K]
+        above = onehot.sum(0) - below
         share = torch.arange(1, n, dtype=torch.float64) / n
-        gain = _entropy(onehot.sum(0)) - share * _entropy(left) - (1 - share) * _entropy(right)
+        gain = _entropy(onehot.sum(0)) - share * _entropy(below) - (1 - share) * _entropy(above)
         gain = torch.where(ordered[:, 1:] > ordered[:, :-1], gain, -1.0)
-        best, at = gain.max(1)
-        middle = (ordered.gather(1, at[:, None]) + ordered.gather(1, at[:, None] + 1))[:, 0] / 2
+        best, place = gain.max(1, keepdim=True)
+        middle = (ordered.gather(1, place) + ordered.gather(1, place + 1)) / 2
         gains.append(best.clamp(min=0))
         thresholds.append(torch.where(best >= 0, middle, torch.nan))
-    return torch.cat(gains), torch.cat(thresholds)
+    return torch.cat(gains)[:, 0], torch.cat(thresholds)[:, 0]
 
 
 def _onehot(labels: Tensor) -> Tensor:
@@ -190,16 +191,14 @@ def permute_labels(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Gene
 def count_orders(labels: Ints, subjects: npt.NDArray[Any]) -> float:
     """Number of distinct results of `permute_labels`: no p below its inverse is possible."""
     by_subject = subject_classes(labels, subjects)
-    groups = (
-        [by_subject]
-        if by_subject is not None
-        else [labels[subjects == name] for name in np.unique(subjects)]
-    )
-    log = sum(
-        math.lgamma(len(g) + 1)
-        - sum(math.lgamma(c + 1) for c in np.unique(g, return_counts=True)[1])
-        for g in groups
-    )
+    if by_subject is not None:
+        groups = [by_subject]
+    else:
+        groups = [labels[subjects == name] for name in np.unique(subjects)]
+    log = 0.0
+    for group in groups:
+        counts = np.unique(group, return_counts=True)[1]
+        log += math.lgamma(len(group) + 1) - sum(math.lgamma(count + 1) for count in counts)
     return round(math.exp(log)) if log < 30 else math.inf
 
 
@@ -224,13 +223,13 @@ def null_maxima(
     for the selection.
     """
     rng = np.random.default_rng([seed, 1])
-    out = np.empty(permutations)
+    maxima = np.empty(permutations)
     for r in range(permutations):
-        found = SCORES[score](d, torch.from_numpy(permute_labels(labels, subjects, rng)))
-        out[r] = float(found.nan_to_num(0.0).max())
+        scores = SCORES[score](d, torch.from_numpy(permute_labels(labels, subjects, rng)))
+        maxima[r] = float(scores.nan_to_num(0.0).max())
         if progress is not None and (r + 1) % 20 == 0:
             progress("permutations", r + 1, permutations)
-    return out
+    return maxima
 
 
 class Shapelet(NamedTuple):
@@ -252,6 +251,22 @@ class Shapelet(NamedTuple):
         """Its length."""
         return len(self.values) / self.rate
 
+    def score(self, name: str) -> float:
+        """The score called `name`, a key of `SCORES`."""
+        return self.f if name == "f" else self.gain
+
+    def find_in(
+        self, windows: Windows, values: Tensor, *, normalised: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Distances [n] of values [n, T, V] of `windows` to it, and the first samples [n] of the
+        closest segments.
+        """
+        series = values[..., windows.channel_names.index(self.channel)].double()
+        d, places = compute_distances(
+            series, torch.from_numpy(self.values)[None], normalised=normalised
+        )
+        return d[0], places[0]
+
 
 class LabelledWindows(NamedTuple):
     """Complete windows of one split, with their classes."""
@@ -265,7 +280,7 @@ class LabelledWindows(NamedTuple):
     @property
     def n_subjects(self) -> int:
         """Distinct subjects."""
-        return len(set(self.subjects.tolist()))
+        return len(np.unique(self.subjects))
 
 
 class MinedShapelets(NamedTuple):
@@ -278,61 +293,67 @@ class MinedShapelets(NamedTuple):
     notices: list[str]
 
 
+def require_classes(
+    windows: Windows,
+    hint: str = "Give --data a view with classes; `bitimely list views` lists them",
+) -> None:
+    """Raises UserError (config, exit 2), where the windows have no classes."""
+    if windows.task != "classification":
+        problem = f"{windows.name} has no classes"
+        raise usage_error(problem, "shapelets separate classes", hint, field="--data")
+
+
 def draw_windows(
     windows: Windows, splits: Sequence[str], count: int, seed: int
 ) -> LabelledWindows | None:
     """Up to `count` windows of the first non-empty one of `splits`, balanced over classes, with
     subjects in turn; None without windows.
 
-    Windows with missing values are excluded. Raises UserError: config (exit 2), where the windows
-    have no classes.
+    Windows with missing values are excluded. Raises UserError as `require_classes`.
     """
-    if windows.task != "classification":
-        raise usage_error(
-            f"{windows.name} has no classes",
-            "shapelets separate classes",
-            "Give --data a view with classes; `bitimely list views` lists them",
-            field="--data",
-        )
+    require_classes(windows)
     for split in splits:
         part = windows[split]
         if not len(part):
             continue
         labels, subjects = np.asarray(part.targets()), np.asarray(part.subjects())
-        rng = np.random.default_rng([seed, 2])
-        order = rng.permutation(len(part))
-        turn: dict[tuple[int, str], int] = {}
-        rank = np.empty(len(part), np.int64)
-        for i in order:
-            key = (int(labels[i]), str(subjects[i]))
-            rank[i] = turn[key] = turn.get(key, -1) + 1
-        classes = np.unique(labels)
-        lists = [
-            sorted((i for i in order.tolist() if labels[i] == c), key=lambda i: rank[i])
-            for c in classes
-        ]
-        chosen: list[int] = []
-        # what a rare class lacks goes to the others
-        for k, one in enumerate(sorted(lists, key=len)):
-            chosen += one[: (count - len(chosen)) // (len(lists) - k)]
-        at = np.sort(np.array(chosen, np.int64))
-        rows = np.asarray(part.rows)[at]
-        arrays: Any = windows.arrays(rows)
-        complete = (
-            np.ones(len(rows), bool)
-            if arrays.get("mask") is None
-            else arrays["mask"].reshape(len(rows), -1).all(1)
-        )
+        drawn = _draw_balanced(labels, subjects, count, seed)
+        rows = np.asarray(part.rows)[drawn]
+        complete, values = read_complete(windows, rows)
         if complete.any():
-            values = torch.from_numpy(np.ascontiguousarray(arrays["values"][complete]))
-            return LabelledWindows(
-                rows[complete],
-                values,
-                labels[at][complete].astype(np.int64),
-                subjects[at][complete],
-                split,
-            )
+            drawn, rows = drawn[complete], rows[complete]
+            classes = labels[drawn].astype(np.int64)
+            return LabelledWindows(rows, values, classes, subjects[drawn], split)
     return None
+
+
+def _draw_balanced(labels: Ints, subjects: npt.NDArray[Any], count: int, seed: int) -> Ints:
+    """Positions of up to `count` windows, ascending: each class as often, its subjects in turn."""
+    order = np.random.default_rng([seed, 2]).permutation(len(labels)).tolist()
+    turn: Counter[tuple[int, str]] = Counter()
+    rank = np.empty(len(labels), np.int64)
+    for i in order:
+        key = (int(labels[i]), str(subjects[i]))
+        rank[i] = turn[key]
+        turn[key] += 1
+    classes = [
+        sorted((i for i in order if labels[i] == label), key=lambda i: rank[i])
+        for label in np.unique(labels)
+    ]
+    drawn: list[int] = []
+    # what a rare class lacks goes to the others
+    for k, positions in enumerate(sorted(classes, key=len)):
+        drawn += positions[: (count - len(drawn)) // (len(classes) - k)]
+    return np.sort(np.array(drawn, np.int64))
+
+
+def read_complete(windows: Windows, rows: Ints) -> tuple[npt.NDArray[np.bool_], Tensor]:
+    """Which of `rows` have no missing values, bool [n], and the values of these, [n, T, V]."""
+    arrays: Any = windows.arrays(rows)
+    complete = np.ones(len(rows), bool)
+    if arrays.get("mask") is not None:
+        complete = arrays["mask"].reshape(len(rows), -1).all(1)
+    return complete, torch.from_numpy(np.ascontiguousarray(arrays["values"][complete]))
 
 
 @dataclass(frozen=True)
@@ -371,54 +392,55 @@ def mine_shapelets(
     no_input without two classes of two windows.
     """
     check_choice("score", options.score, SCORES)
-    if options.channel and options.channel not in windows.channel_names:
-        raise unknown_name_error("channel", options.channel, list(windows.channel_names))
+    if options.channel:
+        check_choice("channel", options.channel, windows.channel_names)
     lengths = options.lengths or default_lengths(windows)
     fitting = _fit_lengths(windows, lengths, stated=bool(options.lengths))
     train = draw_windows(windows, ("train",), options.sequences, options.seed)
-    if (
-        train is None
-        or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2)
-        < 2
-    ):
+    if train is None or (np.unique(train.labels, return_counts=True)[1] > 1).sum() < 2:
         raise input_error(
             Reason.NO_INPUT,
             f"{windows.name} has too few training windows",
             "expected two classes of two windows each",
         )
-    channels = (
-        [windows.channel_names.index(options.channel)]
-        if options.channel
-        else list(range(windows.channels))
-    )
-    tried = _draw_candidates(train, channels, fitting, options.candidates, options.seed)
-    if not len(tried):
+    names = [options.channel] if options.channel else windows.channel_names
+    channels = [windows.channel_names.index(name) for name in names]
+    candidates = _draw_candidates(train, channels, fitting, options.candidates, options.seed)
+    if not len(candidates):
         raise input_error(
             Reason.NO_INPUT,
             f"every segment of {windows.name} is flat",
             "expected a signal with variance",
         )
-    d = _distances_to_all(train.values, tried, options.normalised, progress)
+    d = _distances_to_all(train.values, candidates, options.normalised, progress)
     null = null_maxima(
         d, train.labels, train.subjects, options.score, options.permutations, options.seed, progress
     )
-    shapelets = _select_best(windows, train, tried, d, null, options)
-    excluded = [f"{s:g} s" for s in lengths if round(s * windows.rate) not in fitting]
+    shapelets = _select_best(windows, train, candidates, d, null, options)
+    excluded = [s for s in lengths if round(s * windows.rate) not in fitting]
+    return MinedShapelets(shapelets, train, len(candidates), null, _list_notices(train, excluded))
+
+
+def _list_notices(train: LabelledWindows, excluded: Sequence[float]) -> list[str]:
     notices = []
     if excluded:
+        texts = ", ".join(f"{seconds:g} s" for seconds in excluded)
         notices.append(
-            f"Excluded lengths, longer than half a window or shorter than {MIN_SAMPLES} samples: {', '.join(excluded)}."
+            f"Excluded lengths, longer than half a window or shorter than {MIN_SAMPLES} samples: "
+            f"{texts}."
         )
     if train.n_subjects < MIN_SUBJECTS:
         notices.append(
-            f"Mined from {train.n_subjects} subject{'s' * (train.n_subjects != 1)}: shapelets may not generalise to other subjects."
+            f"Mined from {count_units(train.n_subjects)}: shapelets may not generalise to other "
+            "subjects."
         )
-    possible = count_orders(train.labels, train.subjects)
-    if possible < MIN_ORDERS:
+    orders = count_orders(train.labels, train.subjects)
+    if orders < MIN_ORDERS:
         notices.append(
-            f"The labels have only {possible:,.0f} distinct permutations: no p below {1 / possible:.2g} is possible."
+            f"The labels have only {orders:,.0f} distinct permutations: no p below "
+            f"{1 / orders:.2g} is possible."
         )
-    return MinedShapelets(shapelets, train, len(tried), null, notices)
+    return notices
 
 
 def _fit_lengths(windows: Windows, lengths: Sequence[float], *, stated: bool) -> list[int]:
@@ -444,7 +466,7 @@ def _fit_lengths(windows: Windows, lengths: Sequence[float], *, stated: bool) ->
 def _select_best(
     windows: Windows,
     train: LabelledWindows,
-    tried: Ints,
+    candidates: Ints,
     d: Tensor,
     null: Array,
     options: MiningOptions,
@@ -452,52 +474,44 @@ def _select_best(
     """The best candidates by their distances [C, n], each moved to the best start nearby."""
     labels, score = torch.from_numpy(train.labels), SCORES[options.score]
     scores = score(d, labels).nan_to_num(0.0)
+    ties = f_statistic(d, labels).nan_to_num(0.0)
     shapelets: list[Shapelet] = []
-    kept: list[tuple[int, int, Array]] = []
-    for at in np.lexsort(
-        (-f_statistic(d, labels).nan_to_num(0.0).numpy(), -scores.numpy())
-    ).tolist():
-        row, v, m, start = tried[at].tolist()
+    for k in np.lexsort((-ties.numpy(), -scores.numpy())).tolist():
         if len(shapelets) == options.count:
             break
-        if _is_redundant(kept, row, v, train.values[row, start : start + m, v]):
+        row, v, m, start = candidates[k].tolist()
+        window, channel = int(train.rows[row]), windows.channel_names[v]
+        signal = train.values[row, :, v].double().numpy()
+        if _is_redundant(shapelets, window, channel, signal[start : start + m]):
             continue
         step = _step_size(m)
-        near = np.array(
-            [
-                [row, v, m, s]
-                for s in range(
-                    max(0, start - step + 1), min(windows.length - m, start + step - 1) + 1
-                )
-            ]
-        )
+        last = min(windows.length - m, start + step - 1)
+        near = np.array([[row, v, m, s] for s in range(max(0, start - step + 1), last + 1)])
         around = _distances_to_all(train.values, near, options.normalised)
         best = int(score(around, labels).nan_to_num(0.0).argmax())
-        moved, begin = around[best : best + 1], int(near[best, 3])
-        segment = train.values[row, begin : begin + m, v]
-        if _is_redundant(kept, row, v, segment):
+        moved, start = around[best : best + 1], int(near[best, 3])
+        values = signal[start : start + m]
+        if _is_redundant(shapelets, window, channel, values):
             continue
-        values = segment.double().numpy()
-        kept.append((row, v, values))
         gain, threshold = information_gain(moved, labels)
         means = {int(c): float(moved[0, labels == c].mean()) for c in labels.unique()}
         shapelets.append(
             Shapelet(
                 values=values,
-                channel=windows.channel_names[v],
+                channel=channel,
                 rate=windows.rate,
-                start=begin,
-                window=int(train.rows[row]),
+                start=start,
+                window=window,
                 klass=windows.class_names[min(means, key=lambda c: means[c])],
                 f=float(f_statistic(moved, labels)),
                 gain=float(gain),
                 threshold=float(threshold),
                 # of the candidate before its start was moved, which used the labels
-                p=p_value(float(scores[at]), null),
+                p=p_value(float(scores[k]), null),
             )
         )
     # moving may change the order
-    return sorted(shapelets, key=lambda one: -(one.f if options.score == "f" else one.gain))
+    return sorted(shapelets, key=lambda shapelet: -shapelet.score(options.score))
 
 
 def default_lengths(windows: Windows) -> tuple[float, ...]:
@@ -519,46 +533,45 @@ def _draw_candidates(
     over lengths.
     """
     n, samples, _ = train.values.shape
+    spread = train.values.std(1, unbiased=False).numpy()
     rng = np.random.default_rng([seed, 3])
-    out = []
+    candidates = []
     for k, m in enumerate(lengths):
         starts = np.arange(0, samples - m + 1, _step_size(m))
-        every = np.stack(
-            np.meshgrid(np.arange(n), channels, [m], starts, indexing="ij"), -1
-        ).reshape(-1, 4)
-        want = count // len(lengths) + (k < count % len(lengths))
-        some = every[np.sort(rng.permutation(len(every))[:want])]
-        moves = np.array(
-            [float(train.values[i, s : s + m, v].std(unbiased=False)) for i, v, _, s in some]
-        )
-        own = train.values.std(1, unbiased=False).numpy()[some[:, 0], some[:, 1]]
-        out.append(some[moves > FLAT_SHARE * own])
-    return np.concatenate(out)
+        grid = np.stack(np.meshgrid(np.arange(n), channels, [m], starts, indexing="ij"), -1)
+        grid = grid.reshape(-1, 4)
+        wanted = count // len(lengths) + (k < count % len(lengths))
+        drawn = grid[np.sort(rng.permutation(len(grid))[:wanted])]
+        segments = (train.values[i, s : s + m, v] for i, v, _, s in drawn)
+        moves = np.array([float(segment.std(unbiased=False)) for segment in segments])
+        candidates.append(drawn[moves > FLAT_SHARE * spread[drawn[:, 0], drawn[:, 1]]])
+    return np.concatenate(candidates)
 
 
 def _distances_to_all(
-    values: Tensor, tried: Ints, normalised: bool, progress: Progress | None = None
+    values: Tensor, candidates: Ints, normalised: bool, progress: Progress | None = None
 ) -> Tensor:
     """Distances [C, n] of segments of the windows to all of them, each on its own channel."""
-    out = torch.empty(len(tried), len(values), dtype=torch.float64)
-    groups = sorted({(int(v), int(m)) for v, m in tried[:, 1:3]})
+    distances = torch.empty(len(candidates), len(values), dtype=torch.float64)
+    groups = np.unique(candidates[:, 1:3], axis=0).tolist()
     for k, (v, m) in enumerate(groups):
-        here = np.flatnonzero((tried[:, 1] == v) & (tried[:, 2] == m))
-        segments = torch.stack([values[i, s : s + m, v] for i, _, _, s in tried[here]])
+        rows = np.flatnonzero((candidates[:, 1:3] == (v, m)).all(1))
+        segments = torch.stack([values[i, s : s + m, v] for i, _, _, s in candidates[rows]])
         for i in range(len(values)):
-            out[here, i] = compute_distances(
-                values[i : i + 1, :, v], segments, normalised=normalised, placed=False
-            )[0][:, 0].double()
+            series = values[i : i + 1, :, v]
+            d, _ = compute_distances(series, segments, normalised=normalised, placed=False)
+            distances[rows, i] = d[:, 0].double()
             if progress is not None and (i + 1) % 10 == 0:
                 progress("distances", k * len(values) + i + 1, len(groups) * len(values))
-    return out
+    return distances
 
 
-def _is_redundant(kept: list[tuple[int, int, Array]], row: int, v: int, segment: Tensor) -> bool:
-    """Whether a better one is of the same window, or has the same shape."""
-    shape = segment.double().numpy()
+def _is_redundant(better: list[Shapelet], window: int, channel: str, values: Array) -> bool:
+    """Whether a better shapelet is of the same window, or has the same shape."""
     return any(
-        row == r or (v == w and max_correlation(shape, other) >= SAME_SHAPE) for r, w, other in kept
+        shapelet.window == window
+        or (shapelet.channel == channel and max_correlation(values, shapelet.values) >= SAME_SHAPE)
+        for shapelet in better
     )
 
 
@@ -568,13 +581,12 @@ def max_correlation(a: Array, b: Array) -> float:
     """
     short, long = sorted((a, b), key=len)
     spare = len(short) - max(2, round(OVERLAP * len(short)))
-    found = 0.0
+    largest = 0.0
     for shift in range(-spare, len(long) - len(short) + spare + 1):
         first, last = max(0, -shift), min(len(short), len(long) - shift)
-        x, y = (
-            short[first:last] - short[first:last].mean(),
-            long[first + shift : last + shift] - long[first + shift : last + shift].mean(),
-        )
+        x, y = short[first:last], long[first + shift : last + shift]
+        x, y = x - x.mean(), y - y.mean()
         size = float(np.sqrt((x**2).sum() * (y**2).sum()))
-        found = max(found, float((x * y).sum()) / size if size > 0 else 0.0)
-    return found
+        if size > 0:
+            largest = max(largest, float((x * y).sum()) / size)
+    return largest

@@ -1,7 +1,6 @@
-"""Shapelets: short segments of a signal whose presence separates the classes, mined from labelled
-windows and tested on held-out ones.
+"""The page of shapelets: short segments of a signal whose presence separates the classes.
 
-The shapelets themselves are found by `shapelet_mining`.
+`shapelet_mining` finds them in labelled windows; here they are tested on held-out ones and shown.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from bitimely_core.analyses import describe_data
 from bitimely_core.errors import Reason, check_choice, safe_text, usage_error
 from bitimely_core.insight.shapelet_mining import (
     MIN_SUBJECTS,
@@ -24,7 +24,6 @@ from bitimely_core.insight.shapelet_mining import (
     MinedShapelets,
     MiningOptions,
     Shapelet,
-    compute_distances,
     draw_windows,
     f_statistic,
     information_gain,
@@ -58,8 +57,10 @@ def read_shapelets(path: Path | str) -> list[Shapelet]:
     file = Path(path) / "summary.json" if Path(path).is_dir() else Path(path)
     try:
         stored = json.loads(read_result(file))["shapelets"]
+        shapelets = [Shapelet(**fields) for fields in stored]
         return [
-            Shapelet(**{**one, "values": np.array(one["values"], np.float64)}) for one in stored
+            shapelet._replace(values=np.array(shapelet.values, np.float64))
+            for shapelet in shapelets
         ]
     except OSError as error:
         raise_system_error(error, file)
@@ -115,31 +116,32 @@ def shapelets(
         channel,
         seed,
     )
-    found = mine_shapelets(windows, options, progress)
-    held_out = draw_windows(windows, ("test", "validation"), sequences, seed)
-    tests = [] if held_out is None else _score_held_out(found.shapelets, windows, held_out, options)
+    mined = mine_shapelets(windows, options, progress)
+    held_out = _score_held_out(mined.shapelets, windows, options)
     page = PageBuilder(f"Shapelets of {windows.name}")
-    page.notice(*windows.notices, *found.notices)
+    page.notice(*windows.notices, *mined.notices)
     if held_out is None:
         page.notice(
-            "There are no held-out windows, so the shapelets were tested only on the windows from which they were selected."
+            "There are no held-out windows, so the shapelets were tested only on the windows from "
+            "which they were selected."
         )
-    elif held_out.n_subjects < MIN_SUBJECTS:
+    elif held_out.drawn.n_subjects < MIN_SUBJECTS:
         page.notice(
-            f"Checked on {held_out.n_subjects} subjects: results may not generalise to other subjects."
+            f"Checked on {held_out.drawn.n_subjects} subjects: results may not generalise to other "
+            "subjects."
         )
-    _add_facts(page, found, held_out, windows, options)
-    _add_blocks(page, found, tests, held_out, windows, options)
-    return page.finish(_verdict(found, tests), _summarize(found, tests, held_out, windows, options))
+    _add_facts(page, mined, held_out, windows, options)
+    _add_blocks(page, mined, held_out, windows, options)
+    return page.finish(_verdict(mined, held_out), _summarize(mined, held_out, windows, options))
 
 
 def parse_seconds(text: str) -> tuple[float, ...]:
     """`0.5,1` as numbers. Raises UserError (config, exit 2)."""
     try:
-        return tuple(float(part) for part in str(text).split(",") if part.strip())
+        return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise usage_error(
-            f"found {safe_text(str(text))}", "expected seconds, as in 0.5,1", field="--lengths"
+            f"found {safe_text(text)}", "expected seconds, as in 0.5,1", field="--lengths"
         ) from None
 
 
@@ -153,168 +155,164 @@ class HeldOutScore(NamedTuple):
     starts: Ints  # [n]
 
 
+class HeldOutScores(NamedTuple):
+    """Held-out windows, and every shapelet on them."""
+
+    drawn: LabelledWindows
+    scores: list[HeldOutScore]
+
+
 def _score_held_out(
-    found: list[Shapelet], windows: Windows, held_out: LabelledWindows, options: MiningOptions
-) -> list[HeldOutScore]:
-    labels, out = torch.from_numpy(held_out.labels), []
-    for one in found:
-        series = held_out.values[..., windows.channel_names.index(one.channel)]
-        d, places = compute_distances(
-            series.double(), torch.from_numpy(one.values)[None], normalised=options.normalised
-        )
-        score = float(SCORES[options.score](d, labels).nan_to_num(0.0))
+    shapelets: list[Shapelet], windows: Windows, options: MiningOptions
+) -> HeldOutScores | None:
+    """The shapelets on held-out windows; None without any."""
+    drawn = draw_windows(windows, ("test", "validation"), options.sequences, options.seed)
+    if drawn is None:
+        return None
+    labels, scores = torch.from_numpy(drawn.labels), []
+    for shapelet in shapelets:
+        d, starts = shapelet.find_in(windows, drawn.values, normalised=options.normalised)
+        rows = d[None]
         null = null_maxima(
-            d, held_out.labels, held_out.subjects, options.score, options.permutations, options.seed
+            rows, drawn.labels, drawn.subjects, options.score, options.permutations, options.seed
         )
-        f, gain = float(f_statistic(d, labels)), float(information_gain(d, labels)[0])
-        out.append(HeldOutScore(f, gain, p_value(score, null), d[0].numpy(), places[0].numpy()))
-    return out
+        f, gain = float(f_statistic(rows, labels)), float(information_gain(rows, labels)[0])
+        p = p_value(float(SCORES[options.score](rows, labels).nan_to_num(0.0)), null)
+        scores.append(HeldOutScore(f, gain, p, d.numpy(), starts.numpy()))
+    return HeldOutScores(drawn, scores)
 
 
 def name_shapelets(shapelets: Sequence[Shapelet]) -> list[str]:
     """A name for each: number, class, channel."""
-    several = len({one.channel for one in shapelets}) > 1
+    several = len({shapelet.channel for shapelet in shapelets}) > 1
     return [
-        f"{k + 1}: {one.klass}, {one.seconds:g} s" + (f", {one.channel}" if several else "")
-        for k, one in enumerate(shapelets)
+        f"{k}: {shapelet.klass}, {shapelet.seconds:g} s"
+        + (f", {shapelet.channel}" if several else "")
+        for k, shapelet in enumerate(shapelets, 1)
     ]
 
 
 CHANCE = (
-    "Score of each shapelet on the windows it was mined from, and the best score of any of the same candidates under permuted labels (the "
-    "start was then moved by less than a tenth of the length, which p ignores). A shapelet below the last bar is what a search of this size "
-    "finds in random labels."
+    "Score of each shapelet on the windows it was mined from, and the best score of any of the "
+    "same candidates under permuted labels (the start was then moved by less than a tenth of the "
+    "length, which p ignores). A shapelet below the last bar is what a search of this size finds "
+    "in random labels."
 )
 SHAPES = (
-    "The shapelets, standardised, as in their training windows. They are examples that are close to many windows of one class, not averages; "
-    "their class is the closest one, which may also be the one without a feature of the others."
+    "The shapelets, standardised, as in their training windows. They are examples that are close "
+    "to many windows of one class, not averages; their class is the closest one, which may also be "
+    "the one without a feature of the others."
 )
 MATCHES = (
-    "Shapelet 1 and the closest segment of a held-out window, one window a class: the median of its class. If it represents its class, the "
-    "curve of that class coincides with it and the others do not."
+    "Shapelet 1 and the closest segment of a held-out window, one window a class: the median of "
+    "its class. If it represents its class, the curve of that class coincides with it and the "
+    "others do not."
 )
 DISTANCES = (
-    "Distance of held-out windows to shapelet 1, divided by the number of samples: share of the windows of each class that are closer. "
-    "{scale} Evidence against the shapelet: curves that coincide."
+    "Distance of held-out windows to shapelet 1, divided by the number of samples: share of the "
+    "windows of each class that are closer. {scale} Evidence against the shapelet: curves that "
+    "coincide."
 )
-NULL = "The best score of all candidates under permuted labels, in ascending order, and that of shapelet 1 (vertical)."
+NULL = (
+    "The best score of all candidates under permuted labels, in ascending order, and that of "
+    "shapelet 1 (vertical)."
+)
 TABLE = (
-    "Mined: on the training windows from which the shapelet was selected; p: share of the permutations in which any candidate scores as high. "
-    "Held out: on other windows, p for this shapelet alone. F: variance between classes over that within; gain: information gain of the best "
-    "threshold on the distance about the class."
+    "Mined: on the training windows from which the shapelet was selected; p: share of the "
+    "permutations in which any candidate scores as high. Held out: on other windows, p for this "
+    "shapelet alone. F: variance between classes over that within; gain: information gain of the "
+    "best threshold on the distance about the class."
 )
+COLUMNS = [
+    "shapelet",
+    "window",
+    "start, s",
+    "F",
+    "gain, bits",
+    "p",
+    "F, held out",
+    "gain, held out",
+    "p, held out",
+]
 
 
 def _add_blocks(
     page: PageBuilder,
-    found: MinedShapelets,
-    tests: list[HeldOutScore],
-    held_out: LabelledWindows | None,
+    mined: MinedShapelets,
+    held_out: HeldOutScores | None,
     windows: Windows,
     options: MiningOptions,
 ) -> None:
-    names, is_f = name_shapelets(found.shapelets), options.score == "f"
-    unit = "F" if is_f else "information gain, bits"
-    scores = [one.f if is_f else one.gain for one in found.shapelets]
-    chance = [float(np.quantile(found.null, 0.95))] if len(found.null) else []
-    bars = BarPlot(
-        [*names, *(["permuted labels, 95 %"] * len(chance))], [*scores, *chance], ylabel=unit
-    )
+    names, first = name_shapelets(mined.shapelets), mined.shapelets[0]
+    unit = "F" if options.score == "f" else "information gain, bits"
+    scores = [shapelet.score(options.score) for shapelet in mined.shapelets]
+    chance = {"permuted labels, 95 %": np.quantile(mined.null, 0.95)} if len(mined.null) else {}
+    bars = BarPlot([*names, *chance], [*scores, *map(float, chance.values())], ylabel=unit)
     page.figure("main-score", "Separation of the classes", CHANCE, bars)
     shapes = [
-        _shape_line(name, one.values, one.rate)
-        for name, one in zip(names, found.shapelets, strict=True)
+        _shape_line(name, shapelet.values, shapelet.rate)
+        for name, shapelet in zip(names, mined.shapelets, strict=True)
     ]
-    page.figure(
-        "shapelets",
-        "The shapelets",
-        SHAPES,
-        LinePlot(shapes, xlabel="seconds", ylabel="standardised"),
-    )
-    first = found.shapelets[0]
-    v, row = (
-        windows.channel_names.index(first.channel),
-        int(np.flatnonzero(found.drawn.rows == first.window)[0]),
-    )
-    start = first.start / first.rate
-    caption = f"Training window {first.window} of class {windows.class_names[found.drawn.labels[row]]}, as models read it."
-    trace, span = (
-        Trace(first.channel, found.drawn.values[row, :, v].numpy()),
-        TimeSpan(start, start + first.seconds, "shapelet"),
-    )
-    page.figure("source", "Source of shapelet 1", caption, TracePlot(windows.rate, [trace], [span]))
+    plot = LinePlot(shapes, xlabel="seconds", ylabel="standardised")
+    page.figure("shapelets", "The shapelets", SHAPES, plot)
+    _add_source(page, first, mined.drawn, windows)
     if held_out is not None:
-        _add_held_out(page, first, tests[0], held_out, windows, options)
-    if len(found.null):
-        null = Line(
-            "permuted labels",
-            np.sort(found.null),
-            np.arange(1, len(found.null) + 1) / len(found.null),
-        )
+        _add_held_out(page, first, held_out, windows, normalised=options.normalised)
+    if len(mined.null):
+        shares = np.arange(1, len(mined.null) + 1) / len(mined.null)
+        null = Line("permuted labels", np.sort(mined.null), shares)
         lines = [null, Line("shapelet 1", [scores[0]] * 2, [0.0, 1.0])]
-        page.figure(
-            "chance",
-            "Null distribution",
-            NULL,
-            LinePlot(lines, xlabel=f"best {unit}", ylabel="share of the permutations"),
-        )
-    columns = [
-        "shapelet",
-        "window",
-        "start, s",
-        "F",
-        "gain, bits",
-        "p",
-        "F, held out",
-        "gain, held out",
-        "p, held out",
-    ]
-    rows = [
-        [name, s.window, s.start / s.rate, s.f, s.gain, s.p]
-        for name, s in zip(names, found.shapelets, strict=True)
-    ]
-    held: list[Sequence[float | None]] = [test[:3] for test in tests] or [
-        (None, None, None) for _ in rows
-    ]
-    page.table(
-        "table",
-        "Shapelets, best first",
-        TABLE,
-        columns,
-        [[*row, *test] for row, test in zip(rows, held, strict=True)],
+        plot = LinePlot(lines, xlabel=f"best {unit}", ylabel="share of the permutations")
+        page.figure("chance", "Null distribution", NULL, plot)
+    rows = []
+    for k, s in enumerate(mined.shapelets):
+        test = (None, None, None) if held_out is None else held_out.scores[k][:3]
+        rows.append([names[k], s.window, s.start / s.rate, s.f, s.gain, s.p, *test])
+    page.table("table", "Shapelets, best first", TABLE, COLUMNS, rows)
+
+
+def _add_source(
+    page: PageBuilder, first: Shapelet, drawn: LabelledWindows, windows: Windows
+) -> None:
+    """The window of shapelet 1."""
+    row = int(np.flatnonzero(drawn.rows == first.window)[0])
+    values = drawn.values[row, :, windows.channel_names.index(first.channel)].numpy()
+    start = first.start / first.rate
+    span = TimeSpan(start, start + first.seconds, "shapelet")
+    page.figure(
+        "source",
+        "Source of shapelet 1",
+        f"Training window {first.window} of class {windows.class_names[drawn.labels[row]]}, "
+        "as models read it.",
+        TracePlot(windows.rate, [Trace(first.channel, values)], [span]),
     )
 
 
 def _add_held_out(
     page: PageBuilder,
     first: Shapelet,
-    test: HeldOutScore,
-    held_out: LabelledWindows,
+    held_out: HeldOutScores,
     windows: Windows,
-    options: MiningOptions,
+    *,
+    normalised: bool,
 ) -> None:
+    """The closest segments to shapelet 1, and its distances, by class."""
+    drawn, test = held_out.drawn, held_out.scores[0]
     m, v = len(first.values), windows.channel_names.index(first.channel)
     matches, distances = [_shape_line("shapelet 1", first.values, first.rate)], []
-    for c in np.unique(held_out.labels):
-        rows = np.flatnonzero(held_out.labels == c)
+    for label in np.unique(drawn.labels):
+        name = windows.class_names[label]
+        rows = np.flatnonzero(drawn.labels == label)
         rows = rows[np.argsort(test.distances[rows], kind="stable")]
-        at = rows[len(rows) // 2]
-        segment = held_out.values[at, test.starts[at] : test.starts[at] + m, v].double().numpy()
-        matches.append(_shape_line(windows.class_names[c], segment, first.rate))
-        distances.append(
-            Line(
-                windows.class_names[c],
-                test.distances[rows] / m,
-                np.arange(1, len(rows) + 1) / len(rows),
-            )
-        )
+        median = rows[len(rows) // 2]
+        start = test.starts[median]
+        segment = drawn.values[median, start : start + m, v].double().numpy()
+        matches.append(_shape_line(name, segment, first.rate))
+        shares = np.arange(1, len(rows) + 1) / len(rows)
+        distances.append(Line(name, test.distances[rows] / m, shares))
     plot = LinePlot(matches, xlabel="seconds", ylabel="standardised")
     page.figure("matches", "The closest segment in each class", MATCHES, plot)
-    scale = (
-        "0 is the same shape, 2 is no correlation."
-        if options.normalised
-        else "0 is the same segment."
-    )
+    scale = "0 is the same shape, 2 is no correlation." if normalised else "0 is the same segment."
     plot = LinePlot(distances, xlabel="distance / samples", ylabel="share of the windows")
     page.figure("distances", "Distance by class", DISTANCES.format(scale=scale), plot)
 
@@ -324,85 +322,87 @@ def _shape_line(name: str, values: Array, rate: float) -> Line:
     return Line(name, np.arange(len(values)) / rate, shape)
 
 
-def _verdict(found: MinedShapelets, tests: list[HeldOutScore]) -> str:
-    one = found.shapelets[0]
-    what = f"The best of {found.candidates:,} segments, {one.seconds:g} s of {one.channel} closest to class {one.klass},"
-    text = f"{what} {'separates' if one.p <= 0.05 else 'does not significantly separate'} the classes (p = {one.p:.3g}, corrected for selection)"
-    if not tests:
+def _verdict(mined: MinedShapelets, held_out: HeldOutScores | None) -> str:
+    first = mined.shapelets[0]
+    separates = first.p <= 0.05
+    text = (
+        f"The best of {mined.candidates:,} segments, {first.seconds:g} s of {first.channel} "
+        f"closest to class {first.klass}, "
+        f"{'separates' if separates else 'does not significantly separate'} the classes "
+        f"(p = {first.p:.3g}, corrected for selection)"
+    )
+    if held_out is None:
         return f"{text}; there are no held-out windows to confirm it."
-    if tests[0].p <= 0.05:
-        again = "and does so again" if one.p <= 0.05 else "but does so"
+    test = held_out.scores[0]
+    if test.p <= 0.05:
+        again = "and does so again" if separates else "but does so"
     else:
-        again = "but not" if one.p <= 0.05 else "nor does it"
-    return f"{text} {again} on held-out windows (p = {tests[0].p:.3g}, information gain {tests[0].gain:.2f} bits)."
+        again = "but not" if separates else "nor does it"
+    return (
+        f"{text} {again} on held-out windows (p = {test.p:.3g}, "
+        f"information gain {test.gain:.2f} bits)."
+    )
+
+
+def _describe_windows(drawn: LabelledWindows, windows: Windows) -> str:
+    counts = np.bincount(drawn.labels, minlength=windows.classes)
+    classes = ", ".join(map("{} {}".format, windows.class_names, counts))
+    return (
+        f"{len(drawn.rows)} windows of {drawn.n_subjects} subjects, {drawn.split} split ({classes})"
+    )
 
 
 def _add_facts(
     page: PageBuilder,
-    found: MinedShapelets,
-    held_out: LabelledWindows | None,
+    mined: MinedShapelets,
+    held_out: HeldOutScores | None,
     windows: Windows,
     options: MiningOptions,
 ) -> None:
-    def describe(part: LabelledWindows) -> str:
-        counts = np.bincount(part.labels, minlength=windows.classes)
-        of_class = ", ".join(
-            f"{name} {count}" for name, count in zip(windows.class_names, counts, strict=True)
-        )
-        return f"{len(part.rows)} windows of {part.n_subjects} subjects, {part.split} split ({of_class})"
-
-    by_subject = subject_classes(found.drawn.labels, found.drawn.subjects) is not None
-    page.fact(
-        "Data",
-        f"{windows.name} ({windows.channels} channels, {windows.length} samples at {windows.rate:g} Hz)",
-    )
+    checked = "no held-out windows"
+    if held_out is not None:
+        checked = _describe_windows(held_out.drawn, windows)
+    segments = "standardised segments" if options.normalised else "segments without standardisation"
+    by_subject = subject_classes(mined.drawn.labels, mined.drawn.subjects) is not None
+    permuted = "the classes of subjects" if by_subject else "labels within each subject"
+    page.fact("Data", describe_data(windows))
     page.fact("Split", f"by {windows.split}")
-    page.fact("Mined", describe(found.drawn))
-    page.fact("Checked", "no held-out windows" if held_out is None else describe(held_out))
-    page.fact("Candidates", f"{found.candidates:,}")
-    page.fact(
-        "Score",
-        f"{options.score}, {'standardised segments' if options.normalised else 'segments without standardisation'}",
-    )
-    page.fact(
-        "Permutations",
-        f"{len(found.null)}, of {'the classes of subjects' if by_subject else 'labels within each subject'}",
-    )
+    page.fact("Mined", _describe_windows(mined.drawn, windows))
+    page.fact("Checked", checked)
+    page.fact("Candidates", f"{mined.candidates:,}")
+    page.fact("Score", f"{options.score}, {segments}")
+    page.fact("Permutations", f"{len(mined.null)}, of {permuted}")
     page.fact("Seed", options.seed)
 
 
 def _summarize(
-    found: MinedShapelets,
-    tests: list[HeldOutScore],
-    held_out: LabelledWindows | None,
-    windows: Windows,
-    options: MiningOptions,
+    mined: MinedShapelets, held_out: HeldOutScores | None, windows: Windows, options: MiningOptions
 ) -> dict[str, object]:
     checked: dict[str, object] | None = None
     if held_out is not None:
-        scores = [{"f": one.f, "gain": one.gain, "p": one.p} for one in tests]
+        drawn, scores = held_out
         checked = {
-            "split": held_out.split,
-            "windows": len(held_out.rows),
-            "subjects": held_out.n_subjects,
-            "shapelets": scores,
+            "split": drawn.split,
+            "windows": len(drawn.rows),
+            "subjects": drawn.n_subjects,
+            "shapelets": [{"f": test.f, "gain": test.gain, "p": test.p} for test in scores],
         }
-    chosen = {
-        "score": options.score,
-        "normalise": "z" if options.normalised else "none",
-        "seed": options.seed,
-    }
-    tried = {"candidates": found.candidates, "permutations": len(found.null)}
-    source = {
-        "data": windows.name,
-        "fingerprint": windows.fingerprint,
-        "windows": len(found.drawn.rows),
-    }
+    quantiles = (0.5, 0.95, 0.99) if len(mined.null) else ()
     return {
-        "shapelets": [{**one._asdict(), "values": one.values.tolist()} for one in found.shapelets],
+        "shapelets": [
+            {**shapelet._asdict(), "values": shapelet.values.tolist()}
+            for shapelet in mined.shapelets
+        ],
         "held_out": checked,
-        "best_by_chance": {f"{q:g}": float(np.quantile(found.null, q)) for q in (0.5, 0.95, 0.99)}
-        if len(found.null)
-        else {},
-        "options": {**chosen, **tried, **source},
+        "best_by_chance": {f"{q:g}": float(np.quantile(mined.null, q)) for q in quantiles},
+        "options": {
+            "score": options.score,
+            "normalise": "z" if options.normalised else "none",
+            "seed": options.seed,
+            "candidates": mined.candidates,
+            "permutations": len(mined.null),
+            "data": windows.name,
+            "fingerprint": windows.fingerprint,
+            "windows": len(mined.drawn.rows),
+        },
     }

@@ -1,5 +1,5 @@
-"""Effective rank of attention maps: singular values of retention and softmax maps, with their
-controls.
+"""How many directions attention maps have: effective ranks from the singular values of retention
+and softmax maps, with their controls.
 
 R [N, N] of every layer and head on held-out sequences, in float64, without [SOS], [EOS] and
 padding. The singular values s_1 >= .. >= s_N of each map are divided by their sum, cumulated, and
@@ -24,8 +24,15 @@ import numpy.typing as npt
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
+from bitimely_core.data import draw_held_out
 from bitimely_core.errors import check_choice
-from bitimely_core.insight.attention import LayerMixing, combine_pair, compute_mixings, draw_batches
+from bitimely_core.insight.attention_maps import (
+    LayerMixing,
+    combine_pair,
+    compute_mixings,
+    name_heads,
+    split_batch,
+)
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -60,28 +67,29 @@ def singular_values(maps: Array) -> tuple[Array, Array]:
 
     One map a core, because threads within a matrix of this size slow each other down.
     """
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # a requirement of scikit-learn
+    # a requirement of scikit-learn
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    def one(matrix: Array) -> tuple[Array, float]:
-        triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
+    def factor(matrix: Array) -> tuple[Array, float]:
+        is_triangular = not np.triu(matrix, 1).any() or not np.tril(matrix, -1).any()
         with np.errstate(divide="ignore"):
-            log_det = log_det_triangular(matrix) if triangular else np.linalg.slogdet(matrix)[1]
-        return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64), float(log_det)
+            log_det = log_det_triangular(matrix) if is_triangular else np.linalg.slogdet(matrix)[1]
+        return np.asarray(np.linalg.svd(matrix, compute_uv=False)), float(log_det)
 
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        values, log_dets = zip(*pool.map(one, maps), strict=True)
+        values, log_dets = zip(*pool.map(factor, maps), strict=True)
     return np.stack(values), np.array(log_dets)
 
 
 def product_singular_values(queries: Array, keys: Array) -> tuple[Array, Array]:
-    """As `factored`, of queries keys^T, both [H, N, K]: from the K x K product of their triangular
-    factors, the other N - K are exactly 0.
+    """As `singular_values`, of queries keys^T, both [H, N, K]: from the K x K product of their
+    triangular factors, the other N - K are exactly 0.
     """
     heads, n, k = queries.shape
     if k >= n:
         return singular_values(queries @ keys.transpose(0, 2, 1))
-    left, right = (np.asarray(np.linalg.qr(part, mode="r")) for part in (queries, keys))
-    values = np.linalg.svd(left @ right.transpose(0, 2, 1), compute_uv=False)
+    first, second = (np.asarray(np.linalg.qr(part, mode="r")) for part in (queries, keys))
+    values = np.linalg.svd(first @ second.transpose(0, 2, 1), compute_uv=False)
     return np.concatenate([values, np.zeros((heads, n - k))], axis=1), np.full(heads, -np.inf)
 
 
@@ -132,7 +140,7 @@ class Spectra:
 
     def __init__(self) -> None:
         self.singular: list[Array] = []  # S times [H, N]
-        self.found: list[list[dict[str, float]]] = []  # S times H
+        self.measures: list[list[dict[str, float]]] = []  # S times H
         self._last: Array | None = None
 
     def add(self, maps: Array) -> None:
@@ -141,7 +149,7 @@ class Spectra:
         """
         if self._last is not None and np.array_equal(maps, self._last):
             self.singular.append(self.singular[-1])
-            self.found.append(self.found[-1])
+            self.measures.append(self.measures[-1])
         else:
             self._last = maps
             self.append(*singular_values(maps))
@@ -149,35 +157,35 @@ class Spectra:
     def append(self, singular: Array, log_dets: Array) -> None:
         """Singular values [H, N] and log |det| [H] of one more sequence."""
         self.singular.append(singular)
-        self.found.append(
-            [measure_rank(s, float(d)) for s, d in zip(singular, log_dets, strict=True)]
-        )
+        self.measures.append(list(map(measure_rank, singular, log_dets.tolist())))
 
     def curves(self, points: int) -> Array:
         """[S, H, G]."""
         return np.array(
-            [[cumulate_shares(s, points) for s in of_heads] for of_heads in self.singular]
+            [[cumulate_shares(head, points) for head in heads] for heads in self.singular]
         )
 
     def table(self, head: int | None = None) -> dict[str, float | None]:
         """Means over sequences (and heads, for None), the median of the condition number, and the
         deviation of the effective rank.
         """
-        out: dict[str, float | None] = {}
+        chosen = slice(None) if head is None else slice(head, head + 1)
+        means: dict[str, float | None] = {}
         for name in MEASURES:
             values = np.array(
-                [
-                    [m[name] for m in (heads if head is None else heads[head : head + 1])]
-                    for heads in self.found
-                ]
+                [[measures[name] for measures in heads[chosen]] for heads in self.measures]
             )
-            middle = np.median(values) if name == "condition" else values.mean()
-            out[name] = float(middle) if np.isfinite(middle) else None
+            mean = np.median(values) if name == "condition" else values.mean()
+            means[name] = float(mean) if np.isfinite(mean) else None
             if name == "effective_rank":
-                out["effective_rank_sd"] = (
-                    float(values.mean(1).std()) if np.isfinite(middle) else None
-                )
-        return out
+                spread = float(values.mean(1).std())
+                means["effective_rank_sd"] = spread if np.isfinite(mean) else None
+        return means
+
+    def cells(self, head: int | None = None) -> list[float | None]:
+        """The measures in the order of `COLUMNS`."""
+        table = self.table(head)
+        return [table[key] for key in KEYS]
 
 
 def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
@@ -237,18 +245,21 @@ class RunSpectra(NamedTuple):
         names = (f"{main}_random" if main != "map" else "random", "composed", "scores", "alone")
         return [name for name in names if name in self.layers[last]]
 
+    @property
+    def heads(self) -> range:
+        """Numbers of the heads, from 0."""
+        return range(len(self.main_spectra.measures[0]))
+
     def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
         """Measures keyed by layer, head ("mean" over heads too) and matrix."""
-        out = {}
-        for layer, matrices in self.layers.items():
-            heads = len(next(iter(matrices.values())).found[0])
-            out[str(layer)] = {
-                "mean" if h is None else str(h + 1): {
-                    name: spectra.table(h) for name, spectra in matrices.items()
-                }
-                for h in (None, *range(heads))
+        heads = {"mean": None} | {str(h + 1): h for h in self.heads}
+        return {
+            str(layer): {
+                name: {matrix: spectra.table(head) for matrix, spectra in matrices.items()}
+                for name, head in heads.items()
             }
-        return out
+            for layer, matrices in self.layers.items()
+        }
 
 
 def collect_spectra(
@@ -260,46 +271,54 @@ def collect_spectra(
     device: str = "cpu",
 ) -> RunSpectra:
     """The spectra of every layer of a run with its controls."""
-    batches, _, split = draw_batches(run.windows(), sequences, seed)
+    rows, split = draw_held_out(run.windows(), sequences, seed)
+    batches = split_batch(run.windows(), rows)
     trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
-    found: SpectraByLayer = {}
+    spectra: SpectraByLayer = {}
     tokens: list[int] = []
     layers: list[LayerMixing] = []
     for k, batch in enumerate(batches):
         layers, control = (
-            [normalise_map(m, row_norm) for m in compute_mixings(model, batch)]
+            [normalise_map(mixing, row_norm) for mixing in compute_mixings(model, batch)]
             for model in (trained, random)
         )
         tokens.append(layers[0].map.shape[-1])
-        for layer, (mixing, other) in enumerate(zip(layers, control, strict=True), 1):
-            of_layer = found.setdefault(layer, {})
-            for name, maps in {
-                "map": mixing.map,
-                "random": other.map,
-                "alone": mixing.alone,
-            }.items():
-                if maps is not None:
-                    of_layer.setdefault(name, Spectra()).add(maps)
-            if mixing.queries is not None and mixing.keys is not None:
-                of_layer.setdefault("scores", Spectra()).append(
-                    *product_singular_values(mixing.queries, mixing.keys)
-                )
-            for name, (first, second) in {
-                "": (layers[layer - 2], mixing),
-                "_random": (control[layer - 2], other),
-            }.items():
-                combined = combine_pair(first, second) if layer > 1 else None
-                if combined is not None:
-                    of_layer.setdefault(f"combined{name}", Spectra()).add(combined)
-                    # of the product: rounding errors
-                    log_dets = log_det_triangular(first.map) + log_det_triangular(second.map)
-                    of_layer.setdefault(f"composed{name}", Spectra()).append(
-                        singular_values(second.map @ first.map)[0], log_dets
-                    )
+        for i in range(len(layers)):
+            matrices = spectra.setdefault(i + 1, {})
+            _add_layer(matrices, layers[i], control[i])
+            if i > 0:
+                _add_pair(matrices, "", layers[i - 1], layers[i])
+                _add_pair(matrices, "_random", control[i - 1], control[i])
         if progress is not None:
             progress(f"svd {run.name}", k + 1, len(batches))
-    gammas, directions = [list(m.gammas) for m in layers], [m.direction for m in layers]
-    return RunSpectra(found, split, len(batches), tokens, layers[0].key_width, gammas, directions)
+    gammas = [list(mixing.gammas) for mixing in layers]
+    directions = [mixing.direction for mixing in layers]
+    return RunSpectra(spectra, split, len(batches), tokens, layers[0].key_width, gammas, directions)
+
+
+def _add_layer(matrices: dict[str, Spectra], mixing: LayerMixing, control: LayerMixing) -> None:
+    """Add the spectra of the maps of one layer."""
+    maps = {"map": mixing.map, "random": control.map, "alone": mixing.alone}
+    for name, matrix in maps.items():
+        if matrix is not None:
+            matrices.setdefault(name, Spectra()).add(matrix)
+    if mixing.queries is not None and mixing.keys is not None:
+        product = product_singular_values(mixing.queries, mixing.keys)
+        matrices.setdefault("scores", Spectra()).append(*product)
+
+
+def _add_pair(
+    matrices: dict[str, Spectra], suffix: str, first: LayerMixing, second: LayerMixing
+) -> None:
+    """Add the spectra of a pair of layers, combined and composed, where it is one."""
+    combined = combine_pair(first, second)
+    if combined is None:
+        return
+    matrices.setdefault(f"combined{suffix}", Spectra()).add(combined)
+    # that of the product would be rounding errors
+    log_dets = log_det_triangular(first.map) + log_det_triangular(second.map)
+    singular, _ = singular_values(second.map @ first.map)
+    matrices.setdefault(f"composed{suffix}", Spectra()).append(singular, log_dets)
 
 
 @analyses(
@@ -329,81 +348,62 @@ def svd(
     windows.
     """
     check_choice("row normalisation", row_norm, ROW_NORMS)
-    found = {
+    spectra = {
         run.name: collect_spectra(run, sequences, seed, row_norm, progress, device) for run in runs
     }
-    page = start_page(
-        "Rank of the maps of " + " and ".join(found),
-        runs,
-        [one.split for one in found.values()],
-        seed,
-    )
-    counts = sorted({one.sequences for one in found.values()})
-    widths = ", ".join(f"{name}: {one.key_width or 'unknown'}" for name, one in found.items())
-    page.fact(
-        "Sequences", f"{' and '.join(map(str, counts))}, the same for runs on the same windows"
-    )
-    page.fact(
-        "Tokens", ", ".join(f"{name}: {_format_range(one.tokens)}" for name, one in found.items())
-    )
+    title = "Rank of the maps of " + " and ".join(spectra)
+    page = start_page(title, runs, [part.split for part in spectra.values()], seed)
+    counts = sorted({part.sequences for part in spectra.values()})
+    widths = ", ".join(f"{name}: {part.key_width or 'unknown'}" for name, part in spectra.items())
+    tokens = ", ".join(f"{name}: {_format_range(part.tokens)}" for name, part in spectra.items())
+    joined = " and ".join(map(str, counts))
+    page.fact("Sequences", f"{joined}, the same for runs on the same windows")
+    page.fact("Tokens", tokens)
     page.fact("Key width of a head", widths)
     page.fact("Row normalisation", row_norm)
-    _add_notices(page, found, counts[0], widths)
-    _add_headline(page, found)
+    _add_notices(page, spectra, counts[0], widths)
+    _add_headline(page, spectra)
     page.text(HOW_TO_READ)
-    by_points: dict[int, dict[str, RunSpectra]] = {}
-    for name, one in found.items():
-        by_points.setdefault(one.points, {})[name] = one
-    for points, group in by_points.items():
-        if len(group) > 1:
-            lines = []
-            for name, one in group.items():
-                label = f"{name}, K = {one.key_width}" if one.key_width else name
-                lines.append(_make_line(label, one.main_spectra, points))
-                lines.append(_make_line(f"{label}, random weights", one.random_spectra, points))
-            caption = f"{SPECTRA} Runs compare at equal K only."
-            page.figure(
-                f"comparison-{points}",
-                f"Comparison of the runs, N = {points}",
-                caption,
-                _plot_shares(lines),
-            )
-    for name, one in found.items():
+    _add_comparisons(page, spectra)
+    about = {}
+    for name, part in spectra.items():
         page.section(name)
-        _add_curves(page, name, one)
-        _add_tables(page, name, one)
-    about = {
-        name: {key: value for key, value in one._asdict().items() if key != "layers"}
-        for name, one in found.items()
-    }
-    summary = {name: one.summarize() for name, one in found.items()}
-    return page.finish(
-        _verdict(found), {**summary, "options": {"row_norm": row_norm, "seed": seed, "runs": about}}
-    )
+        _add_curves(page, name, part)
+        _add_tables(page, name, part)
+        about[name] = part._asdict()
+        del about[name]["layers"]
+    summary: dict[str, object] = {name: part.summarize() for name, part in spectra.items()}
+    summary["options"] = {"row_norm": row_norm, "seed": seed, "runs": about}
+    return page.finish(_verdict(spectra), summary)
 
 
 HOW_TO_READ = (
-    "A map of low rank copies the same few mixtures of tokens into every token. The effective rank is the fraction of the N directions that "
-    "carry weight: 1 / N for one direction, 1 for all equally. It differs from the rank, because a triangular map with a non-zero diagonal "
-    "always has full rank. Compare a trained map with the controls: mask and decay exist before training, a product q kᵀ has at most K "
-    "directions, and a pair of layers applies the composition of its maps, which has far fewer directions than their combination."
+    "A map of low rank copies the same few mixtures of tokens into every token. The effective rank "
+    "is the fraction of the N directions that carry weight: 1 / N for one direction, 1 for all "
+    "equally. It differs from the rank, because a triangular map with a non-zero diagonal always "
+    "has full rank. Compare a trained map with the controls: mask and decay exist before training, "
+    "a product q kᵀ has at most K directions, and a pair of layers applies the composition of its "
+    "maps, which has far fewer directions than their combination."
 )
 SPECTRA = (
-    "Share of the sum of singular values in the largest k, mean over sequences and heads, bands one standard deviation over sequences. "
-    "Further left: fewer directions. If training had raised the rank, the trained curve would be below that of random weights."
+    "Share of the sum of singular values in the largest k, mean over sequences and heads, bands "
+    "one standard deviation over sequences. Further left: fewer directions. If training had raised "
+    "the rank, the trained curve would be below that of random weights."
 )
 LAYERS = (
-    "Means over heads; bands are one standard deviation over sequences. The effect of training is the gap between a trained map and random "
-    "weights, not the height of either. Softmax maps depend on the scale of their logits, so compare trained ones at equal K and N only. Pairs "
-    "are drawn at their second layer."
+    "Means over heads; bands are one standard deviation over sequences. The effect of training is "
+    "the gap between a trained map and random weights, not the height of either. Softmax maps "
+    "depend on the scale of their logits, so compare trained ones at equal K and N only. Pairs are "
+    "drawn at their second layer."
 )
 BY_HEAD = (
-    "One curve a head. Heads with γ nearer to 1 have longer memory and fewer directions: the decay matters more than the direction. Evidence "
-    "against that: curves that are not ordered by γ."
+    "One curve a head. Heads with γ nearer to 1 have longer memory and fewer directions: the decay "
+    "matters more than the direction. Evidence against that: curves that are not ordered by γ."
 )
 TABLE = (
-    "Fractions of N except log |det| and the condition number (median). AUC of the cumulative shares: 0.5 flat, 1 rank one. The numerical "
-    "rank counts singular values above float32 precision. Beyond a condition number of 10¹⁵ the smallest one is lost in float64."
+    "Fractions of N except log |det| and the condition number (median). AUC of the cumulative "
+    "shares: 0.5 flat, 1 rank one. The numerical rank counts singular values above float32 "
+    "precision. Beyond a condition number of 10¹⁵ the smallest one is lost in float64."
 )
 COLUMNS = [
     "effective rank",
@@ -423,28 +423,44 @@ def _format_range(tokens: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _add_headline(page: PageBuilder, found: Mapping[str, RunSpectra]) -> None:
+def _add_headline(page: PageBuilder, spectra: Mapping[str, RunSpectra]) -> None:
     """Effective ranks: the runs, then the controls of the first of them."""
-    ranks = [(name, one.main_spectra) for name, one in found.items()]
-    name, first = next(iter(found.items()))
+    ranks = [(name, part.main_spectra) for name, part in spectra.items()]
+    name, first = next(iter(spectra.items()))
     layer, main = first.main
-    ranks += [
-        (WORDS[control].removeprefix(f"{WORDS[main]}, "), first.layers[layer][control])
-        for control in first.list_controls()
-    ]
-    where = (
-        f"layers {layer - 1} and {layer} (tril(R_f) + triu(R_b, 1))"
-        if main == "combined"
-        else f"layer {layer}"
+    for control in first.list_controls():
+        words = WORDS[control].removeprefix(f"{WORDS[main]}, ")
+        ranks.append((words, first.layers[layer][control]))
+    where = f"layer {layer}"
+    if main == "combined":
+        where = f"layers {layer - 1} and {layer} (tril(R_f) + triu(R_b, 1))"
+    caption = (
+        f"Share of the N directions that carry weight in {where}, mean over sequences and heads; "
+        f"the others are controls of {name}."
     )
-    caption = f"Share of the N directions that carry weight in {where}, mean over sequences and heads; the others are controls of {name}."
-    values = [spectra.table()["effective_rank"] for _, spectra in ranks]
-    page.figure(
-        "main-score",
-        "Effective rank",
-        caption,
-        BarPlot([name for name, _ in ranks], values, ylabel="effective rank / N"),
+    names, values = zip(
+        *((name, part.table()["effective_rank"]) for name, part in ranks), strict=True
     )
+    plot = BarPlot(names, values, ylabel="effective rank / N")
+    page.figure("main-score", "Effective rank", caption, plot)
+
+
+def _add_comparisons(page: PageBuilder, spectra: Mapping[str, RunSpectra]) -> None:
+    """The curves of runs with equally many tokens in one figure."""
+    by_points: dict[int, dict[str, RunSpectra]] = {}
+    for name, part in spectra.items():
+        by_points.setdefault(part.points, {})[name] = part
+    for points, group in by_points.items():
+        if len(group) == 1:
+            continue
+        lines = []
+        for name, part in group.items():
+            label = f"{name}, K = {part.key_width}" if part.key_width else name
+            lines.append(_make_line(label, part.main_spectra, points))
+            lines.append(_make_line(f"{label}, random weights", part.random_spectra, points))
+        title = f"Comparison of the runs, N = {points}"
+        caption = f"{SPECTRA} Runs compare at equal K only."
+        _add_shares(page, f"comparison-{points}", title, caption, lines)
 
 
 def _make_line(name: str, spectra: Spectra, points: int, head: int | None = None) -> Line:
@@ -452,147 +468,97 @@ def _make_line(name: str, spectra: Spectra, points: int, head: int | None = None
     mean over heads.
     """
     curves = spectra.curves(points)
-    of = curves.mean(1) if head is None else curves[:, head]
-    mean, sd = of.mean(0), of.std(0)
-    return Line(
-        name,
-        np.arange(1, points + 1) / points,
-        mean,
-        np.clip(mean - sd, 0, 1),
-        np.clip(mean + sd, 0, 1),
-    )
+    curves = curves.mean(1) if head is None else curves[:, head]
+    mean, sd = curves.mean(0), curves.std(0)
+    lo, hi = np.clip(mean - sd, 0, 1), np.clip(mean + sd, 0, 1)
+    return Line(name, np.arange(1, points + 1) / points, mean, lo, hi)
 
 
-def _plot_shares(lines: Sequence[Line]) -> LinePlot:
-    return LinePlot(lines, xlabel="k / N", ylabel="share of the sum")
+def _add_shares(
+    page: PageBuilder, name: str, title: str, caption: str, lines: Sequence[Line]
+) -> None:
+    plot = LinePlot(lines, xlabel="k / N", ylabel="share of the sum")
+    page.figure(name, title, caption, plot)
 
 
-def _add_curves(page: PageBuilder, name: str, found: RunSpectra) -> None:
-    points, (layer, main), by_layer = found.points, found.main, found.layers
+def _add_curves(page: PageBuilder, name: str, run: RunSpectra) -> None:
+    """Cumulative singular values of a run and its controls, its ranks by layer, its heads."""
+    points, (layer, main), spectra = run.points, run.main, run.main_spectra
+    parts: dict[str, Spectra] = {}
     if main == "combined":
         label = f"layers {layer - 1} and {layer} combined"
-        parts = {
-            f"forward layer {layer - 1}": by_layer[layer - 1]["map"],
-            f"backward layer {layer}": by_layer[layer]["map"],
-        }
-        extra = [_make_line(name, spectra, points) for name, spectra in parts.items()]
+        parts[f"forward layer {layer - 1}"] = run.layers[layer - 1]["map"]
+        parts[f"backward layer {layer}"] = run.layers[layer]["map"]
     else:
-        label, extra = f"{found.directions[-1].replace('both', 'two-sided')} layer {layer}", []
-    controls = [
-        _make_line(WORDS[control], by_layer[layer][control], points)
-        for control in found.list_controls()
-    ]
-    width = f", K = {found.key_width}" if found.key_width else ""
-    lines = [_make_line(label, found.main_spectra, points), *extra, *controls]
-    page.figure(
-        f"spectra-{name}",
-        f"Cumulative singular values, N = {points}{width}",
-        SPECTRA,
-        _plot_shares(lines),
-    )
+        label = f"{run.directions[-1].replace('both', 'two-sided')} layer {layer}"
+    parts |= {WORDS[control]: run.layers[layer][control] for control in run.list_controls()}
+    lines = [_make_line(words, part, points) for words, part in ({label: spectra} | parts).items()]
+    width = f", K = {run.key_width}" if run.key_width else ""
+    title = f"Cumulative singular values, N = {points}{width}"
+    _add_shares(page, f"spectra-{name}", title, SPECTRA, lines)
+    _add_ranks(page, name, run)
+    heads = name_heads(len(run.heads), run.gammas[layer - 1])
+    lines = [_make_line(words, spectra, points, h) for h, words in enumerate(heads)]
+    title = f"Cumulative singular values by head: {label}"
+    _add_shares(page, f"heads-{name}", title, BY_HEAD, lines)
+
+
+def _add_ranks(page: PageBuilder, name: str, run: RunSpectra) -> None:
+    """Effective rank of every matrix by layer."""
     lines = []
     for matrix, words in WORDS.items():
-        layers = [k for k in by_layer if matrix in by_layer[k]]
+        layers = [layer for layer, matrices in run.layers.items() if matrix in matrices]
         if layers:
-            tables = [by_layer[k][matrix].table() for k in layers]
-            mean, sd = (
-                np.array([t[key] for t in tables], dtype=float)
-                for key in ("effective_rank", "effective_rank_sd")
-            )
+            cells = [run.layers[layer][matrix].cells()[:2] for layer in layers]
+            mean, sd = np.array(cells, dtype=float).T
             lines.append(Line(words, np.array(layers), mean, mean - sd, mean + sd))
-    page.figure(
-        f"layers-{name}",
-        "Effective rank by layer",
-        LAYERS,
-        LinePlot(lines, xlabel="layer", ylabel="effective rank / N"),
-    )
-    gammas = found.gammas[layer - 1]
-    heads = range(len(found.main_spectra.found[0]))
-    lines = [
-        _make_line(
-            f"head {h + 1}" + (f", γ {gammas[h]:.4f}" if gammas else ""),
-            found.main_spectra,
-            points,
-            h,
-        )
-        for h in heads
-    ]
-    page.figure(
-        f"heads-{name}",
-        f"Cumulative singular values by head: {label}",
-        BY_HEAD,
-        _plot_shares(lines),
-    )
+    plot = LinePlot(lines, xlabel="layer", ylabel="effective rank / N")
+    page.figure(f"layers-{name}", "Effective rank by layer", LAYERS, plot)
 
 
-def _add_tables(page: PageBuilder, name: str, found: RunSpectra) -> None:
-    cells = [
-        (k, matrix, found.layers[k][matrix])
-        for k in found.layers
-        for matrix in WORDS
-        if matrix in found.layers[k]
-    ]
-    rows = [
-        [k, WORDS[matrix], *(table[key] for key in KEYS)]
-        for k, matrix, spectra in cells
-        if (table := spectra.table())
-    ]
-    page.table(f"table-{name}", "Measures by layer", TABLE, ["layer", "matrix", *COLUMNS], rows)
-    heads = range(len(found.main_spectra.found[0]))
-    by_head = (
-        (h, *cell) for layer in found.layers for h in heads for cell in cells if cell[0] == layer
-    )
-    rows = [
-        [k, h + 1, WORDS[matrix], *(table[key] for key in KEYS)]
-        for h, k, matrix, spectra in by_head
-        if (table := spectra.table(h))
-    ]
-    page.table(
-        f"table-heads-{name}",
-        "Measures by head",
-        TABLE,
-        ["layer", "head", "matrix", *COLUMNS],
-        rows,
-    )
+def _add_tables(page: PageBuilder, name: str, run: RunSpectra) -> None:
+    rows: list[list[object]] = []
+    head_rows: list[list[object]] = []
+    for layer, matrices in run.layers.items():
+        spectra = {words: matrices[matrix] for matrix, words in WORDS.items() if matrix in matrices}
+        rows += [[layer, words, *part.cells()] for words, part in spectra.items()]
+        for h in run.heads:
+            head_rows += [[layer, h + 1, words, *part.cells(h)] for words, part in spectra.items()]
+    columns = ["layer", "matrix", *COLUMNS]
+    page.table(f"table-{name}", "Measures by layer", TABLE, columns, rows)
+    columns = ["layer", "head", "matrix", *COLUMNS]
+    page.table(f"table-heads-{name}", "Measures by head", TABLE, columns, head_rows)
 
 
 def _add_notices(
-    page: PageBuilder, found: Mapping[str, RunSpectra], fewest: int, widths: str
+    page: PageBuilder, spectra: Mapping[str, RunSpectra], fewest: int, widths: str
 ) -> None:
     if fewest < ADVISED_SEQUENCES:
         page.notice(
             f"Averages over {fewest} sequences; {ADVISED_SEQUENCES} or more are recommended."
         )
-    if len({one.key_width for one in found.values()}) > 1:
+    if len({part.key_width for part in spectra.values()}) > 1:
         page.notice(
-            f"The runs have different key widths ({widths}), which bound the rank of q kᵀ: their maps are not comparable."
+            f"The runs have different key widths ({widths}), which bound the rank of q kᵀ: their "
+            "maps are not comparable."
         )
-    if len({one.points for one in found.values()}) > 1:
+    if len({part.points for part in spectra.values()}) > 1:
         page.notice(
             "The runs have different numbers of tokens, so they are drawn in separate figures."
         )
 
 
-def _verdict(found: Mapping[str, RunSpectra]) -> str:
-    name, first = next(iter(found.items()))
+def _verdict(spectra: Mapping[str, RunSpectra]) -> str:
+    name, first = next(iter(spectra.items()))
     trained, random = first.main_spectra.table(), first.random_spectra.table()["effective_rank"]
     rank, sd = trained["effective_rank"], trained["effective_rank_sd"] or 0.0
     if rank is None or random is None:
         return f"The maps of {name} are all zero, so their rank is undefined."
-    gap = rank - random
-    tendency = (
-        "about as many as"
-        if abs(gap) <= max(sd, 0.02)
-        else "more than"
-        if gap > 0
-        else "fewer than"
-    )
-    what = (
-        f"last pair of layers combined of {name} uses"
-        if first.main[1] == "combined"
-        else f"last layer of {name} uses"
-    )
+    tendency = "more than" if rank > random else "fewer than"
+    if abs(rank - random) <= max(sd, 0.02):
+        tendency = "about as many as"
+    where = "last pair of layers combined" if first.main[1] == "combined" else "last layer"
     return (
-        f"The {what} {100 * rank:.0f} % of its {_format_range(first.tokens)} directions (effective rank), {tendency} with random weights "
-        f"({100 * random:.0f} %)."
+        f"The {where} of {name} uses {100 * rank:.0f} % of its {_format_range(first.tokens)} "
+        f"directions (effective rank), {tendency} with random weights ({100 * random:.0f} %)."
     )

@@ -43,7 +43,7 @@ def fit_calibration(
     `subject`: word for what they are.
     """
     # they import torch
-    from bitimely_core.analyses.calibration import apply_temperature, fit_temperature
+    from bitimely_core.analyses.reliability import apply_temperature, fit_temperature
 
     temperature = (
         None if task in ("regression", "survival") else fit_temperature(task, prediction, target)

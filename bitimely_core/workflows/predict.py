@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import __version__, storage
-from bitimely_core.analyses.calibration import apply_temperature
+from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.units import describe_failure
 from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
