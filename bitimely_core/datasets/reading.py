@@ -1,0 +1,109 @@
+"""What the readers of several data sets share: the files of a source, units that cannot be read,
+accounts of rows, and findings in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Unpack
+
+import numpy as np
+
+from bitimely_core.errors import (
+    Finding,
+    Place,
+    Reason,
+    UserError,
+    input_warning,
+    safe_text,
+    usage_error,
+)
+from bitimely_core.formats.source import Source
+from bitimely_core.types import IngestUnit, Record, Records, SourceRows, count_reasons
+
+
+def list_paths(source: Source) -> list[str]:
+    """All paths of a source in order, also those of files that must not be opened."""
+    return sorted({*source.files, *source.rejected})
+
+
+def list_rejected(source: Source, paths: Iterable[str]) -> list[Finding]:
+    """Why some of the files must not be opened."""
+    return [source.rejected[path] for path in paths if path in source.rejected]
+
+
+def restrict_source(source: Source, paths: Iterable[str]) -> Source:
+    """The source of one recording, which opens its own files alone."""
+    return Source(source.root, {path: source.files[path] for path in paths}, {})
+
+
+def is_constant(samples: np.ndarray) -> bool:
+    """Whether all samples are equal, or all are missing."""
+    middle = samples[len(samples) // 2 :][:1]
+    if (samples[:1] < middle).any() or (samples[:1] > middle).any():
+        return False  # usually two samples suffice
+    return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
+
+
+def make_unit(
+    name: str,
+    files: Iterable[str],
+    findings: Iterable[Finding],
+    read: Callable[[], Record | Records] | None,
+) -> IngestUnit:
+    """A unit; one with a finding of level error is not read."""
+    findings = tuple(findings)
+    is_faulty = any(finding.level == "error" for finding in findings)
+    return IngestUnit(
+        name=name, files=tuple(files), read=None if is_faulty else read, findings=findings
+    )
+
+
+def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> SourceRows:
+    """The account of `seen` rows: those with a fault of level error are quarantined, those with
+    another fault are dropped.
+    """
+    return SourceRows(
+        file=file,
+        kind=kind,
+        seen=seen,
+        dropped=count_reasons(fault for fault in faults if fault.level != "error"),
+        quarantined=count_reasons(fault for fault in faults if fault.level == "error"),
+    )
+
+
+def report_count(
+    code: Reason,
+    text: str,
+    count: int,
+    effect: str = "",
+    hint: str = "",
+    *,
+    examples: tuple[str, ...] = (),
+    **place: Unpack[Place],
+) -> list[Finding]:
+    """A warning whose text ends in a number, such as `outcomes without a stay: 3`; none for 0."""
+    if not count:
+        return []
+    problem = f"{text}: {count}"
+    return [input_warning(code, problem, effect, hint, count=count, examples=examples, **place)]
+
+
+def report_other_files(text: str, names: Sequence[str], file: str) -> list[Finding]:
+    """A warning about files beside those of a data set in `file`, with the first of their names."""
+    if not names:
+        return []
+    first = tuple(map(safe_text, names[:5]))
+    problem = f"{text}: {len(names)}, {first[0]} first"
+    return [
+        input_warning(
+            Reason.FILE_NAME, problem, "not read", file=file, count=len(names), examples=first
+        )
+    ]
+
+
+def two_forms_error(form: str, other: str) -> UserError:
+    """The error for a folder with two forms of one data set (config, exit 2)."""
+    return usage_error(
+        f"{form} and {other}", "expected one form of one data set", "Give the folder of one form"
+    )
