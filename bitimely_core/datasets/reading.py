@@ -5,12 +5,14 @@ accounts of rows, and findings in the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Unpack
 
 import numpy as np
 
 from bitimely_core.errors import (
     Finding,
+    Level,
     Place,
     Reason,
     UserError,
@@ -18,6 +20,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import IngestUnit, Record, Records, SourceRows, count_reasons
 
@@ -35,6 +38,13 @@ def list_rejected(source: Source, paths: Iterable[str]) -> list[Finding]:
 def restrict_source(source: Source, paths: Iterable[str]) -> Source:
     """The source of one recording, which opens its own files alone."""
     return Source(source.root, {path: source.files[path] for path in paths}, {})
+
+
+def parse_integer(cell: str) -> int | None:
+    """A whole number, also as 1.0; None for anything else."""
+    with suppress(UserError):
+        return tables.parse_integer(cell)
+    return None
 
 
 def is_constant(samples: np.ndarray) -> bool:
@@ -79,6 +89,7 @@ def report_count(
     effect: str = "",
     hint: str = "",
     *,
+    level: Level = "warning",
     examples: tuple[str, ...] = (),
     **place: Unpack[Place],
 ) -> list[Finding]:
@@ -86,7 +97,10 @@ def report_count(
     if not count:
         return []
     problem = f"{text}: {count}"
-    return [input_warning(code, problem, effect, hint, count=count, examples=examples, **place)]
+    warning = input_warning(
+        code, problem, effect, hint, level=level, count=count, examples=examples, **place
+    )
+    return [warning]
 
 
 def report_other_files(text: str, names: Sequence[str], file: str) -> list[Finding]:

@@ -211,17 +211,16 @@ def read_night(
                 file.write_bytes(data)
         except OSError as error:
             raise describe_os_error(error, Path(folder)) from None
+        attributes = {
+            "night": night,
+            "age": int(rng.integers(20, 80)),
+            "sex": "FM"[int(rng.integers(2))],
+        }
         return read_recording(
             files[0],
             files[1],
+            Record(recording_id=name, subject_id=name[:5], signals=[], attributes=attributes),
             names=(files[0].name, files[1].name),
-            recording_id=name,
-            subject_id=name[:5],
-            attributes={
-                "night": night,
-                "age": int(rng.integers(20, 80)),
-                "sex": "FM"[int(rng.integers(2))],
-            },
             keep_dates=keep_dates,
             marks=MARK,
         )
