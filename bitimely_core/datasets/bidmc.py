@@ -226,9 +226,11 @@ def _list_recording_units(
     """The recording `name`, or why it cannot be read, with the findings on its copies."""
     if "Signals" not in kinds:
         every = tuple(chain.from_iterable(kinds.values()))
-        wanted = f"expected {name}_Signals.csv or {name.replace('_', '')}.hea"
         error = input_error(
-            Reason.MISSING_SIGNAL_FILE, "has no Signals file", wanted, file=every[0]
+            Reason.MISSING_SIGNAL_FILE,
+            "has no Signals file",
+            f"expected {name}_Signals.csv or {name.replace('_', '')}.hea",
+            file=every[0],
         )
         yield IngestUnit(name=name, files=every, read=None, findings=(error.finding,))
         return
@@ -443,8 +445,9 @@ def _read_breaths(path: str, source: Source) -> tuple[list[np.ndarray], list[Fin
         for number, times in enumerate(annotators, 1)
         if not len(times)
     ]
-    text = "annotations that are neither of ann1 nor of ann2"
-    return annotators, remarks + report_count(Reason.UNKNOWN_LABEL, text, others, "not used")
+    return annotators, remarks + report_count(
+        Reason.UNKNOWN_LABEL, "annotations that are neither of ann1 nor of ann2", others, "not used"
+    )
 
 
 def _read_breath_record(path: Path) -> tuple[dict[str, np.ndarray], int]:
@@ -542,13 +545,22 @@ def _report_clock(clock: np.ndarray, repeated: int, seconds: float) -> list[Find
     absent = whole - len(np.unique(inside[(inside >= 0) & (inside < whole)]))
     findings = []
     if absent > 1:
-        text = f"seconds of the signals without numbers: {absent} of {whole}"
-        effect = "windows that have them in half of their seconds have labels"
         findings.append(
-            input_warning(Reason.TIMESTAMPS, text, effect, field="Time [s]", count=absent)
+            input_warning(
+                Reason.TIMESTAMPS,
+                f"seconds of the signals without numbers: {absent} of {whole}",
+                "windows that have them in half of their seconds have labels",
+                field="Time [s]",
+                count=absent,
+            )
         )
-    text, effect = "rows whose time is that of an earlier one", "the first row of a time is used"
-    return findings + report_count(Reason.DUPLICATES, text, repeated, effect, field="Time [s]")
+    return findings + report_count(
+        Reason.DUPLICATES,
+        "rows whose time is that of an earlier one",
+        repeated,
+        "the first row of a time is used",
+        field="Time [s]",
+    )
 
 
 def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> list[Finding]:
@@ -563,12 +575,17 @@ def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray
         wrong = int(((values < low) | (values > high)).sum())
         unlabelled, windows = int(np.isnan(labels[key]).sum()), len(labels[key])
         effect = f"{unlabelled} of {windows} windows have no label {key}"
-        text = f"numbers outside of {low:g} to {high:g} {UNITS[key]}, which are not used"
         findings += [
             *report_count(
                 Reason.MISSING_VALUES, "seconds without a number", absent, effect, field=label
             ),
-            *report_count(Reason.PHYSICAL_RANGE, text, wrong, effect, field=label),
+            *report_count(
+                Reason.PHYSICAL_RANGE,
+                f"numbers outside of {low:g} to {high:g} {UNITS[key]}, which are not used",
+                wrong,
+                effect,
+                field=label,
+            ),
         ]
     return findings
 
@@ -625,12 +642,22 @@ def _check_signals(signals: Sequence[Signal]) -> list[Finding]:
     findings: list[Finding] = []
     channels = {signal.channel for signal in signals}
     if missing := [channel for channel in NEEDED if channel not in channels]:
-        text = f"has no {' and no '.join(missing)}"
-        findings.append(input_warning(Reason.MISSING_CHANNEL, text, "excluded from the views"))
+        findings.append(
+            input_warning(
+                Reason.MISSING_CHANNEL,
+                f"has no {' and no '.join(missing)}",
+                "excluded from the views",
+            )
+        )
     for channel, samples in ((signal.channel, signal.samples) for signal in signals):
         if lost := int(np.isnan(samples).sum()):
-            text = f"{lost} values of {safe_text(channel)} are missing"
-            findings.append(input_warning(Reason.MISSING_VALUES, text, count=lost))
+            findings.append(
+                input_warning(
+                    Reason.MISSING_VALUES,
+                    f"{lost} values of {safe_text(channel)} are missing",
+                    count=lost,
+                )
+            )
         if channel in NEEDED and (samples == samples[0]).all():
             findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
     return findings

@@ -86,20 +86,29 @@ def emg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | 
             paths_by_name.get(PurePosixPath(path).stem, others).append(path)
     headers = sorted(chain.from_iterable(paths_by_name.values()))
     if not headers:
-        wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
         raise input_error(
-            Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted
+            Reason.NO_INPUT,
+            f"no record of the data set among {len(source.files)} files",
+            f"expected {', '.join(f'{name}.hea' for name in RECORDS)}",
         )
     yield input_warning(
         Reason.LABEL_LEAKAGE, "each class is one person", "scores say nothing about other people"
     )
     for name, paths in paths_by_name.items():
         if not paths:
-            text = f"{name}.hea is missing"
-            yield input_warning(Reason.CLASS_MISSING, text, "its class is missing", "Download it")
+            yield input_warning(
+                Reason.CLASS_MISSING,
+                f"{name}.hea is missing",
+                "its class is missing",
+                "Download it",
+            )
         elif len(paths) > 1:
-            text = f"{name}.hea exists {len(paths)} times"
-            raise input_error(Reason.DUPLICATE_KEY, text, "expected one", file=paths[1])
+            raise input_error(
+                Reason.DUPLICATE_KEY,
+                f"{name}.hea exists {len(paths)} times",
+                "expected one",
+                file=paths[1],
+            )
     for path in others:
         yield input_warning(
             Reason.FILE_NAME, "is no record of this data set", "it is not read", file=path
@@ -171,8 +180,11 @@ def _select_channel(signals: Sequence[Signal]) -> tuple[list[Signal], list[Findi
     factor = find_factor(first, "mV")
     findings = []
     if factor != 1.0:
-        text, effect = f"is in {first.unit}", "converted to mV by its scale"
-        findings.append(input_warning(Reason.UNIT, text, effect, field="unit"))
+        findings.append(
+            input_warning(
+                Reason.UNIT, f"is in {first.unit}", "converted to mV by its scale", field="unit"
+            )
+        )
     if all(is_constant(segment.samples) for segment in segments):
         findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=CHANNEL))
     scaled = [scale_signal(segment, factor, "mV")._replace(channel=CHANNEL) for segment in segments]

@@ -126,8 +126,9 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     if problems and recordings:
         raise two_forms_error(text, f"{len(recordings)} recordings")
     if len(problems) > 1:
-        action = "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
-        raise usage_error(text, "expected one", action)
+        raise usage_error(
+            text, "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
+        )
     claimed = {
         name: {path: path for path in recording.files} for name, recording in recordings.items()
     }
@@ -203,9 +204,12 @@ def _find_extra(recordings: Mapping[str, CupRecording], extra: str | None) -> st
 def _report_extra(name: str, recording: CupRecording, *, is_used: bool) -> Finding:
     """What is done with a recording that is not part of the official training set."""
     if is_used:
-        text = f"{name} is of the test person {recording.person[-3:]}"
-        effect = "it is added to the test set"
-        return input_warning(Reason.LEFT_OUT, text, effect, file=recording.files[0])
+        return input_warning(
+            Reason.LEFT_OUT,
+            f"{name} is of the test person {recording.person[-3:]}",
+            "it is added to the test set",
+            file=recording.files[0],
+        )
     return input_warning(
         Reason.LEFT_OUT,
         f"{name} is not part of the official training set",
@@ -223,8 +227,9 @@ def _list_unit(source: Source, name: str, recording: CupRecording, split: str) -
     ]
     findings = list(chain.from_iterable(remarks for _, remarks in chosen))
     if not recording.signals:
-        text = f"has no {name}.mat beside it"
-        error = input_error(Reason.MISSING_SIGNAL_FILE, text, file=recording.labels[0])
+        error = input_error(
+            Reason.MISSING_SIGNAL_FILE, f"has no {name}.mat beside it", file=recording.labels[0]
+        )
         findings = [error.finding]
     files = [(source.root / path, path) for path, _ in chosen]
     read = partial(read_recording, name, recording.person, split, *files)
@@ -255,8 +260,11 @@ def read_recording(
     windows = (rows.shape[1] - WINDOW) // STEP + 1
     remarks: list[Finding] = []
     if labels is None:
-        text, effect = "has no file of heart rates", "its windows have no labels"
-        findings.append(input_warning(Reason.UNMATCHED_LABELS, text, effect))
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS, "has no file of heart rates", "its windows have no labels"
+            )
+        )
     else:
         with locate_errors(labels[1]):
             rates, remarks = _read_rates(labels[0], windows)
@@ -276,9 +284,12 @@ def _read_rows(path: Path) -> np.ndarray:
     """The channels of a recording, [5 or 6, samples]. Raises UserError: dimensions, non_finite."""
     rows = matlab.read_array(path, "sig")
     if rows.ndim != 2 or rows.shape[0] not in ROWS or rows.shape[1] < WINDOW:
-        text = f"`sig` is {' x '.join(map(str, rows.shape))}"
-        wanted = "expected 5 or 6 rows of at least 1,000 samples"
-        raise input_error(Reason.DIMENSIONS, text, wanted, field="sig")
+        raise input_error(
+            Reason.DIMENSIONS,
+            f"`sig` is {' x '.join(map(str, rows.shape))}",
+            "expected 5 or 6 rows of at least 1,000 samples",
+            field="sig",
+        )
     if np.isinf(rows).any():
         raise input_error(
             Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field="sig"
@@ -290,11 +301,16 @@ def _check_channel(channel: str, values: np.ndarray) -> list[Finding]:
     """Warnings on a constant channel, missing values, and values at the end of the converter."""
     is_flat = (values == values[0]).all()
     lost, low = int(np.isnan(values).sum()), int((values == LOWEST).sum())
-    text = f"samples at the lowest value of the converter, {LOWEST:g}"
     return [
         *([input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel)] if is_flat else ()),
         *report_count(Reason.MISSING_VALUES, "missing values", lost, field=channel),
-        *report_count(Reason.CLIPPED, text, low, "kept", field=channel),
+        *report_count(
+            Reason.CLIPPED,
+            f"samples at the lowest value of the converter, {LOWEST:g}",
+            low,
+            "kept",
+            field=channel,
+        ),
     ]
 
 
@@ -303,13 +319,22 @@ def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
     values = matlab.read_array(path, "BPM0")
     # MATLAB writes an empty column as 0 x 0
     if values.ndim != 2 or (values.size and 1 not in values.shape):
-        text = f"`BPM0` is {' x '.join(map(str, values.shape))}"
-        raise input_error(Reason.DIMENSIONS, text, "expected one column", field="BPM0")
+        raise input_error(
+            Reason.DIMENSIONS,
+            f"`BPM0` is {' x '.join(map(str, values.shape))}",
+            "expected one column",
+            field="BPM0",
+        )
     rates = values.ravel().astype(np.float64)
     low, high = PLAUSIBLE
     wrong = ~((rates >= low) & (rates <= high))
-    text = f"heart rates that are missing or outside of {low:g} to {high:g}"
-    findings = report_count(Reason.LABEL, text, int(wrong.sum()), "not used", field="BPM0")
+    findings = report_count(
+        Reason.LABEL,
+        f"heart rates that are missing or outside of {low:g} to {high:g}",
+        int(wrong.sum()),
+        "not used",
+        field="BPM0",
+    )
     surplus = len(rates) - windows
     if surplus:
         findings.append(

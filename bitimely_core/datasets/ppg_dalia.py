@@ -118,9 +118,11 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
             raise _schema_error("content", "is not a dictionary")
         wrist = _get_dict(_get_dict(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
-            text = f"is of subject {safe_text(content['subject'])}"
             raise input_error(
-                Reason.RECORD_NAME, text, f"the name of the file states {subject}", field="subject"
+                Reason.RECORD_NAME,
+                f"is of subject {safe_text(content['subject'])}",
+                f"the name of the file states {subject}",
+                field="subject",
             )
         ppg = _to_numbers(_get_entry(wrist, "BVP"), "BVP", 1)[:, 0]
         motion = _to_numbers(_get_entry(wrist, "ACC"), "ACC", len(AXES))
@@ -152,16 +154,22 @@ def _match_rates(labels: np.ndarray, ppg: float, motion: float) -> tuple[np.ndar
     seconds = min(ppg, motion)
     windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
     if abs(ppg - motion) > WINDOW or abs(windows - len(labels)) > SLACK:
-        text = f"{len(labels)} labels, {ppg:g} s of PPG and {motion:g} s of acceleration"
-        wanted = f"expected a label every {STEP:g} s, for {WINDOW:g} s each"
-        raise input_error(Reason.LENGTH, text, wanted, field="label")
+        raise input_error(
+            Reason.LENGTH,
+            f"{len(labels)} labels, {ppg:g} s of PPG and {motion:g} s of acceleration",
+            f"expected a label every {STEP:g} s, for {WINDOW:g} s each",
+            field="label",
+        )
     findings = []
     if windows != len(labels):
-        text, effect = (
-            f"{len(labels)} labels for {windows} windows",
-            "what has no counterpart is dropped",
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS,
+                f"{len(labels)} labels for {windows} windows",
+                "what has no counterpart is dropped",
+                field="label",
+            )
         )
-        findings.append(input_warning(Reason.UNMATCHED_LABELS, text, effect, field="label"))
     rates = labels[:windows].astype(np.float32)
     invalid = ~np.isfinite(labels[:windows]) | (labels[:windows] <= 0)
     if invalid.all():
@@ -169,8 +177,15 @@ def _match_rates(labels: np.ndarray, ppg: float, motion: float) -> tuple[np.ndar
             Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label"
         )
     if count := int(invalid.sum()):
-        text, effect = f"{count} heart rates are not positive", "their windows have no label"
-        findings.append(input_warning(Reason.LABEL, text, effect, field="label", count=count))
+        findings.append(
+            input_warning(
+                Reason.LABEL,
+                f"{count} heart rates are not positive",
+                "their windows have no label",
+                field="label",
+                count=count,
+            )
+        )
     rates[invalid] = np.nan
     return rates, findings
 

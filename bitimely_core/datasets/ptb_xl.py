@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.reading import (
+    check_count,
     is_constant,
     list_paths,
     list_rejected,
@@ -154,13 +155,21 @@ def ptb_xl(
         )
     table, *others = _list_tables(source)
     for rel in others:
-        effect = f"{safe_text(table)} is read, and its records"
-        yield input_warning(Reason.FILE_NAME, "is another table", effect, file=rel)
+        yield input_warning(
+            Reason.FILE_NAME,
+            "is another table",
+            f"{safe_text(table)} is read, and its records",
+            file=rel,
+        )
     statements = (PurePosixPath(table).parent / STATEMENTS).as_posix()
     with locate_errors(statements):
         if statements not in source.files:
-            wanted = "it states which statements are diagnoses"
-            raise input_error(Reason.NO_INPUT, "is missing", wanted, "Download it")
+            raise input_error(
+                Reason.NO_INPUT,
+                "is missing",
+                "it states which statements are diagnoses",
+                "Download it",
+            )
         superclass_of, findings = _read_superclasses(source.path(statements))
     yield from (finding.at(statements) for finding in findings)
     with locate_errors(table):
@@ -189,14 +198,20 @@ def _list_tables(source: Source) -> list[str]:
     paths = [rel for rel in source.files if PurePosixPath(rel).name == TABLE]
     paths.sort(key=lambda rel: (rel.count("/"), rel))
     if not paths:
-        action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
         raise input_error(
-            Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", hint=action
+            Reason.NO_INPUT,
+            f"no {TABLE} among {len(source.files)} files",
+            hint="Give the folder that holds it, with records100, records500 and scp_statements.csv",
         )
     nearest = sum(rel.count("/") == paths[0].count("/") for rel in paths)
     if nearest > 1:
-        text, action = f"{TABLE} exists {nearest} times", "Give the folder of one of them"
-        raise input_error(Reason.NO_INPUT, text, "expected one", action, file=paths[0])
+        raise input_error(
+            Reason.NO_INPUT,
+            f"{TABLE} exists {nearest} times",
+            "expected one",
+            "Give the folder of one of them",
+            file=paths[0],
+        )
     return paths
 
 
@@ -218,9 +233,14 @@ def _read_superclasses(path: Path) -> tuple[dict[str, str | None], list[Finding]
         code, diagnostic, name = (cell.strip() for cell in row.cells)
         is_diagnostic = diagnostic in {"1", "1.0"}
         if is_diagnostic and name not in SUPERCLASSES:
-            text = f"row {row.row} has no diagnostic superclass"
-            wanted = f"expected {', '.join(SUPERCLASSES)}"
-            findings.append(input_warning(Reason.METADATA, text, wanted, row=row.row))
+            findings.append(
+                input_warning(
+                    Reason.METADATA,
+                    f"row {row.row} has no diagnostic superclass",
+                    f"expected {', '.join(SUPERCLASSES)}",
+                    row=row.row,
+                )
+            )
         superclass_of[code] = name if is_diagnostic and name in SUPERCLASSES else None
     return superclass_of, tables.group_findings(findings)
 
@@ -245,9 +265,15 @@ def _read_entries(
         if isinstance(row, Finding):
             faults.append(row)
         elif (name := _parse_identifier(row.cells[0])) is None:
-            text = f"the id in row {row.row} is not a whole number"
-            wanted = "every row needs one"
-            faults.append(Finding(Reason.IDENTIFIER, text, wanted, field="ecg_id", row=row.row))
+            faults.append(
+                Finding(
+                    Reason.IDENTIFIER,
+                    f"the id in row {row.row} is not a whole number",
+                    "every row needs one",
+                    field="ecg_id",
+                    row=row.row,
+                )
+            )
         elif name not in entries:
             entries[name] = _parse_entry(row, superclass_of, remarks)
             cells[name] = row.cells[1:]
@@ -262,12 +288,7 @@ def _read_entries(
                 field="ecg_id",
                 row=row.row,
             )
-    if (counted := tables.count_rows(path)) != seen:
-        raise input_error(
-            Reason.CSV_SYNTAX,
-            f"{counted} records were counted, {seen} read",
-            "expected the same number",
-        )
+    check_count(path, seen)
     entries = {name: _locate_faults(entry, rel) for name, entry in _refuse_shared(entries).items()}
     account = SourceRows(
         file=rel,
@@ -301,8 +322,12 @@ def _refuse_shared(entries: Mapping[str, PtbXlEntry]) -> dict[str, PtbXlEntry]:
     for name, entry in entries.items():
         same = rows[entry.record]
         if len(same) > 1 and not entry.faults:
-            text = f"rows {', '.join(map(str, same[:5]))} name the same record"
-            fault = Finding(Reason.DUPLICATE_KEY, text, "expected one row a record", row=entry.row)
+            fault = Finding(
+                Reason.DUPLICATE_KEY,
+                f"rows {', '.join(map(str, same[:5]))} name the same record",
+                "expected one row a record",
+                row=entry.row,
+            )
             checked[name] = replace(entry, faults=(fault,))
     return checked
 
@@ -519,8 +544,12 @@ def _list_unit(
     header = next((rel for rel in files if rel.lower() == header.lower()), header)
     faults = list_rejected(source, files)
     if not faults and header not in source.files:
-        wanted = f"row {entry.row} of {TABLE} names it"
-        error = input_error(Reason.MISSING_SIGNAL_FILE, "is missing", wanted, file=header)
+        error = input_error(
+            Reason.MISSING_SIGNAL_FILE,
+            "is missing",
+            f"row {entry.row} of {TABLE} names it",
+            file=header,
+        )
         faults = [error.finding]
     if faults:
         return make_unit(name, files, faults, None)
@@ -635,11 +664,18 @@ def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], li
         leads.append(scale_signal(signal, factor, "mV")._replace(channel=lead))
     findings = []
     if converted:
-        text, effect = f"not in mV: {', '.join(converted)}", "converted to mV by the scale"
-        findings.append(input_warning(Reason.UNIT, text, effect, count=len(converted)))
+        findings.append(
+            input_warning(
+                Reason.UNIT,
+                f"not in mV: {', '.join(converted)}",
+                "converted to mV by the scale",
+                count=len(converted),
+            )
+        )
     if flat:
-        text = f"constant: {', '.join(flat)}"
-        findings.append(input_warning(Reason.FLAT_CHANNEL, text, count=len(flat)))
+        findings.append(
+            input_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat))
+        )
     return leads, findings
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -16,6 +17,7 @@ from bitimely_core.errors import (
     Place,
     Reason,
     UserError,
+    input_error,
     input_warning,
     safe_text,
     usage_error,
@@ -49,9 +51,6 @@ def parse_integer(cell: str) -> int | None:
 
 def is_constant(samples: np.ndarray) -> bool:
     """Whether all samples are equal, or all are missing."""
-    middle = samples[len(samples) // 2 :][:1]
-    if (samples[:1] < middle).any() or (samples[:1] > middle).any():
-        return False  # usually two samples suffice
     return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
 
 
@@ -82,6 +81,17 @@ def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> 
     )
 
 
+def check_count(path: Path, seen: int) -> None:
+    """Raises UserError (csv_syntax) where a table has another number of records than were read."""
+    counted = tables.count_rows(path)
+    if counted != seen:
+        raise input_error(
+            Reason.CSV_SYNTAX,
+            f"{counted} records were counted, {seen} read",
+            "expected the same number",
+        )
+
+
 def report_count(
     code: Reason,
     text: str,
@@ -96,9 +106,8 @@ def report_count(
     """A warning whose text ends in a number, such as `outcomes without a stay: 3`; none for 0."""
     if not count:
         return []
-    problem = f"{text}: {count}"
     warning = input_warning(
-        code, problem, effect, hint, level=level, count=count, examples=examples, **place
+        code, f"{text}: {count}", effect, hint, level=level, count=count, examples=examples, **place
     )
     return [warning]
 
@@ -108,10 +117,14 @@ def report_other_files(text: str, names: Sequence[str], file: str) -> list[Findi
     if not names:
         return []
     first = tuple(map(safe_text, names[:5]))
-    problem = f"{text}: {len(names)}, {first[0]} first"
     return [
         input_warning(
-            Reason.FILE_NAME, problem, "not read", file=file, count=len(names), examples=first
+            Reason.FILE_NAME,
+            f"{text}: {len(names)}, {first[0]} first",
+            "not read",
+            file=file,
+            count=len(names),
+            examples=first,
         )
     ]
 

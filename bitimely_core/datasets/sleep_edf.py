@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -55,7 +55,6 @@ STAGES = {
 }
 UNSCORED = ("Sleep stage ?", "Movement time")
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
-BLOCK = 1 << 17  # samples looked at together: they stay in the processor's cache
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
 MAX_LISTED = 50  # ignored files named one by one
 
@@ -210,8 +209,12 @@ def _report_ignored(source: Source, others: Sequence[str]) -> Iterator[Finding]:
                 Reason.FILE_NAME, "belongs to no recording", "it is not read", file=rel
             )
     if unlisted := len(others[MAX_LISTED:]):
-        text = f"{unlisted} more files belong to no recording"
-        yield input_warning(Reason.FILE_NAME, text, "they are not read", count=unlisted)
+        yield input_warning(
+            Reason.FILE_NAME,
+            f"{unlisted} more files belong to no recording",
+            "they are not read",
+            count=unlisted,
+        )
 
 
 # --- one recording
@@ -343,70 +346,52 @@ def _convert_channel(channel: str, parts: list[Signal]) -> tuple[list[Signal], l
     if factor is None:
         return parts, findings
     if factor != 1.0:
-        text, effect = f"{safe_text(channel)} is in {first.unit}", "converted to uV by its scale"
-        findings.append(input_warning(Reason.UNIT, text, effect, field="unit"))
+        findings.append(
+            input_warning(
+                Reason.UNIT,
+                f"{safe_text(channel)} is in {first.unit}",
+                "converted to uV by its scale",
+                field="unit",
+            )
+        )
     return [scale_signal(part, factor, "uV") for part in parts], findings
 
 
 def _check_quality(channel: str, parts: Sequence[np.ndarray]) -> list[Finding]:
     """Constant runs and saturation of a needed channel, from the digital values of its segments."""
-    blocks = list(chain.from_iterable(map(_split_blocks, parts)))
-    ends = [(int(block.min()), int(block.max())) for block in blocks]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
     if low == high:
         return [input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel)]
     findings = []
-    runs = [_longest_run(samples) for samples in parts if _may_hold_run(samples, int(FLAT * RATE))]
-    seconds = max(runs, default=0) / RATE
-    if seconds >= FLAT:
-        text = f"does not change for {seconds:g} s"
-        findings.append(input_warning(Reason.FLAT_CHANNEL, text, field=channel))
-    # few blocks reach an end of the range
-    touching = [
-        [block for block, block_ends in zip(blocks, ends, strict=True) if end in block_ends]
-        for end in (low, high)
-    ]
-    at_end = max(
-        sum(int(np.count_nonzero(block == end)) for block in near)
-        for near, end in zip(touching, (low, high), strict=True)
-    )
+    seconds = max(_longest_run(part, int(FLAT * RATE)) for part in parts) / RATE
+    if seconds:
+        findings.append(
+            input_warning(Reason.FLAT_CHANNEL, f"does not change for {seconds:g} s", field=channel)
+        )
     total = sum(map(len, parts))
+    at_end = max(sum(int(np.count_nonzero(part == end)) for part in parts) for end in (low, high))
     if at_end > max(CLIPPED * total, 100):
-        text = f"{at_end / total:.1%} of the samples are at one end of the range"
-        findings.append(input_warning(Reason.CLIPPED, text, field=channel, count=at_end))
+        findings.append(
+            input_warning(
+                Reason.CLIPPED,
+                f"{at_end / total:.1%} of the samples are at one end of the range",
+                field=channel,
+                count=at_end,
+            )
+        )
     return findings
 
 
-def _split_blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(samples), BLOCK):
-        yield samples[first : first + BLOCK]
-
-
-def _may_hold_run(x: np.ndarray, run: int) -> bool:
-    """Whether `run` equal values in a row are possible: then some of every sixteenth of it are
-    equal in a row too. Cheap, without false negatives.
-    """
-    step = max(run // 16, 1)
-    few = x[::step]
-    fewest = run // step - 1  # equal neighbours that such a run leaves at least
-    equal = few[1:] == few[:-1]
-    return len(equal) >= fewest and bool(
-        np.lib.stride_tricks.sliding_window_view(equal, max(fewest, 1)).all(-1).any()
-    )
-
-
-def _longest_run(samples: np.ndarray) -> int:
-    """Length of the longest run of equal values, block by block: a night at once does not fit the
-    processor's cache.
-    """
-    longest, last_change = 0, -1
-    for first in range(0, len(samples) - 1, BLOCK):
-        block = samples[first : first + BLOCK + 1]
-        changes = np.flatnonzero(block[1:] != block[:-1]) + first
-        if len(changes):
-            runs = np.diff(changes, prepend=last_change)
-            longest, last_change = max(longest, int(runs.max())), int(changes[-1])
-    return max(longest, len(samples) - 1 - last_change)
+def _longest_run(samples: np.ndarray, least: int) -> int:
+    """Length of the longest run of equal values, 0 where none has `least`."""
+    # such a run fills one of the blocks of half its length: most recordings need no closer look
+    size = least // 2
+    blocks = samples[: len(samples) // size * size].reshape(-1, size)
+    if not (blocks.min(1) == blocks.max(1)).any():
+        return 0
+    changes = np.flatnonzero(samples[1:] != samples[:-1])
+    longest = int(np.diff(changes, prepend=-1, append=len(samples) - 1).max())
+    return longest if longest >= least else 0
 
 
 def clip_stages(
@@ -492,8 +477,14 @@ def _report_lost(scored: Sequence[float], unscored: int) -> list[Finding]:
         code = Reason.ANNOTATION_OUT_OF_RANGE
         return report_count(code, text, unscored, effect, level="info")
     epochs = sum(scored) / EPOCH
-    text = f"scored stages that reach beyond the signal: {len(scored)}, by {epochs:g} epochs in all"
-    return [input_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, effect, count=len(scored))]
+    return [
+        input_warning(
+            Reason.ANNOTATION_OUT_OF_RANGE,
+            f"scored stages that reach beyond the signal: {len(scored)}, by {epochs:g} epochs in all",
+            effect,
+            count=len(scored),
+        )
+    ]
 
 
 def _unknown_label_finding(label: str, count: int) -> Finding:
@@ -537,6 +528,15 @@ def _remove_overlap(notes: list[Annotation]) -> tuple[list[Annotation], int]:
 # --- subject tables
 
 
+HEADINGS = {
+    "subject": "^(subject|nr)$",
+    "age": "^age$",
+    "sex": r"([mf])\s*=?\s*(\d)",
+    "night": "^night",
+    "lights": "light",
+}
+
+
 class SubjectColumns(NamedTuple):
     """Positions of the columns of a subject table."""
 
@@ -558,8 +558,13 @@ def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Findin
     except UserError as error:
         raise_system_error(error)
         return {}, [input_warning(error.code, error.problem, effect, file=paths[0])]
-    text = "cells for subject, night, age or sex that are not usable"
-    return table, report_count(Reason.METADATA, text, bad, "dropped", file=paths[0])
+    return table, report_count(
+        Reason.METADATA,
+        "cells for subject, night, age or sex that are not usable",
+        bad,
+        "dropped",
+        file=paths[0],
+    )
 
 
 def read_subjects(path: Path) -> tuple[SubjectTable, int]:
@@ -604,29 +609,29 @@ def _read_sheet(path: Path) -> list[list[object]]:
 
 def _find_columns(heads: Sequence[str]) -> SubjectColumns:
     """The columns by their headings. Raises UserError (metadata)."""
-    subject = next((i for i, head in enumerate(heads) if head in {"subject", "nr"}), None)
-    sex = next((i for i, head in enumerate(heads) if SEX.search(head)), None)
-    nights = [i for i, head in enumerate(heads) if head.startswith("night")]
-    lights = [i for i, head in enumerate(heads) if "light" in head]
-    if subject is None or not nights:
+    places = {
+        name: [i for i, head in enumerate(heads) if re.search(pattern, head)]
+        for name, pattern in HEADINGS.items()
+    }
+    if not places["subject"] or not places["night"]:
         raise input_error(Reason.METADATA, "has no columns for subject and night")
-    codes = SEX.findall(heads[sex]) if sex is not None else []
+    sex = next(iter(places["sex"]), None)
+    codes = re.findall(HEADINGS["sex"], heads[sex]) if sex is not None else []
     letters: dict[int | None, str] = {int(number): letter.upper() for letter, number in codes}
     if len(letters) == 1:  # 'sex (F=1)': whatever is not 1 is the other
         ((letter, number),) = codes
         letters[3 - int(number)] = "M" if letter == "f" else "F"
-    pairs = list(zip(nights, [*lights, *[None] * len(nights)], strict=False))
-    return SubjectColumns(subject, heads.index("age"), sex, letters, pairs)
+    nights = list(zip_longest(places["night"], places["lights"][: len(places["night"])]))
+    return SubjectColumns(places["subject"][0], places["age"][0], sex, letters, nights)
 
 
 def _parse_row(row: Sequence[object], columns: SubjectColumns) -> tuple[SubjectTable, int]:
     """The nights of a subject, and the number of unusable cells."""
     subject, age = _to_integer(row[columns.subject]), _to_integer(row[columns.age])
-    sex = columns.letters.get(_to_integer(row[columns.sex])) if columns.sex is not None else None
     attributes: dict[str, AttributeValue] = {}
     if age is not None and 0 < age < 120:
         attributes["age"] = age
-    if sex is not None:
+    if columns.sex is not None and (sex := columns.letters.get(_to_integer(row[columns.sex]))):
         attributes["sex"] = sex
     bad = (subject is None) + ("age" not in attributes) + ("sex" not in attributes)
     table: SubjectTable = {}
@@ -645,9 +650,6 @@ def _parse_clock(cell: object) -> dict[str, str]:
         return {}
     minutes = round(cell * 1440) % 1440
     return {"lights_off": f"{minutes // 60:02d}:{minutes % 60:02d}"}
-
-
-SEX = re.compile(r"([mf])\s*=?\s*(\d)")
 
 
 def _to_integer(cell: object) -> int | None:

@@ -23,8 +23,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bitimely_core import storage
+from bitimely_core.datasets import physiology
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
-from bitimely_core.errors import Finding, Reason, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import Finding, Reason, check_choice, safe_text, usage_error
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets
@@ -122,24 +123,18 @@ def measure_band_powers(window: NativeWindow) -> np.ndarray:
     """Logarithms of the power of a window in the five bands of the EEG, summed over its channels,
     [channels x bands].
     """
-    out = []
+    powers = []
     for channel, samples in window.samples.items():
         frequency = np.fft.rfftfreq(max(len(samples), 2), 1 / (window.rates[channel] or 1.0))
         power = np.abs(np.fft.rfft(samples - samples.mean() if len(samples) else np.zeros(2))) ** 2
-        out += [
-            np.log(power[(frequency >= low) & (frequency < high)].sum() + 1e-9)
-            for low, high in BANDS.values()
-        ]
-    return np.array(out)
+        bands = [(frequency >= low) & (frequency < high) for low, high in BANDS.values()]
+        powers += [np.log(power[band].sum() + 1e-9) for band in bands]
+    return np.array(powers)
 
 
-def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
+def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
     """Logistic regression on the band powers of the recordings under the windows."""
-    parts = {"train": given.train, "validation": given.validation, "test": given.test}
-    powers = {
-        name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()
-    }
-    return given.fit_linear({name: np.array(found) for name, found in powers.items()})
+    return physiology.predict_from_features(data, data.channels, measure_band_powers)
 
 
 @datasets(
@@ -191,8 +186,7 @@ def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestU
 
 def check_options(size: object, seed: object) -> tuple[str, int]:
     """The options, checked. Raises UserError: unknown_name or config."""
-    if size not in SIZES:
-        raise unknown_name_error("size of the synthetic cohort", str(size), list(SIZES))
+    check_choice("size of the synthetic cohort", str(size), SIZES)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise usage_error(f"the seed is {safe_text(seed)}", "expected an integer from 0 on")
     return str(size), seed

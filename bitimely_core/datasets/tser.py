@@ -241,9 +241,16 @@ def _check_pair(
     """
     if len(files) == 1:
         ((kind, rel),) = files.items()
-        text = f"has no {'TEST' if kind == 'TRAIN' else 'TRAIN'} file"
-        wanted = "split 80/10/10 by recording"
-        return {rel: [input_warning(Reason.MISSING_PAIR, text, wanted, file=rel)]}
+        return {
+            rel: [
+                input_warning(
+                    Reason.MISSING_PAIR,
+                    f"has no {'TEST' if kind == 'TRAIN' else 'TRAIN'} file",
+                    "split 80/10/10 by recording",
+                    file=rel,
+                )
+            ]
+        }
     train, test = files["TRAIN"], files["TEST"]
     try:
         format_ts.check_compatible(headers[train], headers[test], test)
@@ -571,5 +578,9 @@ def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, st
 
 def _shared_finding(count: int, effect: str) -> Finding:
     recordings = f"{count} recordings have" if count > 1 else "1 recording has"
-    text = f"{recordings} cases in TRAIN and in TEST"
-    return input_warning(Reason.DUPLICATE_ACROSS_SPLITS, text, effect, count=count)
+    return input_warning(
+        Reason.DUPLICATE_ACROSS_SPLITS,
+        f"{recordings} cases in TRAIN and in TEST",
+        effect,
+        count=count,
+    )
