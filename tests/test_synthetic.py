@@ -4,6 +4,7 @@ trivially so, and readable as Sleep-EDF.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from bitimely_core.datasets import synthetic as module
 from bitimely_core.datasets.sleep_edf import sleep_edf
-from bitimely_core.datasets.synthetic import make_night, make_waveform, synthetic, write_cohort
+from bitimely_core.datasets.synthetic import encode_night, make_night, make_waveform, synthetic
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
@@ -175,8 +176,12 @@ def test_cohort_on_disk_is_sleep_edf(
     tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
-    files = write_cohort(tmp_path, "small", 0)
-    assert len(files) == 8
+    folder = tmp_path / "sleep-cassette"
+    folder.mkdir()
+    for subject, night in itertools.product((0, 1), (1, 2)):
+        psg, hypnogram = encode_night("small", 0, subject, night)
+        (folder / f"SC4{subject:02d}{night}E0-PSG.edf").write_bytes(psg)
+        (folder / f"SC4{subject:02d}{night}EC-Hypnogram.edf").write_bytes(hypnogram)
     units = [
         found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)
     ]
@@ -193,7 +198,7 @@ def test_cohort_on_disk_is_sleep_edf(
             note for note in made.annotations if not note.label.startswith(module.MARK)
         ]
         assert {finding.level for finding in record.findings} == {"info"}
-    reader = pyedflib.EdfReader(str(files[0]))
+    reader = pyedflib.EdfReader(str(folder / "SC4001E0-PSG.edf"))
     assert np.array_equal(reader.readSignal(0, digital=True), cohort[0].signals[0].samples)
     reader.close()
 

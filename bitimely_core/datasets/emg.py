@@ -122,9 +122,6 @@ def _list_unit(source: Source, header: str, options: IngestOptions) -> IngestUni
     name = header.removesuffix(".hea")
     present = source.files.keys() | source.rejected.keys()
     files = [path for path in (header, f"{name}.dat") if path in present]
-    faults = list_rejected(source, files)
-    if faults:
-        return make_unit(name, files, faults, None)
     read = partial(
         read_record,
         restrict_source(source, files),
@@ -132,7 +129,7 @@ def _list_unit(source: Source, header: str, options: IngestOptions) -> IngestUni
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
     )
-    return make_unit(name, files, (), read)
+    return make_unit(name, files, list_rejected(source, files), read)
 
 
 def read_record(

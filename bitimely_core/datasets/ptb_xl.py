@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from bitimely_core.datasets import physiology
@@ -98,6 +99,8 @@ class PtbXlEntry:
     fold: int = 0
     attributes: Attributes = field(default_factory=dict)
     recorded: str = ""  # date and time
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of statements
+    unused: tuple[str, ...] = ()  # why age or sex is not used as written
     faults: tuple[Finding, ...] = ()
 
 
@@ -258,7 +261,6 @@ def _read_entries(
     entries: dict[str, PtbXlEntry] = {}
     cells: dict[str, tuple[str, ...]] = {}
     faults: list[Finding] = []  # rows without a record
-    remarks = _RowRemarks()
     seen = repeated = 0
     for row in tables.read_rows(path, [*columns, "recording_date"] if is_dated else columns):
         seen += 1
@@ -275,7 +277,7 @@ def _read_entries(
                 )
             )
         elif name not in entries:
-            entries[name] = _parse_entry(row, superclass_of, remarks)
+            entries[name] = _parse_entry(row, superclass_of)
             cells[name] = row.cells[1:]
         elif cells[name] == row.cells[1:]:
             repeated += 1
@@ -289,18 +291,19 @@ def _read_entries(
                 row=row.row,
             )
     check_count(path, seen)
-    entries = {name: _locate_faults(entry, rel) for name, entry in _refuse_shared(entries).items()}
+    entries = _refuse_shared(entries)
+    odd = sum(bool(entry.unused) for entry in entries.values())
     account = SourceRows(
         file=rel,
         seen=seen,
         dropped={str(Reason.DUPLICATES): repeated} if repeated else {},
         quarantined=_count_quarantined(entries, faults),
-        warned={str(Reason.METADATA): len(remarks.rows)} if remarks.rows else {},
+        warned={str(Reason.METADATA): odd} if odd else {},
     )
     findings = [
         *tables.group_findings(faults),
         *report_count(Reason.DUPLICATES, "rows that repeat another one", repeated, "used once"),
-        *remarks.list_findings(),
+        *_report_entries(entries.values(), superclass_of),
     ]
     return entries, account, findings
 
@@ -332,44 +335,38 @@ def _refuse_shared(entries: Mapping[str, PtbXlEntry]) -> dict[str, PtbXlEntry]:
     return checked
 
 
-def _locate_faults(entry: PtbXlEntry, rel: str) -> PtbXlEntry:
-    return replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
-
-
-class _RowRemarks:
+def _report_entries(
+    entries: Collection[PtbXlEntry], superclass_of: Mapping[str, str | None]
+) -> Iterator[Finding]:
     """Remarks on rows that are used."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []  # with an age or sex that is not used as a number
-        self.unused: Counter[str] = Counter()  # what is wrong with it
-        self.unknown: Counter[str] = Counter()  # statements
-        self.uncertain = 0  # diagnostic statements of likelihood 0
-
-    def list_findings(self) -> Iterator[Finding]:
-        if self.rows:
-            counts = ", ".join(f"{count} {what}" for what, count in sorted(self.unused.items()))
-            count = len(self.rows)
-            yield input_warning(
-                Reason.METADATA,
-                f"rows whose age or sex is not used as written: {count} ({counts})",
-                "the signals are kept",
-                count=count,
-                examples=tuple(map(str, self.rows[:5])),
-            )
-        yield from report_count(
+    odd = [entry for entry in entries if entry.unused]
+    if odd:
+        reasons = Counter(chain.from_iterable(entry.unused for entry in odd))
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        yield input_warning(
             Reason.METADATA,
-            "diagnostic statements of likelihood 0, which means unknown",
-            self.uncertain,
-            "counted like the others, see scp_likelihood_0 in rules",
-            level="info",
+            f"rows whose age or sex is not used as written: {len(odd)} ({counts})",
+            "the signals are kept",
+            count=len(odd),
+            examples=tuple(str(entry.row) for entry in odd[:5]),
         )
-        yield from report_count(
-            Reason.UNKNOWN_LABEL,
-            f"statements that are not in {STATEMENTS}",
-            self.unknown.total(),
-            "not mapped to a superclass",
-            examples=tuple(sorted(filter(CODE.fullmatch, self.unknown))[:5]),
-        )
+    statements = list(chain.from_iterable(entry.likelihoods.items() for entry in entries))
+    uncertain = [code for code, likelihood in statements if not likelihood]
+    yield from report_count(
+        Reason.METADATA,
+        "diagnostic statements of likelihood 0, which means unknown",
+        sum(superclass_of.get(code) is not None for code in uncertain),
+        "counted like the others, see scp_likelihood_0 in rules",
+        level="info",
+    )
+    unknown = [code for code, _ in statements if code not in superclass_of]
+    yield from report_count(
+        Reason.UNKNOWN_LABEL,
+        f"statements that are not in {STATEMENTS}",
+        len(unknown),
+        "not mapped to a superclass",
+        examples=tuple(sorted(filter(CODE.fullmatch, set(unknown)))[:5]),
+    )
 
 
 def _parse_identifier(cell: str) -> str | None:
@@ -378,9 +375,7 @@ def _parse_identifier(cell: str) -> str | None:
     return None if number is None or number < 0 else str(number)
 
 
-def _parse_entry(
-    row: tables.TableRow, superclass_of: Mapping[str, str | None], remarks: _RowRemarks
-) -> PtbXlEntry:
+def _parse_entry(row: tables.TableRow, superclass_of: Mapping[str, str | None]) -> PtbXlEntry:
     """The record of a row, or the faults of the row."""
     _, patient, age, sex, codes, fold_cell, record_cell, *date = row.cells
     subject, fold = _parse_identifier(patient), parse_integer(fold_cell)
@@ -406,20 +401,28 @@ def _parse_entry(
     record = record.removesuffix(".hea")
     if faults or subject is None or fold is None or likelihoods is None:
         return PtbXlEntry(row=row.row, record=record, faults=faults)
-    person = _parse_person(row.row, age, sex, remarks)
-    diagnoses = _map_statements(likelihoods, superclass_of, remarks)
+    person, unused = _parse_person(age, sex)
+    present = {superclass_of.get(code) for code in likelihoods}
+    superclasses = [name for name in SUPERCLASSES if name in present]
+    attributes: dict[str, AttributeValue] = {"fold": fold, **person}
+    if superclasses:
+        attributes["superclasses"] = superclasses
+    if len(superclasses) == 1:
+        attributes["superclass"] = superclasses[0]
     return PtbXlEntry(
         row=row.row,
         record=record,
         subject=subject,
         fold=fold,
-        attributes={"fold": fold, **person, **diagnoses},
+        attributes=attributes,
         recorded="".join(date).strip(),
+        likelihoods=likelihoods,
+        unused=unused,
     )
 
 
-def _parse_person(row: int, age: str, sex: str, remarks: _RowRemarks) -> dict[str, AttributeValue]:
-    """Age and sex as far as they are usable."""
+def _parse_person(age: str, sex: str) -> tuple[dict[str, AttributeValue], tuple[str, ...]]:
+    """Age and sex as far as they are usable, and why they are not used as written."""
     person: dict[str, AttributeValue] = {}
     unused = []
     years = None
@@ -436,29 +439,7 @@ def _parse_person(row: int, age: str, sex: str, remarks: _RowRemarks) -> dict[st
         person["sex"] = SEX[code]
     else:
         unused.append("sexes unknown")
-    remarks.unused.update(unused)
-    if unused:
-        remarks.rows.append(row)
-    return person
-
-
-def _map_statements(
-    likelihoods: Mapping[str, float], superclass_of: Mapping[str, str | None], remarks: _RowRemarks
-) -> dict[str, AttributeValue]:
-    """The superclasses of statements, and the superclass where there is one alone."""
-    remarks.unknown.update(code for code in likelihoods if code not in superclass_of)
-    diagnoses = {
-        code: superclass for code in likelihoods if (superclass := superclass_of.get(code))
-    }
-    remarks.uncertain += sum(likelihoods[code] == 0 for code in diagnoses)
-    present = set(diagnoses.values())
-    superclasses = [name for name in SUPERCLASSES if name in present]
-    attributes: dict[str, AttributeValue] = {}
-    if superclasses:
-        attributes["superclasses"] = superclasses
-    if len(superclasses) == 1:
-        attributes["superclass"] = superclasses[0]
-    return attributes
+    return person, tuple(unused)
 
 
 def parse_statements(text: str) -> dict[str, float] | None:
@@ -536,7 +517,7 @@ def _list_unit(
     header = (PurePosixPath(table).parent / f"{entry.record}.hea").as_posix()
     files = beside.get(_record_stem(header), ()) if entry.record else ()
     if entry.faults:
-        return make_unit(name, files, entry.faults, None)
+        return make_unit(name, files, [fault.at(table) for fault in entry.faults], None)
     if escape := _find_escape(source, entry.record):
         escape = replace(escape, file=table, field=RECORD[rate], row=entry.row)
         return make_unit(name, (), (escape,), None)

@@ -39,7 +39,8 @@ def list_rejected(source: Source, paths: Iterable[str]) -> list[Finding]:
 
 def restrict_source(source: Source, paths: Iterable[str]) -> Source:
     """The source of one recording, which opens its own files alone."""
-    return Source(source.root, {path: source.files[path] for path in paths}, {})
+    files = {path: source.files[path] for path in paths if path in source.files}
+    return Source(source.root, files, {})
 
 
 def parse_integer(cell: str) -> int | None:

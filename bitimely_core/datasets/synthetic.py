@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Finding, Reason, check_choice, safe_text, usage_error
@@ -220,24 +219,6 @@ def read_night(
         )
 
 
-def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]:
-    """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf`
-    reads it; returns the files written.
-    """
-    size, seed = check_options(size, seed)
-    cassette = folder / "sleep-cassette"
-    storage.make_folder(cassette)
-    written = []
-    for subject in range(SIZES[size][0]):
-        for night in range(1, NIGHTS + 1):
-            for end, data in zip(
-                ("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True
-            ):
-                written.append(cassette / f"SC4{subject:02d}{night}E{end}.edf")
-                storage.write_bytes(written[-1], data)
-    return written
-
-
 def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:
     """One night as two EDF+ files: signals with the planted waveforms as annotations, and the
     hypnogram.
@@ -312,12 +293,13 @@ def make_night(
     )
 
     planted = []
-    for name, at, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
+    for name, first, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
         wave = size * make_waveform(name, length, spindle_rate)
-        frontal[at : at + length] += wave
-        posterior[at : at + length] += (0.2 if name == "blink" else 0.6) * wave
-        eyes[at : at + length] += (4.0 if name == "blink" else 0.3) * wave
-        planted.append(Annotation(at / RATE, length / RATE, MARK + name))
+        span = slice(first, first + length)
+        frontal[span] += wave
+        posterior[span] += (0.2 if name == "blink" else 0.6) * wave
+        eyes[span] += (4.0 if name == "blink" else 0.3) * wave
+        planted.append(Annotation(first / RATE, length / RATE, MARK + name))
 
     seconds = np.arange(epochs * int(EPOCH))
     per_second = np.repeat(level, int(EPOCH))
@@ -419,10 +401,9 @@ def _draw_positions(
         for slot, name in zip(np.sort(rng.permutation(slots)[: len(names)]), names, strict=False):
             _, (shortest, longest), (smallest, largest) = PLANTED[name]
             length = round(rng.uniform(shortest, longest) * RATE)
-            at = epoch * PER_EPOCH + int(
-                (slot + rng.random() * (1 - length / RATE / SLOT)) * SLOT * RATE
-            )
-            places.append((name, at, length, float(rng.uniform(smallest, largest))))
+            room = 1 - length / RATE / SLOT  # share of the slot
+            first = epoch * PER_EPOCH + int((slot + rng.random() * room) * SLOT * RATE)
+            places.append((name, first, length, float(rng.uniform(smallest, largest))))
     return places
 
 

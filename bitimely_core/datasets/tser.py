@@ -13,8 +13,9 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -416,91 +417,72 @@ def group_cases(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> tuple[list[
         int32 [cases] for each file, recordings numbered in the order of their first case; whether
         they are credible (at most half as many recordings as cases).
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     marks: list[np.ndarray] = []
     owners: list[np.ndarray] = []
-    counts = [header.cases for _, header in files]
-    first = 0
     for path, header in files:
-        for i, chosen in enumerate(_hash_cases(path, header)):
-            if len(chosen):
-                marks.append(chosen)
-                owners.append(np.full(len(chosen), first + i, np.int64))
-        first += header.cases
-    parent = list(range(first))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    if marks:
-        mark, owner = np.concatenate(marks), np.concatenate(owners)
-        order = np.lexsort((owner, mark))
-        mark, owner = mark[order], owner[order]
-        same = np.flatnonzero((mark[1:] == mark[:-1]) & (owner[1:] != owner[:-1]))
-        for a, b in zip(owner[same].tolist(), owner[same + 1].tolist(), strict=True):
-            earlier, later = sorted((root(a), root(b)))
-            parent[later] = earlier
-    roots = np.array([root(i) for i in range(first)], np.int64)
-    names, groups = np.unique(roots, return_inverse=True)  # roots are first cases, hence in order
-    return np.split(groups.astype(np.int32), np.cumsum(counts)[:-1]), bool(2 * len(names) <= first)
+        for hashes in _hash_cases(path, header):
+            owners.append(np.full(len(hashes), len(marks)))
+            marks.append(hashes)
+    mark, owner = np.concatenate(marks), np.concatenate(owners)
+    order = np.lexsort((owner, mark))
+    mark, owner = mark[order], owner[order]
+    same = np.flatnonzero(mark[1:] == mark[:-1])
+    cases = len(marks)
+    pairs = coo_array((np.ones(len(same)), (owner[same], owner[same + 1])), shape=(cases, cases))
+    count, numbers = connected_components(pairs, directed=False)
+    _, firsts, groups = np.unique(numbers, return_index=True, return_inverse=True)
+    groups = np.argsort(np.argsort(firsts))[groups].astype(np.int32)
+    ends = np.cumsum([header.cases for _, header in files])
+    return np.split(groups, ends[:-1]), bool(2 * count <= cases)
 
 
 def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
     """Hashes (uint64) of each case: of its text without the label, and of the chosen stretches of
     one that is long enough.
     """
-    powers = _hash_powers(1024)
     for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
             continue
-        chosen = np.frombuffer(
-            hashlib.blake2b(format_ts.strip_label(line, header), digest_size=8).digest(), np.uint64
-        )
+        text = hashlib.blake2b(format_ts.strip_label(line, header), digest_size=8).digest()
+        hashes = np.frombuffer(text, np.uint64)
         field = b"" if header.timestamps else line.split(b":", 1)[0]
         if field.count(b",") + 1 >= MIN_VALUES and not field.translate(None, format_ts.PLAIN):
-            try:
+            with suppress(ValueError):
                 values = np.array(list(map(float, field.split(b","))), np.float32)
-            except ValueError:
-                values = np.zeros(0, np.float32)
-            if len(values) >= MIN_VALUES:
-                while len(powers[0]) <= len(values):
-                    powers = _hash_powers(2 * len(powers[0]))
-                chosen = np.concatenate([chosen, hash_stretches(values, *powers)])
-        yield chosen
+                hashes = np.concatenate([hashes, hash_stretches(values)])
+        yield hashes
 
 
+@lru_cache(1)
 def _hash_powers(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Powers [count] of an odd number modulo 2^64, and of its inverse."""
     base = 0x9E3779B97F4A7C15
-    inverse = pow(base, -1, 1 << 64)
-    out = []
-    for x in (base, inverse):
-        factors = np.full(count, x, np.uint64)
-        factors[0] = 1
-        out.append(np.cumprod(factors))
-    return out[0], out[1]
+    factors = np.ones((2, count), np.uint64)
+    factors[:, 1:] = np.array([[base], [pow(base, -1, 1 << 64)]], np.uint64)
+    powers, inverse = np.cumprod(factors, axis=1)
+    return powers, inverse
 
 
-def hash_stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+def hash_stretches(values: np.ndarray) -> np.ndarray:
     """Hashes (uint64) of stretches of a quarter of `values` (float32 [n]), of every n/8 places in a
     row the smallest one.
     """
     n = len(values)
     length, width = n // 4, max(1, n // 8)
+    powers, inverse = _hash_powers(n)
     bits = np.ascontiguousarray(values + 0.0).view(np.uint32).astype(np.uint64)  # + 0.0: one zero
-    mixed = _mix_hash(bits) * powers[:n]
+    mixed = _mix_hash(bits) * powers
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed)])
     rolling = _mix_hash((sums[length:] - sums[:-length]) * inverse[: n - length + 1])
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])
     flat = changes[length - 1 :] - changes[: n - length + 1] < MIN_CHANGES
     worst = np.uint64(2**64 - 1)
     rolling[flat] = worst
-    smallest = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling))).min(
-        axis=1
-    )
-    chosen = np.unique(smallest)
+    windows = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling)))
+    chosen = np.unique(windows.min(axis=1))
     return chosen[chosen != worst]
 
 
