@@ -434,9 +434,9 @@ def test_quality_of_needed_channels(tmp_path: Path) -> None:
         assert [(str(finding.code), finding.field) for finding in found] == [(code, "EEG Pz-Oz")]
     run = values.copy()
     run[100:6099] = 3
-    assert module._longest_run(run) == 5999
-    assert module._longest_run(np.array([1, 1, 1])) == 3
-    assert module._longest_run(np.array([1, 2, 2])) == 2
+    assert module._longest_run(run, 4000) == 5999
+    assert module._longest_run(np.array([1, 1, 1]), 2) == 3
+    assert module._longest_run(np.array([1, 2, 2]), 2) == 2
 
 
 # --- stages

@@ -4,6 +4,7 @@ trivially so, and readable as Sleep-EDF.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -175,12 +176,12 @@ def test_cohort_on_disk_is_sleep_edf(
     tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
-    (tmp_path / "sleep-cassette").mkdir()
-    for subject, night in ((0, 1), (0, 2), (1, 1), (1, 2)):
-        for end, data in zip(
-            ("0-PSG", "C-Hypnogram"), encode_night("small", 0, subject, night), strict=True
-        ):
-            (tmp_path / "sleep-cassette" / f"SC4{subject:02d}{night}E{end}.edf").write_bytes(data)
+    folder = tmp_path / "sleep-cassette"
+    folder.mkdir()
+    for subject, night in itertools.product((0, 1), (1, 2)):
+        psg, hypnogram = encode_night("small", 0, subject, night)
+        (folder / f"SC4{subject:02d}{night}E0-PSG.edf").write_bytes(psg)
+        (folder / f"SC4{subject:02d}{night}EC-Hypnogram.edf").write_bytes(hypnogram)
     units = [
         found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)
     ]
@@ -197,7 +198,7 @@ def test_cohort_on_disk_is_sleep_edf(
             note for note in made.annotations if not note.label.startswith(module.MARK)
         ]
         assert {finding.level for finding in record.findings} == {"info"}
-    reader = pyedflib.EdfReader(str(tmp_path / "sleep-cassette" / "SC4001E0-PSG.edf"))
+    reader = pyedflib.EdfReader(str(folder / "SC4001E0-PSG.edf"))
     assert np.array_equal(reader.readSignal(0, digital=True), cohort[0].signals[0].samples)
     reader.close()
 

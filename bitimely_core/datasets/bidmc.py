@@ -9,15 +9,22 @@ breaths marked by two annotators). All give the same channels and windows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
+from bitimely_core.datasets.reading import (
+    list_paths,
+    report_count,
+    restrict_source,
+    two_forms_error,
+)
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -46,7 +53,7 @@ WINDOW, STEP = 32.0, 3.0
 KINDS = ("Signals", "Breaths", "Numerics", "Fix")
 CSV = re.compile(rf"(?:.*/)?(bidmc_(\d\d))_({'|'.join(KINDS)})\.(?:csv|txt)", re.IGNORECASE)
 WFDB = re.compile(r"(?:.*/)?bidmc(\d\d)(\.hea|n\.hea|\.breath|n?\.dat)", re.IGNORECASE)
-WFDB_KINDS = {".hea": "Signals", ".breath": "Breaths", "n.hea": "Numerics"}
+WFDB_KINDS = {".hea": "Signals in WFDB", ".breath": "Breaths in WFDB", "n.hea": "Numerics in WFDB"}
 # a column of Breaths, the text of an annotation
 ANNOTATOR = re.compile(r"(?:breaths )?ann([12])(?: \[signal sample no\])?", re.IGNORECASE)
 PROBLEM = re.compile(r"(?:.*/)?BIDMC(?:32)?(RR|HR|SpO2)", re.IGNORECASE)
@@ -54,19 +61,14 @@ LAYOUT = re.compile(
     r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|DBS|index\.html).*|bidmc_data\.mat|.*\.(txt|md)",
     re.IGNORECASE,
 )
+# label in capitals -> channel
 LEADS = {
     "PLETH": "PPG",
     "II": "ECG",
-    "RESP": "RESP",
-    "V": "V",
-    "AVR": "AVR",
-    "ABP": "ABP",
-    "I": "I",
-    "III": "III",
-    "MCL": "MCL",
-    "MCL1": "MCL1",
+    **{name: name for name in ("RESP", "V", "AVR", "ABP", "I", "III", "MCL", "MCL1")},
 }
 NEEDED = ("PPG", "ECG")
+# ranges of labels and of the monitor's numbers; what is outside of them counts as missing
 PLAUSIBLE = {"rr": (1.0, 100.0), "hr": (10.0, 300.0), "spo2": (10.0, 100.0)}
 UNITS = {"rr": "/min", "hr": "/min", "spo2": "%"}
 NUMERICS = {"HR": "hr", "SPO2": "spo2"}
@@ -80,17 +82,24 @@ FIRST_OF = {
 }
 
 
-def _make_view(target: str, what: str) -> View:
-    return View(
-        channels=NEEDED,
-        rate=RATE,
-        window=4000,
+OPEN = View(
+    channels=NEEDED,
+    rate=RATE,
+    window=4000,
+    split="official",
+    help="PPG and ECG at 125 Hz, no labels",
+)
+PAPER_HR = {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000}
+
+
+def _make_view(target: str, label: str) -> View:
+    return replace(
+        OPEN,
         stride=375,
         task="regression",
         target=target,
         unit=UNITS[target],
-        split="official",
-        help=f"{what} from 32 s of PPG and ECG at 125 Hz",
+        help=f"{label} from 32 s of PPG and ECG at 125 Hz",
     )
 
 
@@ -99,13 +108,7 @@ def _make_view(target: str, what: str) -> View:
         subject_unit=tser.name_unit,
         title="BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from PPG and ECG",
         views={
-            "": View(
-                channels=NEEDED,
-                rate=RATE,
-                window=4000,
-                split="official",
-                help="PPG and ECG at 125 Hz, no labels",
-            ),
+            "": OPEN,
             "rr": _make_view("rr", "respiratory rate (breaths a minute)"),
             "hr": _make_view("hr", "heart rate (beats a minute)"),
             "spo2": _make_view("spo2", "oxygen saturation (percent)"),
@@ -117,27 +120,9 @@ def _make_view(target: str, what: str) -> View:
         layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n "
         "with bidmc01.breath, or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
         paper={
-            "rr": {
-                "channels": 2,
-                "timesteps": 31_500_000,
-                "sequences": 7870,
-                "length": 4000,
-                "classes": None,
-            },
-            "hr": {
-                "channels": 2,
-                "timesteps": 31_800_000,
-                "sequences": 7949,
-                "length": 4000,
-                "classes": None,
-            },
-            "spo2": {
-                "channels": 2,
-                "timesteps": 31_800_000,
-                "sequences": 7949,
-                "length": 4000,
-                "classes": None,
-            },
+            "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000},
+            "hr": PAPER_HR,
+            "spo2": PAPER_HR,
         },
         rules={
             **tser.RULES,
@@ -198,48 +183,41 @@ def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit 
     ECG.
     """
     source = require_source(source)
-    found = tser.find_problems(source)
+    problems = tser.find_problems(source)
     recordings = _find_recordings(source)
-    names = [name for name, files in recordings.items() if "Signals" in files]
-    if found and names:
-        text, action = (
-            f"{len(found)} problems in .ts files and {len(names)} recordings",
-            "Give the folder of one form",
-        )
-        raise usage_error(text, "expected one form of one data set", action)
+    readable = sum("Signals" in kinds for kinds in recordings.values())
+    if problems and readable:
+        raise two_forms_error(f"{len(problems)} problems in .ts files", f"{readable} recordings")
     claimed = {
-        name: {rel: rel for same in files.values() for rel in same}
-        for name, files in recordings.items()
+        name: {path: path for path in chain.from_iterable(kinds.values())}
+        for name, kinds in recordings.items()
     }
-    yield from report_unclaimed(source, {**found, **claimed}, LAYOUT)
-    if found:
-        yield from _list_problem_units(source, found)
-    placed = tser.split_by_hash([find_patient(name) for name in RECORDINGS])
+    yield from report_unclaimed(source, {**problems, **claimed}, LAYOUT)
+    yield from _list_problem_units(source, problems)
+    splits = tser.split_by_hash([find_patient(name) for name in RECORDINGS])
     for name, kinds in sorted(recordings.items()):
-        yield from _list_recording_units(
-            source, name, kinds, placed.get(find_patient(name), "train")
-        )
+        split = splits.get(find_patient(name), "train")
+        yield from _list_recording_units(source, name, kinds, split)
 
 
 def _find_recordings(source: Source) -> dict[str, dict[str, list[str]]]:
     """Recording -> kind -> its files in the form that is read; `Others`: files of the other form,
     and of samples.
     """
-    found: dict[str, dict[str, list[str]]] = {}
-    for rel in sorted({*source.files, *source.rejected}):
-        if named := CSV.fullmatch(rel):
-            kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
-            found.setdefault(f"bidmc_{named[2]}", {}).setdefault(kind, []).append(rel)
-        elif named := WFDB.fullmatch(rel):
-            form = WFDB_KINDS.get(named[2].lower())
-            found.setdefault(f"bidmc_{named[1]}", {}).setdefault(
-                f"{form} in WFDB" if form else "Others", []
-            ).append(rel)
-    for files in found.values():
+    recordings: dict[str, dict[str, list[str]]] = {}
+    for path in list_paths(source):
+        if match := CSV.fullmatch(path):
+            name, kind = f"bidmc_{match[2]}", match[3].capitalize()
+        elif match := WFDB.fullmatch(path):
+            name, kind = f"bidmc_{match[1]}", WFDB_KINDS.get(match[2].lower(), "Others")
+        else:
+            continue
+        recordings.setdefault(name, {}).setdefault(kind, []).append(path)
+    for kinds in recordings.values():
         for kind in KINDS:
-            if same := files.pop(f"{kind} in WFDB", []):
-                files.setdefault("Others" if kind in files else kind, []).extend(same)
-    return found
+            if paths := kinds.pop(f"{kind} in WFDB", []):
+                kinds.setdefault("Others" if kind in kinds else kind, []).extend(paths)
+    return recordings
 
 
 def _list_recording_units(
@@ -247,47 +225,66 @@ def _list_recording_units(
 ) -> Iterator[IngestUnit | Finding]:
     """The recording `name`, or why it cannot be read, with the findings on its copies."""
     if "Signals" not in kinds:
-        every = tuple(rel for same in kinds.values() for rel in same)
-        text, wanted = (
+        every = tuple(chain.from_iterable(kinds.values()))
+        error = input_error(
+            Reason.MISSING_SIGNAL_FILE,
             "has no Signals file",
             f"expected {name}_Signals.csv or {name.replace('_', '')}.hea",
+            file=every[0],
         )
-        fault = Finding(
-            Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=every[0]
-        )
-        yield IngestUnit(name=name, files=every, read=None, findings=(fault,))
+        yield IngestUnit(name=name, files=every, read=None, findings=(error.finding,))
         return
+    files, findings = _choose_files(source, kinds)
+    faults = [finding for finding in findings if finding.level == "error"]
+    opened: list[str] = []
+    if not faults:
+        opened, faults = _list_opened(source, files.values())
+    if faults:
+        yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=tuple(faults))
+        return
+    yield from findings
+    read = partial(read_recording, name, restrict_source(source, opened), files, split)
+    yield IngestUnit(name=name, files=tuple(dict.fromkeys(opened)), read=read)
+
+
+def _choose_files(
+    source: Source, kinds: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, str], list[Finding]]:
+    """Kind -> the file that is read, and findings on its copies."""
     files: dict[str, str] = {}
     findings: list[Finding] = []
     for kind in KINDS:
-        if kind in kinds:
+        if paths := kinds.get(kind):
             # Fix comes as text
-            same = [rel for rel in kinds[kind] if rel.lower().endswith(".csv")] or kinds[kind]
-            files[kind], repeated = choose_copy(source, same, partial(_hash_parts, source))
+            preferred = [path for path in paths if path.lower().endswith(".csv")] or paths
+            files[kind], repeated = choose_copy(source, preferred, partial(_hash_parts, source))
             findings += repeated
-    faults = tuple(finding for finding in findings if finding.level == "error")
-    names: list[str] = []
-    try:
-        for rel in files.values() if not faults else ():
-            with locate_errors(rel):
-                names += (
-                    wfdb.read_header(rel, source, required=()).files
-                    if rel.lower().endswith(".hea")
-                    else (rel,)
-                )
-    except UserError as error:
-        raise_system_error(error)
-        faults = (error.finding,)
-    if faults:
-        yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=faults)
-        return
-    yield from findings
-    own = replace(source, files={rel: source.files[rel] for rel in names}, rejected={})
-    yield IngestUnit(
-        name=name,
-        files=tuple(dict.fromkeys(names)),
-        read=partial(read_recording, name, own, files, split),
-    )
+    return files, findings
+
+
+def _list_opened(source: Source, paths: Iterable[str]) -> tuple[list[str], list[Finding]]:
+    """The files of a recording with those that WFDB headers name, or why a header names none."""
+    opened: list[str] = []
+    for path in paths:
+        try:
+            with locate_errors(path):
+                opened += _list_parts(source, path)
+        except UserError as error:
+            raise_system_error(error)
+            return [], [error.finding]
+    return opened, []
+
+
+def _list_parts(source: Source, path: str) -> tuple[str, ...]:
+    """A file alone, or a WFDB header with its signal files."""
+    if path.lower().endswith(".hea"):
+        return wfdb.read_header(path, source, required=()).files
+    return (path,)
+
+
+def _hash_parts(source: Source, path: str) -> tuple[str, ...]:
+    """SHA-256 of a file, of a WFDB header also those of its signal files."""
+    return tuple(storage.hash_file(source.path(part)) for part in _list_parts(source, path))
 
 
 def find_patient(name: str) -> str:
@@ -295,34 +292,32 @@ def find_patient(name: str) -> str:
     return FIRST_OF.get(name, name)
 
 
-def _hash_parts(source: Source, rel: str) -> tuple[str, ...]:
-    """SHA-256 of a file, and of a WFDB header's signal files after it."""
-    rels = [
-        rel,
-        *(wfdb.read_header(rel, source, required=()).files if rel.lower().endswith(".hea") else ()),
-    ]
-    return tuple(storage.hash_file(source.path(one)) for one in rels)
-
-
 def _list_problem_units(
-    source: Source, found: dict[str, dict[str, str]]
+    source: Source, files_by_name: Mapping[str, Mapping[str, str]]
 ) -> Iterator[IngestUnit | Finding]:
     """The problems in .ts files; their recordings are the same, so they are split together."""
-    layouts: dict[str, tser.TserLayout] = {}
-    for problem, files in found.items():
-        named = PROBLEM.fullmatch(problem)
-        if named is None:
-            text = f"the problem {safe_text(PurePosixPath(problem).name)}"
-            raise usage_error(
-                text, "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2", file=next(iter(files.values()))
-            )
-        channels = tuple(tser.TserChannel(name, RATE, "", 4000) for name in NEEDED)
-        layouts[problem] = tser.TserLayout(
-            target=named[1].lower(), channels=channels, subject="bidmc", windows=True
-        )
-    if len({layout.target for layout in layouts.values()}) < len(layouts):
+    problems = [
+        tser.TserProblem(files, _make_layout(name, files)) for name, files in files_by_name.items()
+    ]
+    if len({problem.layout.target for problem in problems}) < len(problems):
         raise usage_error("one of the problems occurs twice", hint="Give the folder of one copy")
-    yield from tser.list_units(source, found, layouts)
+    if problems:
+        yield from tser.list_units(source, problems)
+
+
+def _make_layout(problem: str, files: Mapping[str, str]) -> tser.TserLayout:
+    """The layout of a problem by its name. Raises UserError (config, exit 2) for another name."""
+    match = PROBLEM.fullmatch(problem)
+    if match is None:
+        raise usage_error(
+            f"the problem {safe_text(PurePosixPath(problem).name)}",
+            "expected BIDMC32RR, BIDMC32HR, BIDMC32SpO2",
+            file=next(iter(files.values())),
+        )
+    channels = tuple(tser.TserChannel(name, RATE, "", 4000) for name in NEEDED)
+    return tser.TserLayout(
+        target=match[1].lower(), channels=channels, subject="bidmc", windows=True
+    )
 
 
 # --- PhysioNet: csv and WFDB
@@ -335,52 +330,50 @@ def read_recording(name: str, source: Source, files: Mapping[str, str], split: s
     Raises UserError: faults of a file: schema, sampling_rate, row_width, not_numeric,
     annotation_syntax and so on.
     """
-    rel = files["Signals"]
-    read = _read_signal_record if rel.lower().endswith(".hea") else _read_signal_table
-    signals, start, findings = read(rel, source)
+    path = files["Signals"]
+    read = _read_signal_record if path.lower().endswith(".hea") else _read_signal_table
+    signals, start, findings = read(path, source)
     seconds = max(len(signal.samples) for signal in signals) / RATE
     labels: dict[str, np.ndarray] = {}
-    if "Breaths" in files:
-        with locate_errors(files["Breaths"]):
-            annotators, remarks = _read_breaths(files["Breaths"], source)
-            # breaths and numbers have the clock of the whole recording
+    # breaths and numbers have the clock of the whole recording
+    if breaths := files.get("Breaths"):
+        with locate_errors(breaths):
+            annotators, remarks = _read_breaths(breaths, source)
             annotators = [times - start for times in annotators]
             labels["rr"] = compute_breathing_rates(annotators, seconds)
-        findings += [
-            finding.at(files["Breaths"])
-            for finding in (*remarks, *_report_breaths(annotators, seconds))
-        ]
-    if "Numerics" in files:
-        with locate_errors(files["Numerics"]):
-            clock, numbers, remarks = _read_numbers(files["Numerics"], source)
-            clock, numbers, repeated = _order_clock(clock - start, numbers)
-            labels |= average_numbers(numbers, clock, seconds)
-        remarks = [
-            *remarks,
-            *_report_clock(clock, repeated, seconds),
-            *_report_numbers(numbers, labels),
-        ]
-        findings += [finding.at(files["Numerics"]) for finding in remarks]
-    return _make_record(name, signals, labels, split, rel, findings)
+        remarks += _report_breaths(annotators, seconds)
+        findings += [finding.at(breaths) for finding in remarks]
+    if numerics := files.get("Numerics"):
+        with locate_errors(numerics):
+            clock, numbers, remarks = _read_numbers(numerics, source)
+            times, first = np.unique(clock - start, return_index=True)
+            numbers = {label: values[first] for label, values in numbers.items()}
+            labels |= average_numbers(numbers, times, seconds)
+        remarks += _report_clock(times, len(clock) - len(times), seconds)
+        remarks += _report_numbers(numbers, labels)
+        findings += [finding.at(numerics) for finding in remarks]
+    return _make_record(name, signals, labels, split, path, findings)
 
 
-def _read_signal_table(rel: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
-    """Signals of a csv file, the time at which they begin, which is not 0 in a part of a recording,
-    and findings.
+def _read_signal_table(path: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
+    """Signals of a csv file, the time in seconds at which they begin, and findings.
+
+    A part of a recording does not begin at 0.
     """
-    with locate_errors(rel):
-        columns, values = _read_columns(source.path(rel), "Time [s]", "Time")
+    with locate_errors(path):
+        columns, values = _read_columns(source.path(path), "Time [s]", "Time")
         rows, start = len(values[0]), float(values[0][0])
         late = np.abs(values[0] - start - np.arange(rows) / RATE).max()
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
-            text = f"{rows} rows whose times do not run at {RATE:g} Hz"
             raise input_error(
-                Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]"
+                Reason.SAMPLING_RATE,
+                f"{rows} rows whose times do not run at {RATE:g} Hz",
+                f"expected a row every {1 / RATE:g} s",
+                field="Time [s]",
             )
         signals = [
-            Signal(_channel_name(label), RATE, "", narrow_samples(values[i], label))
-            for i, label in enumerate(columns)
-            if i > 0
+            Signal(_name_channel(label), RATE, "", narrow_samples(samples, label))
+            for label, samples in zip(columns[1:], values[1:], strict=True)
         ]
         if not signals:
             raise input_error(
@@ -388,29 +381,30 @@ def _read_signal_table(rel: str, source: Source) -> tuple[list[Signal], float, l
             )
     if abs(start) <= 0.5 / RATE:
         return signals, start, []
-    text, effect = (
+    warning = input_warning(
+        Reason.TIMESTAMPS,
         f"the signals begin at {start:g} s",
         "breaths and numbers of other times are not used",
+        field="Time [s]",
+        file=path,
     )
-    return (
-        signals,
-        start,
-        [input_warning(Reason.TIMESTAMPS, text, effect, field="Time [s]", file=rel)],
-    )
+    return signals, start, [warning]
 
 
-def _read_signal_record(rel: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
+def _read_signal_record(path: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
     """Signals of a WFDB record, 0 for the time at which they begin, and findings."""
-    found = wfdb.read_recording(rel, source, required=())
-    with locate_errors(rel):
-        if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
+    recording = wfdb.read_recording(path, source, required=())
+    with locate_errors(path):
+        if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in recording.signals):
             raise input_error(
                 Reason.SAMPLING_RATE,
                 "the signals are not in one piece at one rate",
                 f"expected {RATE:g} Hz",
             )
-    signals = [signal._replace(channel=_channel_name(signal.channel)) for signal in found.signals]
-    return signals, 0.0, [finding.at(rel) for finding in found.findings]
+    signals = [
+        signal._replace(channel=_name_channel(signal.channel)) for signal in recording.signals
+    ]
+    return signals, 0.0, [finding.at(path) for finding in recording.findings]
 
 
 def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
@@ -420,53 +414,27 @@ def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]
     names = tables.read_names(path)
     clock = next((name for name in clocks if name in names), None)
     if clock is None or len(set(names)) < len(names):
-        wanted = f"expected {clocks[0]} and channels of different names"
         raise input_error(
             Reason.SCHEMA,
             f"has the columns {', '.join(map(safe_text, names[:12]))}",
-            wanted,
+            f"expected {clocks[0]} and channels of different names",
             field=clocks[0],
         )
     order = [clock, *(name for name in names if name and name != clock)]
     table = tables.read_number_table(path, order, missing=("nan",))
     if not len(table) or np.isnan(table[:, 0]).any():
-        raise input_error(
-            Reason.TIMESTAMPS,
-            "has rows without a time" if len(table) else "has no rows",
-            field=clock,
-        )
+        problem = "has rows without a time" if len(table) else "has no rows"
+        raise input_error(Reason.TIMESTAMPS, problem, field=clock)
     return order, list(np.ascontiguousarray(table.T))
 
 
-def _read_breaths(rel: str, source: Source) -> tuple[list[np.ndarray], list[Finding]]:
-    """Breaths that annotators 1 and 2 marked, in seconds and in the order of the rows; NaN where a
-    cell is empty or NaN. Findings.
+def _read_breaths(path: str, source: Source) -> tuple[list[np.ndarray], list[Finding]]:
+    """Breaths that annotators 1 and 2 marked, in seconds and in the order of the rows, NaN where a
+    cell is empty or NaN; and findings.
     """
-    path = source.path(rel)
-    if rel.lower().endswith(".breath"):
-        rows = wfdb_annotations.read_rows(path, RATE)
-        marks = [(time, ANNOTATOR.fullmatch(text)) for time, _, text in rows]
-        found = {
-            number: np.array([time for time, named in marks if named and named[1] == number])
-            for number in "12"
-        }
-        others = sum(named is None for _, named in marks)
-    else:
-        columns = {
-            named[1]: name
-            for name in tables.read_names(path)
-            if (named := ANNOTATOR.fullmatch(name))
-        }
-        if not columns:
-            raise input_error(
-                Reason.SCHEMA,
-                "has no column of breaths",
-                "expected breaths ann1 [signal sample no] and that of ann2",
-                row=1,
-            )
-        table = tables.read_number_table(path, list(columns.values()), missing=("nan",)) / RATE
-        found, others = dict(zip(columns, np.ascontiguousarray(table.T), strict=True)), 0
-    empty = np.zeros(0)
+    read = _read_breath_record if path.lower().endswith(".breath") else _read_breath_table
+    breaths, others = read(source.path(path))
+    annotators = [breaths.get(number, np.zeros(0)) for number in "12"]
     remarks = [
         input_warning(
             Reason.MISSING_VALUES,
@@ -474,144 +442,155 @@ def _read_breaths(rel: str, source: Source) -> tuple[list[np.ndarray], list[Find
             "rr is that of the other, if there is one",
             field=f"ann{number}",
         )
-        for number in "12"
-        if not len(found.get(number, empty))
+        for number, times in enumerate(annotators, 1)
+        if not len(times)
     ]
-    if others:
-        text = f"annotations that are neither of ann1 nor of ann2: {others}"
-        remarks.append(input_warning(Reason.UNKNOWN_LABEL, text, "not used", count=others))
-    return [found.get(number, empty) for number in "12"], remarks
+    return annotators, remarks + report_count(
+        Reason.UNKNOWN_LABEL, "annotations that are neither of ann1 nor of ann2", others, "not used"
+    )
+
+
+def _read_breath_record(path: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Number of an annotator -> breaths in seconds; and how many annotations are of nobody."""
+    breaths: dict[str, list[float]] = {"1": [], "2": []}
+    others = 0
+    for time, _, text in wfdb_annotations.read_rows(path, RATE):
+        if match := ANNOTATOR.fullmatch(text):
+            breaths[match[1]].append(time)
+        else:
+            others += 1
+    return {number: np.array(times) for number, times in breaths.items()}, others
+
+
+def _read_breath_table(path: Path) -> tuple[dict[str, np.ndarray], int]:
+    """The same of a csv file, whose other columns do not count."""
+    matches = filter(None, map(ANNOTATOR.fullmatch, tables.read_names(path)))
+    columns = {match[1]: match[0] for match in matches}
+    if not columns:
+        raise input_error(
+            Reason.SCHEMA,
+            "has no column of breaths",
+            "expected breaths ann1 [signal sample no] and that of ann2",
+            row=1,
+        )
+    table = tables.read_number_table(path, list(columns.values()), missing=("nan",)) / RATE
+    return dict(zip(columns, np.ascontiguousarray(table.T), strict=True)), 0
 
 
 def _read_numbers(
-    rel: str, source: Source
+    path: str, source: Source
 ) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding]]:
     """Times in seconds, the numbers of the monitor by their labels, and findings."""
-    if not rel.lower().endswith(".hea"):
-        columns, values = _read_columns(source.path(rel), "Time [s]", "Time")
+    if not path.lower().endswith(".hea"):
+        columns, values = _read_columns(source.path(path), "Time [s]", "Time")
         return values[0], dict(zip(columns[1:], values[1:], strict=True)), []
-    found = wfdb.read_recording(rel, source, required=())
+    recording = wfdb.read_recording(path, source, required=())
     numbers = {
-        s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset
-        for s in found.signals
+        signal.channel.strip(" ,"): signal.samples.astype(np.float64) * signal.scale + signal.offset
+        for signal in recording.signals
     }
-    clock = np.arange(max(map(len, numbers.values()))) / found.signals[0].rate
-    return (
-        clock,
-        {label: values for label, values in numbers.items() if len(values) == len(clock)},
-        found.findings,
-    )
-
-
-def _order_clock(
-    clock: np.ndarray, numbers: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
-    """Times and numbers in order, those of a time that is there again left out, and how many these
-    are.
-    """
-    times, first = np.unique(clock, return_index=True)
-    return (
-        times,
-        {label: values[first] for label, values in numbers.items()},
-        len(clock) - len(times),
-    )
+    longest = max(map(len, numbers.values()))
+    numbers = {label: values for label, values in numbers.items() if len(values) == longest}
+    return np.arange(longest) / recording.signals[0].rate, numbers, list(recording.findings)
 
 
 def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Finding]:
-    """Warnings on missing, unordered and impossible breaths."""
-    found: list[Finding] = []
+    """Warnings on missing, unordered and impossible breaths; `annotators`: their breaths in
+    seconds.
+    """
+    findings: list[Finding] = []
     for number, times in enumerate(annotators, 1):
-        known = np.flatnonzero(~np.isnan(times))
-        end = len(times) - 1 - (known[-1] if len(known) else -1)
-        inner = len(times) - end - len(known)
-        unordered = int((np.diff(times[known]) <= 0).sum())
-        outside = int(((times[known] < 0) | (times[known] >= seconds)).sum())
-        who = f"annotator {number}"
-        for count, code, text, effect in (
-            (
-                end,
+        marked = np.flatnonzero(~np.isnan(times))
+        breaths = times[marked]
+        missing_at_end = len(times) - 1 - (marked[-1] if len(marked) else -1)
+        missing_between = len(times) - missing_at_end - len(marked)
+        unordered = int((np.diff(breaths) <= 0).sum())
+        outside = int(((breaths < 0) | (breaths >= seconds)).sum())
+        who, report = f"annotator {number}", partial(report_count, field=f"ann{number}")
+        findings += [
+            *report(
                 Reason.MISSING_VALUES,
-                f"rows at the end without a breath of {who}: {end}",
+                f"rows at the end without a breath of {who}",
+                missing_at_end,
                 "the breaths that are marked are used",
             ),
-            (
-                inner,
+            *report(
                 Reason.MISSING_VALUES,
-                f"breaths of {who} missing between others: {inner}",
+                f"breaths of {who} missing between others",
+                missing_between,
                 "the intervals over them are not used",
             ),
-            (
-                unordered,
+            *report(
                 Reason.TIMESTAMPS,
-                f"breaths of {who} that do not follow the one before: {unordered}",
+                f"breaths of {who} that do not follow the one before",
+                unordered,
                 "they are put in order",
             ),
-            (
-                outside,
+            *report(
                 Reason.ANNOTATION_OUT_OF_RANGE,
-                f"breaths of {who} outside of the signal: {outside}",
+                f"breaths of {who} outside of the signal",
+                outside,
                 "not used",
             ),
-        ):
-            if count:
-                found.append(input_warning(code, text, effect, field=f"ann{number}", count=count))
-    return found
+        ]
+    return findings
 
 
 def _report_clock(clock: np.ndarray, repeated: int, seconds: float) -> list[Finding]:
-    """Warnings on seconds of the signals without a row of numbers, and on rows whose time is there
-    again; `clock`: seconds, in order.
+    """Warnings on seconds of the signals without a row of numbers, and on rows whose time is that
+    of an earlier one; `clock`: seconds, in order.
     """
-    every = int(seconds)
+    whole = int(seconds)
     inside = np.floor(clock + 1e-6)
-    absent = every - len(np.unique(inside[(inside >= 0) & (inside < every)]))
-    found = []
+    absent = whole - len(np.unique(inside[(inside >= 0) & (inside < whole)]))
+    findings = []
     if absent > 1:
-        text = f"seconds of the signals without numbers: {absent} of {every}"
-        effect = "windows that have them in half of their seconds have labels"
-        found.append(input_warning(Reason.TIMESTAMPS, text, effect, field="Time [s]", count=absent))
-    if repeated:
-        text = f"rows whose time is that of an earlier one: {repeated}"
-        found.append(
+        findings.append(
             input_warning(
-                Reason.DUPLICATES,
-                text,
-                "the first row of a time is used",
+                Reason.TIMESTAMPS,
+                f"seconds of the signals without numbers: {absent} of {whole}",
+                "windows that have them in half of their seconds have labels",
                 field="Time [s]",
-                count=repeated,
+                count=absent,
             )
         )
-    return found
+    return findings + report_count(
+        Reason.DUPLICATES,
+        "rows whose time is that of an earlier one",
+        repeated,
+        "the first row of a time is used",
+        field="Time [s]",
+    )
 
 
 def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> list[Finding]:
     """Warnings on seconds without a number, and on the windows that have no label for it."""
-    found = []
+    findings: list[Finding] = []
     for label, values in columns.items():
-        if (key := NUMERICS.get(label.upper())) is not None:
-            low, high = PLAUSIBLE[key]
-            absent = int(np.isnan(values).sum())
-            wrong = int(((values < low) | (values > high)).sum())
-            effect = f"{int(np.isnan(labels[key]).sum())} of {len(labels[key])} windows have no label {key}"
-            if absent:
-                found.append(
-                    input_warning(
-                        Reason.MISSING_VALUES,
-                        f"seconds without a number: {absent}",
-                        effect,
-                        field=label,
-                        count=absent,
-                    )
-                )
-            if wrong:
-                text = f"numbers outside of {low:g} to {high:g} {UNITS[key]}, which are not used: {wrong}"
-                found.append(
-                    input_warning(Reason.PHYSICAL_RANGE, text, effect, field=label, count=wrong)
-                )
-    return found
+        key = NUMERICS.get(label.upper())
+        if key is None:
+            continue
+        low, high = PLAUSIBLE[key]
+        absent = int(np.isnan(values).sum())
+        wrong = int(((values < low) | (values > high)).sum())
+        unlabelled, windows = int(np.isnan(labels[key]).sum()), len(labels[key])
+        effect = f"{unlabelled} of {windows} windows have no label {key}"
+        findings += [
+            *report_count(
+                Reason.MISSING_VALUES, "seconds without a number", absent, effect, field=label
+            ),
+            *report_count(
+                Reason.PHYSICAL_RANGE,
+                f"numbers outside of {low:g} to {high:g} {UNITS[key]}, which are not used",
+                wrong,
+                effect,
+                field=label,
+            ),
+        ]
+    return findings
 
 
-def _channel_name(label: str) -> str:
+def _name_channel(label: str) -> str:
     """A channel's name: PhysioNet's headers end the labels with a comma."""
     label = label.strip(" ,")
     return LEADS.get(label.upper(), label)
@@ -622,7 +601,7 @@ def _make_record(
     signals: list[Signal],
     labels: dict[str, np.ndarray],
     split: str,
-    rel: str,
+    path: str,
     findings: list[Finding],
 ) -> Record:
     """The recording, with its labels as channels whose values belong to the 32 s that follow."""
@@ -632,38 +611,16 @@ def _make_record(
             Reason.DUPLICATE_CHANNEL,
             f"found {', '.join(map(safe_text, channels))}",
             "expected each once",
-            file=rel,
+            file=path,
         )
-    if missing := [channel for channel in NEEDED if channel not in channels]:
-        findings.append(
-            input_warning(
-                Reason.MISSING_CHANNEL,
-                f"has no {' and no '.join(missing)}",
-                "excluded from the views",
-                file=rel,
-            )
-        )
-    for signal in signals:
-        if (
-            lost := int(np.count_nonzero(np.isnan(signal.samples)))
-            if signal.samples.dtype.kind == "f"
-            else 0
-        ):
-            text = f"{lost} values of {safe_text(signal.channel)} are missing"
-            findings.append(input_warning(Reason.MISSING_VALUES, text, count=lost, file=rel))
-        if signal.channel in NEEDED and (signal.samples == signal.samples[0]).all():
-            findings.append(
-                input_warning(Reason.FLAT_CHANNEL, "is constant", field=signal.channel, file=rel)
-            )
+    remarks = _check_signals(signals)
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
-        text = f"has no labels for {', '.join(absent)}"
-        findings.append(
+        remarks.append(
             input_warning(
                 Reason.UNMATCHED_LABELS,
-                text,
+                f"has no labels for {', '.join(absent)}",
                 "rr comes from Breaths, hr and spo2 from Numerics",
-                file=rel,
             )
         )
     clocks = [
@@ -676,8 +633,34 @@ def _make_record(
         subject_id=find_patient(name),
         signals=[*signals, *clocks],
         attributes={"split": split},
-        findings=findings,
+        findings=[*findings, *(remark.at(path) for remark in remarks)],
     )
+
+
+def _check_signals(signals: Sequence[Signal]) -> list[Finding]:
+    """Warnings on channels that are missing, have missing values or are constant."""
+    findings: list[Finding] = []
+    channels = {signal.channel for signal in signals}
+    if missing := [channel for channel in NEEDED if channel not in channels]:
+        findings.append(
+            input_warning(
+                Reason.MISSING_CHANNEL,
+                f"has no {' and no '.join(missing)}",
+                "excluded from the views",
+            )
+        )
+    for channel, samples in ((signal.channel, signal.samples) for signal in signals):
+        if lost := int(np.isnan(samples).sum()):
+            findings.append(
+                input_warning(
+                    Reason.MISSING_VALUES,
+                    f"{lost} values of {safe_text(channel)} are missing",
+                    count=lost,
+                )
+            )
+        if channel in NEEDED and (samples == samples[0]).all():
+            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
+    return findings
 
 
 def window_starts(seconds: float) -> np.ndarray:
@@ -691,17 +674,20 @@ def average_numbers(
     """Mean of the plausible numbers [n] of each window, NaN where fewer than half of its seconds
     have one; `clock` [n] and `seconds` in s.
     """
-    out = {}
+    means = {}
     for label, values in columns.items():
         key = NUMERICS.get(label.upper())
         if key is not None:
             low, high = PLAUSIBLE[key]
-            known = np.isfinite(values) & (values >= low) & (values <= high)
-            inside = [known & (clock >= t) & (clock < t + WINDOW) for t in window_starts(seconds)]
-            out[key] = np.array(
+            plausible = (values >= low) & (values <= high)
+            inside = [
+                plausible & (clock >= start) & (clock < start + WINDOW)
+                for start in window_starts(seconds)
+            ]
+            means[key] = np.array(
                 [values[rows].mean() if 2 * rows.sum() >= WINDOW else np.nan for rows in inside]
             )
-    return out
+    return means
 
 
 def compute_breathing_rates(annotators: Sequence[np.ndarray], seconds: float) -> np.ndarray:
@@ -713,25 +699,25 @@ def compute_breathing_rates(annotators: Sequence[np.ndarray], seconds: float) ->
     """
     low, high = PLAUSIBLE["rr"]
     marked = [_order_breaths(times) for times in annotators]
-    out = []
-    for t in window_starts(seconds):
-        rates = []
+    rates = []
+    for start in window_starts(seconds):
+        by_annotator = []
         for times, resumes in marked:
-            rows = (times >= t) & (times < t + WINDOW)
+            rows = (times >= start) & (times < start + WINDOW)
             inside, broken = times[rows], resumes[rows][1:]
             duration = (
                 inside[-1] - inside[0] - np.diff(inside)[broken].sum() if len(inside) else 0.0
             )
             if duration > 0:
-                rates.append(60.0 * np.count_nonzero(~broken) / duration)
-        mean = float(np.mean(rates)) if rates else np.nan
-        out.append(mean if low <= mean <= high else np.nan)
-    return np.array(out)
+                by_annotator.append(60.0 * np.count_nonzero(~broken) / duration)
+        mean = float(np.mean(by_annotator)) if by_annotator else np.nan
+        rates.append(mean if low <= mean <= high else np.nan)
+    return np.array(rates)
 
 
 def _order_breaths(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The known breaths in order, and whether a missing one precedes each."""
-    known = ~np.isnan(times)
-    resumes = np.diff(np.flatnonzero(known), prepend=-1) > 1
-    order = np.argsort(times[known], kind="stable")
-    return times[known][order], resumes[order]
+    """The marked breaths in order, and whether a missing one precedes each."""
+    marked = np.flatnonzero(~np.isnan(times))
+    resumes = np.diff(marked, prepend=-1) > 1
+    order = np.argsort(times[marked], kind="stable")
+    return times[marked][order], resumes[order]

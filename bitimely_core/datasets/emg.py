@@ -8,18 +8,24 @@ carries a notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import PurePosixPath
 
-import numpy as np
-
+from bitimely_core.datasets.reading import (
+    is_constant,
+    list_paths,
+    list_rejected,
+    make_unit,
+    restrict_source,
+)
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import IngestOptions, IngestUnit, Record
+from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 4000.0  # Hz
 CHANNEL = "EMG"
@@ -73,61 +79,57 @@ NOTICE = (
 def emg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """EMG examples (PhysioNet emgdb): three recordings, one a class."""
     source = require_source(source)
-    headers = [rel for rel in sorted({*source.files, *source.rejected}) if rel.endswith(".hea")]
-    found = [rel for rel in headers if PurePosixPath(rel).stem in RECORDS]
-    if not found:
-        wanted = f"expected {', '.join(f'{name}.hea' for name in RECORDS)}"
+    paths_by_name: dict[str, list[str]] = {name: [] for name in RECORDS}
+    others: list[str] = []
+    for path in list_paths(source):
+        if path.endswith(".hea"):
+            paths_by_name.get(PurePosixPath(path).stem, others).append(path)
+    headers = sorted(chain.from_iterable(paths_by_name.values()))
+    if not headers:
         raise input_error(
-            Reason.NO_INPUT, f"no record of the data set among {len(source.files)} files", wanted
+            Reason.NO_INPUT,
+            f"no record of the data set among {len(source.files)} files",
+            f"expected {', '.join(f'{name}.hea' for name in RECORDS)}",
         )
     yield input_warning(
         Reason.LABEL_LEAKAGE, "each class is one person", "scores say nothing about other people"
     )
-    for name in RECORDS:
-        here = [rel for rel in found if PurePosixPath(rel).stem == name]
-        if not here:
+    for name, paths in paths_by_name.items():
+        if not paths:
             yield input_warning(
                 Reason.CLASS_MISSING,
                 f"{name}.hea is missing",
                 "its class is missing",
                 "Download it",
             )
-        elif len(here) > 1:
+        elif len(paths) > 1:
             raise input_error(
                 Reason.DUPLICATE_KEY,
-                f"{name}.hea exists {len(here)} times",
+                f"{name}.hea exists {len(paths)} times",
                 "expected one",
-                file=here[1],
+                file=paths[1],
             )
-    for rel in headers:
-        if rel not in found:
-            yield input_warning(
-                Reason.FILE_NAME, "is no record of this data set", "it is not read", file=rel
-            )
-    for rel in found:
-        yield _make_unit(
-            source,
-            rel,
-            keep_dates=bool(options.get("keep_dates")),
-            keep_phi=bool(options.get("keep_phi")),
+    for path in others:
+        yield input_warning(
+            Reason.FILE_NAME, "is no record of this data set", "it is not read", file=path
         )
+    for path in headers:
+        yield _list_unit(source, path, options)
 
 
-def _make_unit(source: Source, rel: str, *, keep_dates: bool, keep_phi: bool) -> IngestUnit:
-    """The record whose header is `rel`."""
-    name = rel.removesuffix(".hea")
-    files = tuple(
-        file for file in (rel, f"{name}.dat") if file in source.files or file in source.rejected
+def _list_unit(source: Source, header: str, options: IngestOptions) -> IngestUnit:
+    """The record of a header."""
+    name = header.removesuffix(".hea")
+    present = source.files.keys() | source.rejected.keys()
+    files = [path for path in (header, f"{name}.dat") if path in present]
+    read = partial(
+        read_record,
+        restrict_source(source, files),
+        header,
+        keep_dates=bool(options.get("keep_dates")),
+        keep_phi=bool(options.get("keep_phi")),
     )
-    faults = tuple(source.rejected[file] for file in files if file in source.rejected)
-    if faults:
-        return IngestUnit(name=name, files=files, read=None, findings=faults)
-    own = Source(source.root, {file: source.files[file] for file in files}, {})
-    return IngestUnit(
-        name=name,
-        files=files,
-        read=partial(read_record, own, rel, keep_dates=keep_dates, keep_phi=keep_phi),
-    )
+    return make_unit(name, files, list_rejected(source, files), read)
 
 
 def read_record(
@@ -138,43 +140,49 @@ def read_record(
 
     Raises UserError: what keeps the recording out of the cache.
     """
-    found = wfdb.read_recording(rel, source, required=(CHANNEL,), keep_phi=keep_phi)
-    name = PurePosixPath(rel).stem
-    findings = list(found.findings)
+    recording = wfdb.read_recording(rel, source, required=(CHANNEL,), keep_phi=keep_phi)
     with locate_errors(rel):
-        signals = [signal for signal in found.signals if signal.channel.upper() == CHANNEL]
-        if not signals:
-            text, wanted = (
-                f"has no signal {CHANNEL}",
-                f"found {', '.join(safe_text(signal.channel) for signal in found.signals[:12])}",
-            )
-            raise input_error(
-                Reason.MISSING_CHANNEL, text, wanted, field="description", expected=CHANNEL
-            )
-        first = signals[0]
-        require_rate(first, RATE)
-        factor = find_factor(first, "mV")
-        if factor != 1.0:
-            findings.append(
-                input_warning(
-                    Reason.UNIT, f"is in {first.unit}", "converted to mV by its scale", field="unit"
-                )
-            )
-        if not any(
-            np.fmin.reduce(signal.samples) < np.fmax.reduce(signal.samples) for signal in signals
-        ):
-            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=CHANNEL))
-    start, comments = found.header.start, found.header.comments
+        signals, findings = _select_channel(recording.signals)
+    name = PurePosixPath(rel).stem
+    start, comments = recording.header.start, recording.header.comments
     return Record(
         recording_id=name,
         subject_id=name,
-        signals=[
-            scale_signal(signal, factor, "mV")._replace(channel=CHANNEL) for signal in signals
-        ],
+        signals=signals,
         attributes={
             "condition": RECORDS[name],
             **({"comments": list(comments)} if comments else {}),
         },
         start_time=start.isoformat() if keep_dates and start is not None else None,
-        findings=[finding.at(rel) for finding in findings],
+        findings=[finding.at(rel) for finding in (*recording.findings, *findings)],
     )
+
+
+def _select_channel(signals: Sequence[Signal]) -> tuple[list[Signal], list[Finding]]:
+    """The segments of the channel in mV, and findings.
+
+    Raises UserError: missing_channel, sampling_rate, unit.
+    """
+    segments = [signal for signal in signals if signal.channel.upper() == CHANNEL]
+    if not segments:
+        raise input_error(
+            Reason.MISSING_CHANNEL,
+            f"has no signal {CHANNEL}",
+            f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}",
+            field="description",
+            expected=CHANNEL,
+        )
+    first = segments[0]
+    require_rate(first, RATE)
+    factor = find_factor(first, "mV")
+    findings = []
+    if factor != 1.0:
+        findings.append(
+            input_warning(
+                Reason.UNIT, f"is in {first.unit}", "converted to mV by its scale", field="unit"
+            )
+        )
+    if all(is_constant(segment.samples) for segment in segments):
+        findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=CHANNEL))
+    scaled = [scale_signal(segment, factor, "mV")._replace(channel=CHANNEL) for segment in segments]
+    return scaled, findings

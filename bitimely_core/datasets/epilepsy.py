@@ -2,9 +2,9 @@
 into 23 chunks of 178 samples.
 
 Two forms: Bonn's sets Z, O, N, F and S, a text file a segment, as folders or as the archives of
-their site; and the csv table of UCI, which
-was cut from them. Both give the same chunks. The id of a row of the table says where it comes from:
-X21.V1.791 is chunk 21 of segment V1.791.
+their site; and the csv table of UCI, which was cut from them. Both give the same chunks. The id of a
+row of the table says where it comes from: X21.V1.791 is chunk 21 of segment V1.791.
+
 The segment is the subject: its chunks are neighbours in time, and a split by rows would put them
 into training and test. Segments are not people.
 """
@@ -13,26 +13,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, starmap
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.errors import (
-    Exit,
-    Finding,
-    Reason,
-    UserError,
-    input_error,
-    input_warning,
-    safe_text,
-    usage_error,
+from bitimely_core.datasets.reading import (
+    account_rows,
+    check_count,
+    list_paths,
+    list_rejected,
+    make_unit,
+    parse_integer,
+    report_count,
+    report_other_files,
+    two_forms_error,
 )
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import (
     Source,
@@ -54,7 +56,6 @@ from bitimely_core.types import (
     Records,
     Signal,
     SourceRows,
-    count_reasons,
 )
 
 TABLE = "data.csv"
@@ -70,9 +71,8 @@ BINARY = ("no seizure", "seizure")
 SETS = {"S": 1, "F": 2, "N": 3, "O": 4, "Z": 5}  # of Bonn -> label of UCI
 BONN = "bonn"  # the unit of its sets
 SEGMENT = re.compile(r"(?:.*/)?([ZONFS](?:0(?!00)\d\d|100))\.txt", re.IGNORECASE | re.ASCII)
-ARCHIVE = re.compile(
-    r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.(?:zip|tar\.gz|tgz|tar)", re.IGNORECASE | re.ASCII
-)
+ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.(?:zip|tar\.gz|tgz|tar)")
+SET_FILE = re.compile(f"{SEGMENT.pattern}|{ARCHIVE.pattern}", SEGMENT.flags)
 LAYOUT = re.compile(r"(SHA256SUMS|README|LICENSE).*", re.IGNORECASE)
 SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
 LENGTHS = (4097, 4096)  # samples of a segment; some copies end a sample early
@@ -100,6 +100,16 @@ RULES = {
     "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
     "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant prediction",
 }
+BINARY_VIEW = View(
+    channels=(CHANNEL,),
+    rate=RATE,
+    window=SAMPLES,
+    task="classification",
+    classes=BINARY,
+    target="binary",
+    notice=NOTICE,
+    help="seizure or not, from 178 samples of one EEG channel; split by segment",
+)
 
 
 @datasets(
@@ -107,24 +117,11 @@ RULES = {
         subject_unit="segment",
         title="Epileptic Seizure Recognition: seizures from one second of EEG",
         views={
-            "": View(
-                channels=(CHANNEL,),
-                rate=RATE,
-                window=SAMPLES,
-                task="classification",
-                classes=BINARY,
-                target="binary",
-                notice=NOTICE,
-                help="seizure or not, from 178 samples of one EEG channel; split by segment",
-            ),
-            "five": View(
-                channels=(CHANNEL,),
-                rate=RATE,
-                window=SAMPLES,
-                task="classification",
+            "": BINARY_VIEW,
+            "five": replace(
+                BINARY_VIEW,
                 classes=tuple(CONDITIONS.values()),
                 target="condition",
-                notice=NOTICE,
                 help="all five conditions; split by segment",
             ),
         },
@@ -160,38 +157,37 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     conditions.
     """
     source = require_source(source)
-    every = sorted({*source.files, *source.rejected})
-    found = [rel for rel in every if PurePosixPath(rel).name.lower() in TABLES]
-    sets = [rel for rel in every if SEGMENT.fullmatch(rel) or ARCHIVE.fullmatch(rel)]
-    if found and sets:
-        raise usage_error(
-            f"{TABLE} and {len(sets)} files of the sets of Bonn",
-            "expected one form of the data",
-            "Give the folder of one form",
+    paths = list_paths(source)
+    copies = [path for path in paths if PurePosixPath(path).name.lower() in TABLES]
+    sets = [path for path in paths if SET_FILE.fullmatch(path)]
+    if copies and sets:
+        raise two_forms_error(TABLE, f"{len(sets)} files of the sets of Bonn")
+    if not copies and not sets:
+        raise input_error(
+            Reason.NO_INPUT,
+            f"no {TABLE} and no Z001.txt or Z.zip among {len(source.files)} files",
+            "expected one",
+            "Give the folder that holds it; tables in another form are read by `ingest generic` "
+            "with --map",
         )
-    if not found and not sets:
-        action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
-        text = f"no {TABLE} and no Z001.txt or Z.zip among {len(source.files)} files"
-        raise input_error(Reason.NO_INPUT, text, "expected one", action)
-    yield from report_unclaimed(source, {"": {rel: rel for rel in (*found, *sets)}}, LAYOUT)
-    if sets:
-        yield input_warning(
-            Reason.IDENTIFIER,
-            "the segments are not people",
-            "they come from 10 people, and which is whose is unknown",
-        )
-        faults = tuple(
-            replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected
-        )
-        readable = {rel: source.path(rel) for rel in sets if rel not in source.rejected}
-        yield IngestUnit(
-            name=BONN, files=tuple(readable), read=partial(read_segments, readable), findings=faults
-        )
-        return
-    rel, findings = choose_copy(source, found)
-    is_faulty = any(finding.level == "error" for finding in findings)
-    read = None if is_faulty else partial(read_table, source.path(rel), rel)
-    yield IngestUnit(name=rel, files=tuple(found), read=read, findings=tuple(findings))
+    yield from report_unclaimed(source, {"": {path: path for path in (*copies, *sets)}}, LAYOUT)
+    if copies:
+        rel, findings = choose_copy(source, copies)
+        yield make_unit(rel, copies, findings, partial(read_table, source.root / rel, rel))
+    else:
+        yield from _list_sets(source, sets)
+
+
+def _list_sets(source: Source, paths: Sequence[str]) -> Iterator[IngestUnit | Finding]:
+    """The sets of Bonn as one unit."""
+    yield input_warning(
+        Reason.IDENTIFIER,
+        "the segments are not people",
+        "they come from 10 people, and which is whose is unknown",
+    )
+    readable = {path: source.path(path) for path in paths if path in source.files}
+    faults = [replace(fault, level="warning") for fault in list_rejected(source, paths)]
+    yield make_unit(BONN, readable, faults, partial(read_segments, readable))
 
 
 def read_table(path: Path, rel: str) -> Records:
@@ -201,54 +197,36 @@ def read_table(path: Path, rel: str) -> Records:
     Raises UserError: header or schema where columns are missing, identifier where ids, label where
     labels are all invalid, and as `tables.read_rows`.
     """
+    records: list[Record] = []
+    faults: list[Finding] = []
     with locate_errors(rel):
         key = _find_id_column(tables.read_names(path))
-        records: list[Record] = []
-        faults: list[Finding] = []
-        seen = 0
-        for item in tables.read_rows(path, (key, LABEL, *VALUES), key=(key,)):
-            seen += 1
-            found = item if isinstance(item, Finding) else _parse_row(item, key)
-            if isinstance(found, Finding):
-                faults.append(
-                    replace(found, field=found.field or ("id" if found.field == "" else None))
-                )
-            else:
-                records.append(found)
-        if (counted := tables.count_rows(path)) != seen:
-            raise input_error(
-                Reason.CSV_SYNTAX,
-                f"{counted} records were counted, {seen} read",
-                "expected the same number",
-            )
+        for row in tables.read_rows(path, (key, LABEL, *VALUES), key=(key,)):
+            item = row if isinstance(row, Finding) else _parse_row(row, key)
+            if isinstance(item, Record):
+                records.append(item)
+            else:  # the column of ids may have no name
+                faults.append(replace(item, field="id") if item.field == "" else item)
+        seen = len(records) + len(faults)
+        check_count(path, seen)
         findings = tables.group_findings(faults)
         if not records:
             raise _no_rows_error(findings, seen)
-    quarantined = count_reasons(fault for fault in faults if fault.level == "error")
-    dropped = count_reasons(fault for fault in faults if fault.level != "error")
     flat = _report_flat(
         "rows", {record.recording_id: record.signals[0].samples for record in records}
     )
+    findings = [*findings, *flat, *_report_mixed_segments(records)]
     return Records(
         records=records,
-        rows=[
-            SourceRows(
-                file=rel, kind="segments", seen=seen, dropped=dropped, quarantined=quarantined
-            )
-        ],
-        findings=[
-            finding.at(rel) for finding in (*findings, *flat, *_report_mixed_segments(records))
-        ],
+        rows=[account_rows(rel, "segments", seen, faults)],
+        findings=[finding.at(rel) for finding in findings],
     )
 
 
 def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
     """The error for a table without a usable row, with the commonest fault."""
-    worst = max(
-        findings,
-        key=lambda finding: finding.count,
-        default=Finding(Reason.EMPTY_FILE, "has no rows"),
-    )
+    none = Finding(Reason.EMPTY_FILE, "has no rows")
+    worst = max(findings, key=lambda finding: finding.count, default=none)
     return input_error(
         worst.code,
         f"no row of {seen} can be used: {worst.problem}",
@@ -263,11 +241,17 @@ def _find_id_column(names: tuple[str, ...]) -> str:
     expected = {*VALUES, LABEL}
     other = [name for name in names if name not in expected]
     if len(expected & set(names)) < 2:
-        text = f"the first line names none of the columns {VALUES[0]} to {VALUES[-1]} and {LABEL}"
-        raise input_error(Reason.HEADER, text, "is the header line absent?")
+        raise input_error(
+            Reason.HEADER,
+            f"the first line names none of the columns {VALUES[0]} to {VALUES[-1]} and {LABEL}",
+            "is the header line absent?",
+        )
     if len(other) != 1:
-        text = f"{len(other)} columns besides {VALUES[0]} to {VALUES[-1]} and {LABEL}"
-        raise input_error(Reason.HEADER, text, "expected one, which holds the id of the row")
+        raise input_error(
+            Reason.HEADER,
+            f"{len(other)} columns besides {VALUES[0]} to {VALUES[-1]} and {LABEL}",
+            "expected one, which holds the id of the row",
+        )
     return other[0]
 
 
@@ -276,23 +260,22 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     name, label, *cells = row.cells
     identifier = ID.fullmatch(name.strip())
     if identifier is None:
-        text = f"the id in row {row.row} is not of the form X21.V1.791"
         return Finding(
             Reason.IDENTIFIER,
-            text,
+            f"the id in row {row.row} is not of the form X21.V1.791",
             "it states which rows belong together",
-            field=key or "id",
+            field=key,
             row=row.row,
         )
-    number = None
-    with suppress(UserError):
-        number = tables.parse_integer(label)
+    number = parse_integer(label)
     if number not in CONDITIONS:
-        text, wanted = (
+        return Finding(
+            Reason.LABEL,
             f"the label in row {row.row} is not a class",
             f"expected {', '.join(map(str, CONDITIONS))}",
+            field=LABEL,
+            row=row.row,
         )
-        return Finding(Reason.LABEL, text, wanted, field=LABEL, row=row.row)
     values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
@@ -313,8 +296,8 @@ def _make_record(values: np.ndarray, name: str, chunk: int, segment: str, label:
 
 def _report_flat(what: str, values: Mapping[str, np.ndarray]) -> list[Finding]:
     """A warning that names rows or segments of one value alone."""
-    flat = [name for name, x in values.items() if (x == x[0]).all()]
-    return _name_odd(
+    flat = [name for name, samples in values.items() if (samples == samples[0]).all()]
+    return _report_names(
         Reason.FLAT_CHANNEL,
         f"{what} of one value alone",
         flat,
@@ -323,27 +306,36 @@ def _report_flat(what: str, values: Mapping[str, np.ndarray]) -> list[Finding]:
     )
 
 
-def _name_odd(code: Reason, text: str, names: list[str], wanted: str, action: str) -> list[Finding]:
-    """A warning about what is odd and used, with names and their number."""
-    shown = f"{text}: {len(names)}, {', '.join(names[:5])}{' and so on' * (len(names) > 5)}"
-    return (
-        [input_warning(code, shown, wanted, action, count=len(names), examples=tuple(names[:5]))]
-        if names
-        else []
-    )
+def _report_names(
+    code: Reason, text: str, names: Sequence[str], effect: str, action: str
+) -> list[Finding]:
+    """A warning about what is odd and used, with names and their number; none without names."""
+    if not names:
+        return []
+    first, count = tuple(names[:5]), len(names)
+    return [
+        input_warning(
+            code,
+            f"{text}: {count}, {', '.join(first)}{' and so on' * (count > len(first))}",
+            effect,
+            action,
+            count=count,
+            examples=first,
+        )
+    ]
 
 
-def _report_mixed_segments(records: list[Record]) -> list[Finding]:
+def _report_mixed_segments(records: Sequence[Record]) -> list[Finding]:
     """A warning for segments whose chunks have different classes: official ones have one."""
     classes: dict[str, set[AttributeValue]] = {}
     for record in records:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
-    mixed = sum(len(found) > 1 for found in classes.values())
-    text = f"segments whose chunks have different classes: {mixed}"
-    return (
-        [input_warning(Reason.LABEL, text, "expected one class a segment", count=mixed)]
-        if mixed
-        else []
+    mixed = sum(len(conditions) > 1 for conditions in classes.values())
+    return report_count(
+        Reason.LABEL,
+        "segments whose chunks have different classes",
+        mixed,
+        "expected one class a segment",
     )
 
 
@@ -364,72 +356,91 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     archive of a set.
 
     A segment that is damaged, or there twice with different values, is counted as quarantined, and
-    so is an archive that is damaged: the other
-    sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
+    so is an archive that is damaged: the other sets are used.
+
+    Raises UserError: as `archives.read_members` where nothing else is left.
     """
-    copies: dict[str, list[BonnSegment]] = {}
-    damaged, remarks = list[Finding](), list[Finding]()
+    segments: list[BonnSegment] = []
+    remarks: list[Finding] = []
     for rel, path in files.items():
-        found, finding = _read_segment_file(rel, path)
-        if finding is not None:
-            (damaged if finding.level == "error" else remarks).append(finding)
-        for segment in found:
-            copies.setdefault(segment.name, []).append(segment)
-    records: list[Record] = []
-    faults: list[tuple[str, Finding]] = []
+        held, findings = _read_segment_file(rel, path)
+        segments += held
+        remarks += findings
+    copies: dict[str, list[BonnSegment]] = {}
+    for segment in segments:
+        copies.setdefault(segment.name, []).append(segment)
     used: dict[str, np.ndarray] = {}
+    faults: list[Finding] = []
     for name, same in sorted(copies.items()):
-        faults += [
-            (one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)
-        ]
-        usable = [(one, one.values) for one in same if not isinstance(one.values, Finding)]
-        repeated = (
-            compare_copies([(one.file, (values + 0.0).tobytes()) for one, values in usable], name)
-            if len(usable) > 1
-            else []
-        )
-        differ = any(finding.level == "error" for finding in repeated)
-        for (one, _), finding in zip(usable[len(usable) - len(repeated) :], repeated, strict=True):
-            # equal ones are counted by place
-            faults.append((one.place, finding if differ else replace(finding, file=one.place)))
-        if usable and not differ:
-            used[name] = usable[0][1]
-            parts = used[name][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES)
-            records += [
-                _make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]])
-                for chunk, part in enumerate(parts, 1)
-            ]
-    findings = tables.group_findings(fault for _, fault in faults)
-    seen = Counter(segment.place for same in copies.values() for segment in same)
-    if not records and damaged:
-        raise finding_to_error(damaged[0])
-    if not records:
-        raise _no_rows_error(findings, seen.total())
-    findings += [*remarks, *_report_segments(used)]
-    rows = []
-    # how many segments such an archive has is unknown: it is counted among the folders and archives
-    if damaged:
-        findings = [*damaged, *findings]
-        rows.append(
-            SourceRows(
-                file=str(damaged[0].file),
-                kind="sets",
-                seen=len(seen) + len(damaged),
-                quarantined=count_reasons(damaged),
-            )
-        )
-    for place, count in sorted(seen.items()):
-        lost = [
-            [fault for at, fault in faults if at == place and (fault.level == "error") == error]
-            for error in (False, True)
-        ]
-        dropped, quarantined = map(count_reasons, lost)
-        rows.append(
-            SourceRows(
-                file=place, kind="segments", seen=count, dropped=dropped, quarantined=quarantined
-            )
-        )
-    return Records(records=records, rows=rows, findings=findings)
+        values, findings = _choose_values(name, same)
+        faults += findings
+        if values is not None:
+            used[name] = values
+    damaged = [remark for remark in remarks if remark.level == "error"]
+    grouped = tables.group_findings(faults)
+    if not used:
+        raise finding_to_error(damaged[0]) if damaged else _no_rows_error(grouped, len(segments))
+    notes = [remark for remark in remarks if remark.level != "error"]
+    return Records(
+        records=list(chain.from_iterable(starmap(_cut_segment, used.items()))),
+        rows=_account_segments(segments, faults, damaged),
+        findings=[*damaged, *grouped, *notes, *_report_segments(used)],
+    )
+
+
+def _choose_values(
+    name: str, copies: Sequence[BonnSegment]
+) -> tuple[np.ndarray | None, list[Finding]]:
+    """The values of a segment, None where none can be used or copies differ; and findings on the
+    copies.
+    """
+    usable: list[tuple[BonnSegment, np.ndarray]] = []
+    faults: list[Finding] = []
+    for segment in copies:
+        if isinstance(segment.values, Finding):
+            faults.append(segment.values.at(segment.file))
+        else:
+            usable.append((segment, segment.values))
+    if not usable:
+        return None, faults
+    contents = [(segment.file, (values + 0.0).tobytes()) for segment, values in usable]
+    repeated = compare_copies(contents, name)
+    if any(finding.level == "error" for finding in repeated):
+        return None, faults + repeated
+    for finding, (segment, _) in zip(repeated, usable[1:], strict=True):
+        faults.append(replace(finding, file=segment.place))  # equal ones are counted by place
+    return usable[0][1], faults
+
+
+def _cut_segment(name: str, values: np.ndarray) -> list[Record]:
+    """The 23 chunks of a segment; the samples after them are left out."""
+    chunks = values[: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES)
+    return [
+        _make_record(chunk, f"X{number}.{name}", number, name, SETS[name[0]])
+        for number, chunk in enumerate(chunks, 1)
+    ]
+
+
+def _account_segments(
+    segments: Sequence[BonnSegment], faults: Sequence[Finding], damaged: Sequence[Finding]
+) -> list[SourceRows]:
+    """The account of the segments of each folder and archive, and that of folders and archives
+    where some are damaged, as how many segments these have is unknown.
+    """
+    places = {segment.place: segment.place for segment in segments}
+    places |= {segment.file: segment.place for segment in segments}
+    by_place: dict[str, list[Finding]] = {}
+    for fault in faults:
+        by_place.setdefault(places[str(fault.file)], []).append(fault)
+    seen = Counter(segment.place for segment in segments)
+    rows = [
+        account_rows(place, "segments", count, by_place.get(place, []))
+        for place, count in sorted(seen.items())
+    ]
+    if not damaged:
+        return rows
+    count = len(seen) + len(damaged)
+    return [account_rows(str(damaged[0].file), "sets", count, damaged), *rows]
 
 
 def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
@@ -437,97 +448,89 @@ def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     have, and sets that lack some.
     """
     broken = [name for name, values in used.items() if not np.array_equal(values, np.rint(values))]
-    text, wanted = "segments with values that are not whole numbers", f"they are taken for {UNIT}"
-    odd = [
+    text, effect = "segments with values that are not whole numbers", f"they are taken for {UNIT}"
+    action = "Give the files as published"
+    for finding in (
         *_report_flat("segments", used),
-        *_name_odd(Reason.UNIT, text, broken, wanted, "Give the files as published"),
-    ]
-    yield from (finding.at(BONN) for finding in odd)
+        *_report_names(Reason.UNIT, text, broken, effect, action),
+    ):
+        yield finding.at(BONN)
     counts = Counter(name[0] for name in used)
     for name, label in SETS.items():
-        if counts[name] < SEGMENTS:
-            text = (
-                f"set {name} ({CONDITIONS[label]}): {counts[name]} of {SEGMENTS} segments are used"
-            )
+        if lacking := SEGMENTS - counts[name]:
+            text = f"set {name} ({CONDITIONS[label]}): {counts[name]} of {SEGMENTS} segments"
             yield input_warning(
-                Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name]
+                Reason.CLASS_MISSING, f"{text} are used", "expected all", file=BONN, count=lacking
             )
 
 
-def _read_segment_file(rel: str, path: Path) -> tuple[list[BonnSegment], Finding | None]:
-    """The segments of a text or an archive, and why none of an archive can be used, or what else it
-    holds.
+def _read_segment_file(rel: str, path: Path) -> tuple[list[BonnSegment], list[Finding]]:
+    """The segments of a text or an archive, and findings on an archive.
 
     Raises UserError: io_error, and faults of this machine.
     """
-    if (named := SEGMENT.fullmatch(rel)) is not None:
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-        return [
-            BonnSegment(
-                PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content)
-            )
-        ], None
-    found, others = list[BonnSegment](), list[str]()
+    match = SEGMENT.fullmatch(rel)
+    if match is None:
+        return _read_archive(rel, path)
+    with path.open("rb") as file:
+        values = parse_segment(file.read(SEGMENT_BYTES + 1))
+    place = PurePosixPath(rel).parent.as_posix()
+    return [BonnSegment(place, rel, match[1].upper(), values)], []
+
+
+def _read_archive(rel: str, path: Path) -> tuple[list[BonnSegment], list[Finding]]:
+    """The segments of an archive, none where it is damaged; why, or what else it holds."""
+    segments: list[BonnSegment] = []
+    others: list[str] = []
     try:
         for inner, content in archives.read_members(path):
-            if (named := SEGMENT.fullmatch(inner)) is not None:
-                found.append(
-                    BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: "))
-                )
+            if match := SEGMENT.fullmatch(inner):
+                values = parse_segment(content, f"{match[1]}: ")
+                segments.append(BonnSegment(rel, rel, match[1].upper(), values))
             elif not LAYOUT.fullmatch(PurePosixPath(inner).name):
                 others.append(inner)
     except UserError as error:
         # it may be gone the next time
         if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:
             raise
-        lost = "none of its segments is used"
-        wanted = f"{error.requirement}: {lost}" if error.requirement else lost
-        return [], replace(
-            error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again"
-        )
-    if not found:
-        return [], Finding(
-            Reason.NO_INPUT,
-            "holds no segment",
-            "expected files such as Z001.txt",
-            "Download it again",
-            file=rel,
-        )
-    if not others:
-        return found, None
-    text, shown = (
-        f"files that are no segments: {len(others)}, {safe_text(others[0])} first",
-        tuple(map(safe_text, others[:5])),
-    )
-    return found, input_warning(
-        Reason.FILE_NAME, text, "not read", file=rel, count=len(others), examples=shown
-    )
+        effect = "none of its segments is used"
+        wanted = f"{error.requirement}: {effect}" if error.requirement else effect
+        action = error.hint or "Download it again"
+        return [], [replace(error.finding, file=rel, requirement=wanted, hint=action)]
+    if not segments:
+        return [], [
+            Finding(
+                Reason.NO_INPUT,
+                "holds no segment",
+                "expected files such as Z001.txt",
+                "Download it again",
+                file=rel,
+            )
+        ]
+    return segments, report_other_files("files that are no segments", others, rel)
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:
     """The values of a segment, float64 [4097], or why it cannot be used; `prefix` begins the
     message.
     """
+    wanted = f"expected {LENGTHS[0]}"
     if len(content) > SEGMENT_BYTES:
         return Finding(
             Reason.LENGTH,
             f"{prefix}more than {SEGMENT_BYTES} bytes",
-            f"expected {LENGTHS[0]} integers, one a line",
+            f"{wanted} integers, one a line",
         )
     try:
         cells = decode_table(content).split()
     except UserError as error:
         return replace(error.finding, problem=prefix + error.problem)
     if len(cells) not in LENGTHS:
-        return Finding(
-            Reason.LENGTH, f"{prefix}{len(cells)} values", f"expected {LENGTHS[0]}, one a line"
-        )
-    values = tables.parse_numbers(
-        tables.TableRow(1, tuple(cells)), [f"line {i}" for i in range(1, len(cells) + 1)]
-    )
+        return Finding(Reason.LENGTH, f"{prefix}{len(cells)} values", f"{wanted}, one a line")
+    lines = [f"line {i}" for i in range(1, len(cells) + 1)]
+    values = tables.parse_numbers(tables.TableRow(1, tuple(cells)), lines)
     if isinstance(values, Finding):
-        return Finding(
-            values.code, f"{prefix}{values.field} is no usable number", values.requirement
+        return replace(
+            values, problem=f"{prefix}{values.field} is no usable number", field=None, row=None
         )
     return values

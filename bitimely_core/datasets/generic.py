@@ -120,17 +120,14 @@ def generic(
     """Your own files: EDF, BDF, WFDB, csv, Parquet, npy, mat (--map), BrainVision, EEGLAB, GDF,
     FIF, or a BIDS folder.
     """
+    source = require_source(source)
     path = options.get("map")
     if path is None:
-        refuse_tables_alone(require_source(source))
-        yield from list_units(
-            require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options
-        )
-        return
-    chosen = read_map(Path(path))
-    yield from list_units(
-        require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mat", "mne"), options
-    )
+        refuse_tables_alone(source)
+        yield from list_units(source, RecordingMap(), ("edf", "wfdb", "mne"), options)
+    else:
+        formats = ("edf", "wfdb", "table", "npy", "mat", "mne")
+        yield from list_units(source, read_map(Path(path)), formats, options)
 
 
 @datasets(

@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from bitimely_core.datasets import physiology, tser
+from bitimely_core.datasets.reading import list_paths, make_unit, report_count, two_forms_error
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import (
@@ -37,7 +39,8 @@ ROWS = {6: ("ECG", *NAMES), 5: NAMES}  # of `sig`
 LOWEST = -1024.0  # of the converter
 PLAUSIBLE = (20.0, 250.0)  # beats a minute
 FILE = re.compile(
-    r"(?:.*/)?(?:(?P<train>DATA_(?P<number>\d\d)_TYPE\d\d)(?P<trace>_BPMtrace)?|(?P<kind>TEST|True|DATA|BPM)_(?P<test>(?P<person>S\d\d)_T\d\d))\.mat",
+    r"(?:.*/)?(?:(?P<train>DATA_(?P<number>\d\d)_TYPE\d\d)(?P<trace>_BPMtrace)?"
+    r"|(?P<kind>TEST|True|DATA|BPM)_(?P<test>(?P<person>S\d\d)_T\d\d))\.mat",
     re.IGNORECASE | re.ASCII,
 )
 LAYOUT = re.compile(r"(SHA256SUMS|LICENSE|README).*|.*\.(txt|md|pdf|docx?|m)", re.IGNORECASE)
@@ -51,6 +54,11 @@ class CupRecording:
     part: str  # train, test, extra
     signals: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.signals, *self.labels)
 
 
 def _measure_rate(
@@ -82,15 +90,7 @@ def _measure_rate(
         "https://sites.google.com/site/researchbyzhang/ieeespcup2015",
         layout="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts; or DATA_01_TYPE01.mat with DATA_01_TYPE01_BPMtrace.mat to DATA_12_TYPE02.mat, and "
         "TEST_S01_T01.mat with True_S01_T01.mat and so on, in any folders",
-        paper={
-            "": {
-                "channels": 5,
-                "timesteps": 3_100_000,
-                "sequences": 3096,
-                "length": 1000,
-                "classes": None,
-            }
-        },
+        paper={"": {"channels": 5, "timesteps": 3_100_000, "sequences": 3096, "length": 1000}},
         rules={
             **tser.RULES,
             "channels": ".ts files name no channels: the order is that of the challenge's recordings without the ECG, from which the label comes; "
@@ -120,27 +120,22 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     rate of runners from 5 channels.
     """
     source = require_source(source)
-    found = tser.find_problems(source)
+    problems = tser.find_problems(source)
     recordings = _find_recordings(source)
-    if found and recordings:
-        text = f"{len(found)} problems in .ts files and {len(recordings)} recordings"
-        raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
-    if len(found) > 1:
+    text = f"{len(problems)} problems in .ts files"
+    if problems and recordings:
+        raise two_forms_error(text, f"{len(recordings)} recordings")
+    if len(problems) > 1:
         raise usage_error(
-            f"{len(found)} problems in .ts files",
-            "expected one",
-            "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts",
+            text, "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts"
         )
     claimed = {
-        name: {rel: rel for rel in (*one.signals, *one.labels)} for name, one in recordings.items()
+        name: {path: path for path in recording.files} for name, recording in recordings.items()
     }
-    yield from report_unclaimed(source, {**found, **claimed}, LAYOUT)
-    for files in found.values():
-        yield from tser.list_units(
-            source,
-            {"": files},
-            {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)},
-        )
+    yield from report_unclaimed(source, {**problems, **claimed}, LAYOUT)
+    layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)
+    for files in problems.values():
+        yield from tser.list_units(source, [tser.TserProblem(files, layout)])
     yield from _list_recordings(source, recordings, options.get("extra"))
 
 
@@ -149,78 +144,96 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
 
 def _find_recordings(source: Source) -> dict[str, CupRecording]:
     """Name (DATA_01_TYPE01, TEST_S01_T01, DATA_S04_T01) -> its files."""
-    found: dict[str, CupRecording] = {}
-    for rel in sorted({*source.files, *source.rejected}):
-        if (named := FILE.fullmatch(rel)) is None:
-            continue
-        if named["train"]:
-            name, person, part, is_label = (
-                named["train"].upper(),
-                f"train-{named['number']}",
-                "train",
-                bool(named["trace"]),
-            )
-        else:
-            part = "test" if named["kind"].lower() in {"test", "true"} else "extra"
-            name = f"{'TEST' if part == 'test' else 'DATA'}_{named['test'].upper()}"
-            person, is_label = (
-                f"test-{named['person'].upper()}",
-                named["kind"].lower() in {"true", "bpm"},
-            )
-        one = found.setdefault(name, CupRecording(person=person, part=part))
-        (one.labels if is_label else one.signals).append(rel)
-    return found
+    recordings: dict[str, CupRecording] = {}
+    for path in list_paths(source):
+        if match := FILE.fullmatch(path):
+            name, is_label, recording = _parse_name(match)
+            recording = recordings.setdefault(name, recording)
+            (recording.labels if is_label else recording.signals).append(path)
+    return recordings
+
+
+def _parse_name(match: re.Match[str]) -> tuple[str, bool, CupRecording]:
+    """The recording of a file, by its name: its own name, whether the file holds its labels, and
+    the recording without files.
+    """
+    if match["train"]:
+        recording = CupRecording(person=f"train-{match['number']}", part="train")
+        return match["train"].upper(), bool(match["trace"]), recording
+    kind = match["kind"].lower()
+    part = "test" if kind in {"test", "true"} else "extra"
+    name = f"{'TEST' if part == 'test' else 'DATA'}_{match['test'].upper()}"
+    recording = CupRecording(person=f"test-{match['person'].upper()}", part=part)
+    return name, kind in {"true", "bpm"}, recording
 
 
 def _list_recordings(
     source: Source, recordings: Mapping[str, CupRecording], extra: str | None
 ) -> Iterator[IngestUnit | Finding]:
     """The units; `extra`: name of a recording that is left out by default."""
-    others = {
-        name.removeprefix("DATA_"): name for name, one in recordings.items() if one.part == "extra"
-    }
-    if extra is not None and extra.upper() not in others:
-        known = (
-            f"expected {', '.join(others) or 'none'}"
-            if recordings
-            else "expected none: the files are not those of the cup"
-        )
-        raise usage_error(f"no extra recording {safe_text(extra)}", known, field="--extra")
-    people = sorted({one.person for one in recordings.values() if one.part == "train"})
-    placed = tser.split_by_hash(people, test=False)
-    for name, one in recordings.items():
-        if one.part == "extra":
-            if extra is None or name != others[extra.upper()]:
-                text, wanted = f"{name} is not part of the official training set", "left out"
-                action = f"To include it: --extra {name.removeprefix('DATA_')}"
-                yield input_warning(
-                    Reason.LEFT_OUT,
-                    text,
-                    wanted,
-                    action,
-                    file=[*one.signals, *one.labels][0],
-                    level="info",
-                )
+    included = _find_extra(recordings, extra)
+    people = [recording.person for recording in recordings.values() if recording.part == "train"]
+    splits = tser.split_by_hash(people, test=False)
+    for name, recording in recordings.items():
+        if recording.part == "extra":
+            yield _report_extra(name, recording, is_used=name == included)
+            if name != included:
                 continue
-            text, wanted = (
-                f"{name} is of the test person {one.person[-3:]}",
-                "it is added to the test set",
-            )
-            yield input_warning(Reason.LEFT_OUT, text, wanted, file=[*one.signals, *one.labels][0])
-        split = placed[one.person] if one.part == "train" else "test"
-        chosen = [choose_copy(source, same) for same in (one.signals, one.labels) if same]
-        findings = tuple(finding for _, found in chosen for finding in found)
-        if not one.signals:
-            text = f"has no {name}.mat beside it"
-            findings = (
-                Finding(
-                    Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", file=one.labels[0]
-                ),
-            )
-        is_faulty = any(finding.level == "error" for finding in findings)
-        files = [(source.path(rel), rel) for rel, _ in chosen] if not is_faulty else []
-        read = partial(read_recording, name, one.person, split, *files) if files else None
-        yield IngestUnit(name=name, files=(*one.signals, *one.labels), read=read, findings=findings)
+        yield _list_unit(source, name, recording, splits.get(recording.person, "test"))
+
+
+def _find_extra(recordings: Mapping[str, CupRecording], extra: str | None) -> str | None:
+    """The recording that `--extra` names. Raises UserError (config, exit 2) for another name."""
+    if extra is None:
+        return None
+    names = {
+        name.removeprefix("DATA_"): name
+        for name, recording in recordings.items()
+        if recording.part == "extra"
+    }
+    if extra.upper() not in names:
+        wanted = ", ".join(names) or "none"
+        if not recordings:
+            wanted += ": the files are not those of the cup"
+        raise usage_error(
+            f"no extra recording {safe_text(extra)}", f"expected {wanted}", field="--extra"
+        )
+    return names[extra.upper()]
+
+
+def _report_extra(name: str, recording: CupRecording, *, is_used: bool) -> Finding:
+    """What is done with a recording that is not part of the official training set."""
+    if is_used:
+        return input_warning(
+            Reason.LEFT_OUT,
+            f"{name} is of the test person {recording.person[-3:]}",
+            "it is added to the test set",
+            file=recording.files[0],
+        )
+    return input_warning(
+        Reason.LEFT_OUT,
+        f"{name} is not part of the official training set",
+        "left out",
+        f"To include it: --extra {name.removeprefix('DATA_')}",
+        file=recording.files[0],
+        level="info",
+    )
+
+
+def _list_unit(source: Source, name: str, recording: CupRecording, split: str) -> IngestUnit:
+    """A recording, or why it cannot be read."""
+    chosen = [
+        choose_copy(source, paths) for paths in (recording.signals, recording.labels) if paths
+    ]
+    findings = list(chain.from_iterable(remarks for _, remarks in chosen))
+    if not recording.signals:
+        error = input_error(
+            Reason.MISSING_SIGNAL_FILE, f"has no {name}.mat beside it", file=recording.labels[0]
+        )
+        findings = [error.finding]
+    files = [(source.root / path, path) for path, _ in chosen]
+    read = partial(read_recording, name, recording.person, split, *files)
+    return make_unit(name, recording.files, findings, read)
 
 
 def read_recording(
@@ -235,37 +248,17 @@ def read_recording(
 
     Raises UserError: dimensions, non_finite, physical_range, and as `matlab.read_array`.
     """
-    with locate_errors(file[1]):
-        rows = matlab.read_array(file[0], "sig")
-        if rows.ndim != 2 or rows.shape[0] not in ROWS or rows.shape[1] < WINDOW:
-            text = f"`sig` is {' x '.join(map(str, rows.shape))}"
-            raise input_error(
-                Reason.DIMENSIONS,
-                text,
-                "expected 5 or 6 rows of at least 1,000 samples",
-                field="sig",
-            )
-        if np.isinf(rows).any():
-            raise input_error(
-                Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field="sig"
-            )
-    findings = []
-    signals = []
-    for channel, values in zip(ROWS[len(rows)], rows, strict=True):
-        with locate_errors(file[1]):
-            signals.append(Signal(channel, RATE, "", narrow_samples(values, channel)))
-        if (values == values[0]).all():
-            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
-        if lost := int(np.isnan(values).sum()):
-            findings.append(
-                input_warning(
-                    Reason.MISSING_VALUES, f"missing values: {lost}", field=channel, count=lost
-                )
-            )
-        if low := int((values == LOWEST).sum()):
-            text = f"samples at the lowest value of the converter, {LOWEST:g}: {low}"
-            findings.append(input_warning(Reason.CLIPPED, text, "kept", field=channel, count=low))
+    path, rel = file
+    with locate_errors(rel):
+        rows = _read_rows(path)
+        channels = ROWS[len(rows)]
+        signals = [
+            Signal(channel, RATE, "", narrow_samples(values, channel))
+            for channel, values in zip(channels, rows, strict=True)
+        ]
+    findings = list(chain.from_iterable(map(_check_channel, channels, rows)))
     windows = (rows.shape[1] - WINDOW) // STEP + 1
+    remarks: list[Finding] = []
     if labels is None:
         findings.append(
             input_warning(
@@ -276,16 +269,49 @@ def read_recording(
         with locate_errors(labels[1]):
             rates, remarks = _read_rates(labels[0], windows)
         signals.append(Signal("hr", RATE / STEP, "/min", rates))
-        findings += [finding.at(labels[1]) for finding in remarks]
-    findings = [finding.at(file[1]) for finding in findings]
+        remarks = [remark.at(labels[1]) for remark in remarks]
     programme = PurePosixPath(name).name.rpartition("_")[2]
     return Record(
         recording_id=name,
         subject_id=person,
         signals=signals,
         attributes={"split": split, "programme": programme},
-        findings=findings,
+        findings=[finding.at(rel) for finding in (*findings, *remarks)],
     )
+
+
+def _read_rows(path: Path) -> np.ndarray:
+    """The channels of a recording, [5 or 6, samples]. Raises UserError: dimensions, non_finite."""
+    rows = matlab.read_array(path, "sig")
+    if rows.ndim != 2 or rows.shape[0] not in ROWS or rows.shape[1] < WINDOW:
+        raise input_error(
+            Reason.DIMENSIONS,
+            f"`sig` is {' x '.join(map(str, rows.shape))}",
+            "expected 5 or 6 rows of at least 1,000 samples",
+            field="sig",
+        )
+    if np.isinf(rows).any():
+        raise input_error(
+            Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field="sig"
+        )
+    return rows
+
+
+def _check_channel(channel: str, values: np.ndarray) -> list[Finding]:
+    """Warnings on a constant channel, missing values, and values at the end of the converter."""
+    is_flat = (values == values[0]).all()
+    lost, low = int(np.isnan(values).sum()), int((values == LOWEST).sum())
+    return [
+        *([input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel)] if is_flat else ()),
+        *report_count(Reason.MISSING_VALUES, "missing values", lost, field=channel),
+        *report_count(
+            Reason.CLIPPED,
+            f"samples at the lowest value of the converter, {LOWEST:g}",
+            low,
+            "kept",
+            field=channel,
+        ),
+    ]
 
 
 def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
@@ -300,19 +326,24 @@ def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
             field="BPM0",
         )
     rates = values.ravel().astype(np.float64)
-    findings = []
-    wrong = ~((rates >= PLAUSIBLE[0]) & (rates <= PLAUSIBLE[1]))
-    if count := int(wrong.sum()):
-        text = f"heart rates that are missing or outside of {PLAUSIBLE[0]:g} to {PLAUSIBLE[1]:g}: {count}"
-        findings.append(input_warning(Reason.LABEL, text, "not used", field="BPM0", count=count))
-    if len(rates) != windows:
-        text, wanted = (
-            f"{len(rates)} heart rates for {windows} windows",
-            "the others have none" if len(rates) < windows else "the last are not used",
-        )
+    low, high = PLAUSIBLE
+    wrong = ~((rates >= low) & (rates <= high))
+    findings = report_count(
+        Reason.LABEL,
+        f"heart rates that are missing or outside of {low:g} to {high:g}",
+        int(wrong.sum()),
+        "not used",
+        field="BPM0",
+    )
+    surplus = len(rates) - windows
+    if surplus:
         findings.append(
             input_warning(
-                Reason.UNMATCHED_LABELS, text, wanted, field="BPM0", count=abs(len(rates) - windows)
+                Reason.UNMATCHED_LABELS,
+                f"{len(rates)} heart rates for {windows} windows",
+                "the others have none" if surplus < 0 else "the last are not used",
+                field="BPM0",
+                count=abs(surplus),
             )
         )
     return np.where(wrong, np.nan, rates).astype(np.float32), findings

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.types import BaselineInput, NativeWindow
+from bitimely_core.types import SPLITS, BaselineInput, NativeWindow
 
 Array = npt.NDArray[np.float64]
 
@@ -32,12 +32,10 @@ def fill_gaps(x: npt.ArrayLike) -> Array:
     rounding error, where all are equal or missing.
     """
     y = np.array(x, np.float64)
-    known = np.isfinite(y)
-    return (
-        np.interp(np.arange(len(y)), np.flatnonzero(known), y[known] - y[known][0])
-        if known.any()
-        else np.zeros(len(y))
-    )
+    places = np.flatnonzero(np.isfinite(y))
+    if not len(places):
+        return np.zeros(len(y))
+    return np.interp(np.arange(len(y)), places, y[places] - y[places[0]])
 
 
 def filter_band(x: Array, rate: float, low: float, high: float) -> Array:
@@ -48,10 +46,8 @@ def filter_band(x: Array, rate: float, low: float, high: float) -> Array:
 
     if len(x) < 30:
         return x - x.mean()
-    filtered: Array = sosfiltfilt(
-        butter(2, (low, min(high, 0.45 * rate)), "bandpass", fs=rate, output="sos"), x
-    )
-    return filtered
+    sections = butter(2, (low, min(high, 0.45 * rate)), "bandpass", fs=rate, output="sos")
+    return np.asarray(sosfiltfilt(sections, x))
 
 
 def find_beats(x: Array, rate: float) -> npt.NDArray[np.int64]:
@@ -63,13 +59,12 @@ def find_beats(x: Array, rate: float) -> npt.NDArray[np.int64]:
     height = np.percentile(x, 98) - np.median(x)
     if not height > 0:
         return np.zeros(0, np.int64)
-    found: npt.NDArray[np.int64] = find_peaks(
-        x, distance=max(1, int(rate / BEATS[1])), prominence=0.4 * height
-    )[0]
-    return found
+    distance = max(1, int(rate / BEATS[1]))
+    places, _ = find_peaks(x, distance=distance, prominence=0.4 * height)
+    return np.asarray(places)
 
 
-def _rate_of(beats: npt.NDArray[np.int64], rate: float) -> float:
+def _compute_rate(beats: npt.NDArray[np.int64], rate: float) -> float:
     """A minute, from the median interval; NaN of fewer than three beats."""
     return 60 * rate / float(np.median(np.diff(beats))) if len(beats) > 2 else float("nan")
 
@@ -78,14 +73,14 @@ def measure_pulse_rate(ppg: npt.ArrayLike, rate: float) -> float:
     """Beats a minute from the peaks of a PPG [n] at `rate` Hz, band-passed from 0.5 to 8 Hz
     (Elgendi et al. 2013); NaN without peaks.
     """
-    return _rate_of(find_beats(filter_band(fill_gaps(ppg), rate, 0.5, 8.0), rate), rate)
+    return _compute_rate(find_beats(filter_band(fill_gaps(ppg), rate, 0.5, 8.0), rate), rate)
 
 
 def measure_heart_rate(ecg: npt.ArrayLike, rate: float) -> float:
     """Beats a minute from the R peaks of an ECG [n] at `rate` Hz: energy of the slopes from 5 to 15
     Hz (Pan and Tompkins 1985).
     """
-    return _rate_of(find_heartbeats(fill_gaps(ecg)[:, None], rate), rate)
+    return _compute_rate(find_heartbeats(fill_gaps(ecg)[:, None], rate), rate)
 
 
 def find_heartbeats(x: Array, rate: float) -> npt.NDArray[np.int64]:
@@ -116,17 +111,19 @@ def measure_motion_free_rate(
 
     Subtraction of spectra as in JOSS (Zhang 2015), each window by itself, without tracking.
     """
-    spectra = [
-        [compute_spectrum(filter_band(fill_gaps(x), rate, *BEATS), rate, STEPS) for x in group]
-        for group in (ppg, acceleration)
-    ]
-    pulse = np.mean([amplitude**2 for _, amplitude in spectra[0]], axis=0)
-    motion = np.max([amplitude**2 for _, amplitude in spectra[1]], axis=0)
-    return (
-        60 * float(spectra[0][0][0][np.argmax(pulse / pulse.max() - motion)])
-        if pulse.any()
-        else float("nan")
-    )
+    frequency, pulse = _compute_powers(ppg, rate)
+    _, motion = _compute_powers(acceleration, rate)
+    power = pulse.mean(0)
+    if not power.any():
+        return float("nan")
+    return 60 * float(frequency[np.argmax(power / power.max() - motion.max(0))])
+
+
+def _compute_powers(signals: Sequence[npt.ArrayLike], rate: float) -> tuple[Array, Array]:
+    """Frequencies of running and the power of each signal there, [signals, frequencies]."""
+    filtered = [filter_band(fill_gaps(x), rate, *BEATS) for x in signals]
+    spectra = [compute_spectrum(x, rate, STEPS) for x in filtered]
+    return spectra[0][0], np.stack([amplitude**2 for _, amplitude in spectra])
 
 
 def measure_breathing_rate(ppg: npt.ArrayLike, rate: float) -> float:
@@ -163,21 +160,12 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
     from scipy.signal import resample_poly
 
     fine = max(1, int(np.ceil(500 / rate)))
+    filtered = [filter_band(fill_gaps(lead), rate, 0.5, 40.0) for lead in leads]
+    x = np.stack([resample_poly(lead, fine, 1) for lead in filtered], 1)
     rate *= fine
-    x = np.stack(
-        [
-            resample_poly(filter_band(fill_gaps(lead), rate / fine, 0.5, 40.0), fine, 1)
-            for lead in leads
-        ],
-        1,
-    )
     size, reach = np.sqrt((x**2).sum(1)), round(0.1 * rate)
     beats = np.array(
-        [
-            max(at - reach, 0) + int(size[max(at - reach, 0) : at + reach].argmax())
-            for at in find_heartbeats(x, rate)
-        ],
-        np.int64,
+        [_find_top(size, place, reach) for place in find_heartbeats(x, rate)], np.int64
     )
     before, after = round(0.35 * rate), round(0.6 * rate)
     inside = beats[(beats >= before) & (beats + after <= len(x))]
@@ -185,7 +173,7 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
         return np.full(6 + 5 * x.shape[1], np.nan)
     rr = np.diff(beats) / rate
     # of the beats, sample by sample
-    beat = np.median([x[at - before : at + after] for at in inside], 0)
+    beat = np.median([x[place - before : place + after] for place in inside], 0)
     slope = np.sqrt((np.gradient(beat, axis=0) ** 2).sum(1))
     near = slice(before - reach, before + reach)
     steep = np.flatnonzero(slope[near] > 0.15 * slope[near].max()) + near.start
@@ -225,11 +213,17 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
     )
 
 
+def _find_top(size: Array, place: int, reach: int) -> int:
+    """Place of the largest value within `reach`."""
+    first = max(place - reach, 0)
+    return first + int(size[first : place + reach].argmax())
+
+
 # --- baselines of data sets
 
 
 def predict_rates(
-    given: BaselineInput, channels: Sequence[str], measure: Callable[..., float]
+    data: BaselineInput, channels: Sequence[str], measure: Callable[..., float]
 ) -> Array:
     """`measure(samples of each channel..., rate)` of every scored window, [n]; the mean of the
     training labels where there is no rate.
@@ -237,52 +231,56 @@ def predict_rates(
 
     def measure_window(window: NativeWindow) -> float:
         samples = [window.samples[channel] for channel in channels]
-        return (
-            measure(*samples, window.rates[channels[0]])
-            if min(map(len, samples)) >= 30
-            else float("nan")
-        )
+        if min(map(len, samples)) < 30:
+            return float("nan")
+        return measure(*samples, window.rates[channels[0]])
 
-    found = np.array(given.test.map_native(channels, measure_window), np.float64)
-    assert given.train.targets is not None
-    return np.where(np.isfinite(found), found, np.nanmean(given.train.targets))
+    rates = np.array(data.test.map_native(channels, measure_window), np.float64)
+    return np.where(np.isfinite(rates), rates, predict_mean(data))
 
 
-def predict_mean(given: BaselineInput) -> Array:
+def predict_mean(data: BaselineInput) -> Array:
     """The mean of the training labels for every scored window, [n]."""
-    assert given.train.targets is not None
-    return np.full(given.test.n, np.nanmean(given.train.targets))
+    assert data.train.targets is not None
+    return np.full(data.test.n, np.nanmean(data.train.targets))
 
 
 def predict_from_features(
-    given: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]
+    data: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]
 ) -> Array:
     """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot
     be measured has its training median.
     """
-    parts = {"train": given.train, "validation": given.validation, "test": given.test}
-    found = {name: np.array(part.map_native(channels, measure)) for name, part in parts.items()}
-    middle = np.array(
-        [np.median(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in found["train"].T]
-    )
-    return given.fit_linear(
-        {name: np.where(np.isfinite(x), x, middle) if len(x) else x for name, x in found.items()}
-    )
+    features = {
+        name: np.array(getattr(data, name).map_native(channels, measure)) for name in SPLITS
+    }
+    medians = np.array([_find_median(values) for values in features["train"].T])
+    filled = {
+        name: np.where(np.isfinite(values), values, medians) if len(values) else values
+        for name, values in features.items()
+    }
+    return data.fit_linear(filled)
 
 
-def predict_from_eeg(given: BaselineInput, channel: str) -> Array:
+def _find_median(values: Array) -> float:
+    """The median of the finite values; 0 where there is none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else 0.0
+
+
+def predict_from_eeg(data: BaselineInput, channel: str) -> Array:
     """Logistic regression on `measure_eeg` of one channel."""
     return predict_from_features(
-        given,
-        (channel,),
-        lambda window: measure_eeg(window.samples[channel], window.rates[channel]),
+        data, (channel,), lambda window: measure_eeg(window.samples[channel], window.rates[channel])
     )
 
 
-def predict_from_ecg(given: BaselineInput, leads: Sequence[str]) -> Array:
+def predict_from_ecg(data: BaselineInput, leads: Sequence[str]) -> Array:
     """Logistic regression on `measure_ecg` of the leads."""
     return predict_from_features(
-        given,
+        data,
         leads,
-        lambda window: measure_ecg([window.samples[k] for k in leads], window.rates[leads[0]]),
+        lambda window: measure_ecg(
+            [window.samples[lead] for lead in leads], window.rates[leads[0]]
+        ),
     )

@@ -15,11 +15,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from bitimely_core.datasets.reading import (
+    account_rows,
+    list_paths,
+    list_rejected,
+    make_unit,
+    parse_integer,
+    report_count,
+    report_other_files,
+)
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -33,15 +43,7 @@ from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import (
-    IngestOptions,
-    IngestUnit,
-    Record,
-    Records,
-    Signal,
-    SourceRows,
-    count_reasons,
-)
+from bitimely_core.types import IngestOptions, IngestUnit, Record, Records, Signal, SourceRows
 
 HOURS, ROWS = 48, 216  # of a stay; times of a stay at most (203 occur in sets a and b)
 RATE = ROWS / (3600 * HOURS)  # Hz: rows a second, if they were regular
@@ -120,7 +122,44 @@ NOTICE = (
     "PhysioNet 2012: the unit is the stay; whether two stays are of one patient is not published. Sets a and b are 8,000 of the 12,000 stays: "
     "published figures use other splits of all of them."
 )
-MORTALITY = {"task": "classification", "classes": DEATH, "target": "death", "notice": NOTICE}
+ODDITIES = {  # what is odd in some stays of a set -> reason, text, effect, what to do
+    "unordered": (
+        Reason.TIMESTAMPS,
+        "stays whose rows are not in order of time",
+        "they are put in order",
+        "",
+    ),
+    "cut": (
+        Reason.TRUNCATED,
+        "stays whose last line has no end",
+        "they are used, but may have been cut",
+        "Compare them with their source",
+    ),
+    "repeated": (
+        Reason.DUPLICATES,
+        "values of a variable at a time that has a later one",
+        "the last one of a time is used",
+        "",
+    ),
+    "foreign": (
+        Reason.UNKNOWN_LABEL,
+        "values of variables that the challenge does not have",
+        "not used",
+        "",
+    ),
+    "bare": (
+        Reason.MISSING_VALUES,
+        "stays without any measurement",
+        "their descriptors are all that is known",
+        "",
+    ),
+}
+
+
+def _predict_death(view: View, text: str) -> View:
+    return replace(
+        view, task="classification", classes=DEATH, target="death", notice=NOTICE, help=text
+    )
 
 
 @dataclass(kw_only=True)
@@ -132,9 +171,14 @@ class StaySet:
     stays: list[str] = field(default_factory=list)
 
     @property
+    def files(self) -> list[str]:
+        """All of them."""
+        return [path for path in (self.archive, *self.stays, self.outcomes) if path]
+
+    @property
     def place(self) -> str:
         """The archive or the folder of its stays."""
-        return _locate_stays([self.archive] if self.archive else self.stays)
+        return self.archive or _locate_form("folder", self.stays[0])
 
     def locate(self, rel: str) -> str:
         """The path of a stay, that of its archive before it."""
@@ -142,11 +186,11 @@ class StaySet:
 
 
 class StayCopy(NamedTuple):
-    """A stay that several sets hold."""
+    """A stay as a set holds it."""
 
     letter: str
     file: str
-    content: bytes
+    digest: bytes  # of its text
     death: str | None
 
 
@@ -154,13 +198,10 @@ class Stay(NamedTuple):
     """One stay as read."""
 
     record: Record
+    odd: Counter[str]  # key of ODDITIES -> rows or values; those of the stay itself count once
     unknown: Counter[str]  # variable -> descriptors without a value
     implausible: Counter[str]  # variable -> values that are not used
-    repeated: int  # values of a variable at a time that has a later one
-    foreign: int  # values of other variables
     percent: int  # values of FiO2 that are percent, not fractions
-    is_unordered: bool  # a row is of an earlier time than the one before
-    is_cut: bool  # its last line has no end
 
 
 @datasets(
@@ -168,16 +209,12 @@ class Stay(NamedTuple):
         title="PhysioNet/CinC Challenge 2012: in-hospital death from the first 48 hours in intensive care, irregularly observed",
         views={
             "": IRREGULAR,
-            "mortality": replace(
-                IRREGULAR,
-                **MORTALITY,  # type: ignore[arg-type]
-                help="in-hospital death, from the observations at their own times",
+            "mortality": _predict_death(
+                IRREGULAR, "in-hospital death, from the observations at their own times"
             ),
             "grid": GRID,
-            "mortality-grid": replace(
-                GRID,
-                **MORTALITY,  # type: ignore[arg-type]
-                help="in-hospital death, from the observations on a grid of hours",
+            "mortality-grid": _predict_death(
+                GRID, "in-hospital death, from the observations on a grid of hours"
             ),
         },
         licence="ODC-BY 1.0",
@@ -208,110 +245,117 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
     """
     source = require_source(source)
     sets, unread, remarks = _find_sets(source)
-    if not any(one.archive or one.stays for one in sets.values()):
-        wanted = "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on"
-        action = "Give the folder that holds set-a and Outcomes-a.txt"
-        raise input_error(
-            Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted, action
-        )
-    claimed = {
-        letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])}
-        for letter, one in sets.items()
+    with_stays = {
+        letter: files for letter, files in sorted(sets.items()) if files.archive or files.stays
     }
-    yield from report_unclaimed(source, {**claimed, "": {rel: rel for rel in unread}}, LAYOUT)
+    if not with_stays:
+        raise input_error(
+            Reason.NO_INPUT,
+            f"no stays among {len(source.files)} files",
+            "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on",
+            "Give the folder that holds set-a and Outcomes-a.txt",
+        )
+    claimed = [*unread, *chain.from_iterable(files.files for files in sets.values())]
+    yield from report_unclaimed(source, {"": {path: path for path in claimed}}, LAYOUT)
     yield from remarks
-    copies = _find_copies(
-        source, {letter: one for letter, one in sorted(sets.items()) if one.archive or one.stays}
-    )
-    for letter, one in sorted(sets.items()):
-        if not one.archive and not one.stays:
+    copies = _find_copies(source, with_stays)
+    for letter, files in sorted(sets.items()):
+        if letter in with_stays:
+            yield _list_unit(source, letter, files, copies[letter])
+        else:
             yield input_warning(
                 Reason.UNMATCHED_LABELS,
                 f"has no set-{letter} beside it",
                 "it is not read",
-                file=one.outcomes,
+                file=files.outcomes,
             )
-            continue
-        findings = [
-            replace(source.rejected[rel], level="warning")
-            for rel in one.stays
-            if rel in source.rejected
-        ]
-        if not one.outcomes:
-            text = f"set-{letter} has no Outcomes-{letter}.txt beside it"
-            findings.append(
-                input_warning(Reason.UNMATCHED_LABELS, text, "its stays have no labels")
+
+
+def _list_unit(
+    source: Source, letter: str, files: StaySet, copies: Mapping[str, Finding]
+) -> IngestUnit:
+    """A set, or why it cannot be read; `copies`: as of `_find_copies`."""
+    name = f"set-{letter}"
+    faults = list_rejected(source, (files.archive, files.outcomes))
+    if faults:
+        return make_unit(name, files.files, faults, None)
+    findings = [replace(fault, level="warning") for fault in list_rejected(source, files.stays)]
+    if not files.outcomes:
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS,
+                f"{name} has no Outcomes-{letter}.txt beside it",
+                "its stays have no labels",
             )
-        files = [rel for rel in (one.archive, *one.stays, one.outcomes) if rel]
-        if faults := [
-            source.rejected[rel] for rel in (one.archive, one.outcomes) if rel in source.rejected
-        ]:
-            yield IngestUnit(
-                name=f"set-{letter}", files=tuple(files), read=None, findings=tuple(faults)
-            )
-            continue
-        paths = {rel: source.path(rel) for rel in files if rel not in source.rejected}
-        more = [copies[letter]] if letter in copies else []
-        read = partial(read_set, paths, one, *more)
-        yield IngestUnit(
-            name=f"set-{letter}", files=tuple(paths), read=read, findings=tuple(findings)
         )
+    paths = {path: source.path(path) for path in files.files if path in source.files}
+    return make_unit(name, paths, findings, partial(read_set, paths, files, copies))
 
 
 def _find_sets(source: Source) -> tuple[dict[str, StaySet], list[str], list[Finding]]:
     """Letter -> files; the files of other forms of a set, which are not read, and a warning for
     each form.
 
-    Raises UserError (config, exit 2) for a set that is there twice in one form: which of them is
-    meant is unknown.
+    Raises UserError: as `_group_files`.
     """
-    found: dict[str, dict[str, list[str]]] = {}
-    for rel in sorted({*source.files, *source.rejected}):
-        for form, pattern in {"outcomes": OUTCOMES, **FORMS}.items():
-            if (named := pattern.fullmatch(rel)) is None:
-                continue
-            same = found.setdefault(named[1].lower(), {}).setdefault(form, [])
-            if same and (
-                form != "folder" or PurePosixPath(same[0]).parent != PurePosixPath(rel).parent
-            ):
-                there = same[0] if form == "outcomes" else _locate_stays(same)
-                text = f"the {'table' if form == 'outcomes' else 'set'} is there twice, also as {safe_text(there)}"
-                raise usage_error(text, "expected one copy", "Remove one of them", file=rel)
-            same.append(rel)
     sets: dict[str, StaySet] = {}
     unread: list[str] = []
     remarks: list[Finding] = []
-    for letter, forms in found.items():
-        one = sets[letter] = StaySet(outcomes="".join(forms.get("outcomes", ())))
-        held = [form for form in FORMS if form in forms]
-        readable = [form for form in held if not source.rejected.keys() >= set(forms[form])]
-        if not held:
+    for letter, forms in _group_files(source).items():
+        files = sets[letter] = StaySet(outcomes="".join(forms.pop("outcomes", ())))
+        if not forms:
             continue
-        chosen = (readable or held)[0]
-        one.archive, one.stays = (
-            ("", forms[chosen]) if chosen == "folder" else (forms[chosen][0], [])
-        )
-        for form in held:
+        # the first that may be opened
+        order = [form for form in FORMS if form in forms]
+        chosen = min(order, key=lambda form: source.rejected.keys() >= set(forms[form]))
+        if chosen == "folder":
+            files.stays = forms[chosen]
+        else:
+            (files.archive,) = forms[chosen]
+        for form in order:
             if form != chosen:
-                text, action = (
-                    f"set-{letter} is read from {safe_text(one.place)}",
-                    "Remove the copy that you do not want",
-                )
-                rel = _locate_stays(forms[form])
+                unread += forms[form]
                 remarks.append(
                     input_warning(
-                        Reason.DUPLICATES, text, "this copy of it is not read", action, file=rel
+                        Reason.DUPLICATES,
+                        f"set-{letter} is read from {safe_text(files.place)}",
+                        "this copy of it is not read",
+                        "Remove the copy that you do not want",
+                        file=_locate_form(form, forms[form][0]),
                     )
                 )
-                unread += forms[form]
     return sets, unread, remarks
 
 
-def _locate_stays(files: Sequence[str]) -> str:
-    """The archive or the folder of the stays of a set."""
-    return (
-        files[0] if STAY.fullmatch(files[0]) is None else PurePosixPath(files[0]).parent.as_posix()
-    )
+def _group_files(source: Source) -> dict[str, dict[str, list[str]]]:
+    """Letter of a set -> `outcomes` or a form -> files.
+
+    Raises UserError (config, exit 2) for a set that is there twice in one form: which of them is
+    meant is unknown.
+    """
+    sets: dict[str, dict[str, list[str]]] = {}
+    for path in list_paths(source):
+        for form, pattern in {"outcomes": OUTCOMES, **FORMS}.items():
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            same = sets.setdefault(match[1].lower(), {}).setdefault(form, [])
+            if same and _locate_form(form, same[0]) != _locate_form(form, path):
+                what = "table" if form == "outcomes" else "set"
+                other = safe_text(_locate_form(form, same[0]))
+                raise usage_error(
+                    f"the {what} is there twice, also as {other}",
+                    "expected one copy",
+                    "Remove one of them",
+                    file=path,
+                )
+            same.append(path)
+    return sets
+
+
+def _locate_form(form: str, path: str) -> str:
+    """The folder of a stay, any other file itself."""
+    return PurePosixPath(path).parent.as_posix() if form == "folder" else path
 
 
 def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[str, Finding]]:
@@ -320,50 +364,41 @@ def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[
     Of equal ones with equal outcomes one is used, of others none: which is right is unknown. A set
     that cannot be read is left to its unit.
     """
-    if len(sets) < 2:
-        return {}
-    paths = {
-        letter: {rel: source.path(rel) for rel in (one.archive, *one.stays) if rel in source.files}
-        for letter, one in sets.items()
-    }
-    names: Counter[str] = Counter()
-    for letter, one in sets.items():
-        with suppress(UserError, OSError):
-            listed = (
-                (rel for rel, _ in archives.read_members(paths[letter][one.archive]))
-                if one.archive
-                else paths[letter]
-            )
-            names.update({named[1] for rel in listed if (named := STAY.fullmatch(rel))})
-    shared = {name for name, count in names.items() if count > 1}
-    places: dict[str, list[StayCopy]] = {}
-    for letter, one in sets.items() if shared else ():
-        with suppress(UserError, OSError):
-            known = one.outcomes and one.outcomes in source.files
-            deaths = _read_outcomes(source.path(one.outcomes), one.outcomes)[0] if known else {}
-            for rel, content in _list_stays(paths[letter], one):
-                if (named := STAY.fullmatch(rel)) is not None and named[1] in shared:
-                    places.setdefault(named[1], []).append(
-                        StayCopy(letter, one.locate(rel), content, deaths.get(named[1]))
-                    )
-    found: dict[str, dict[str, Finding]] = {}
-    for name, same in sorted(places.items()):
-        differ = (
-            len({one.content for one in same}) > 1 or len({one.death for one in same} - {None}) > 1
-        )
+    unused: dict[str, dict[str, Finding]] = {letter: {} for letter in sets}
+    copies: dict[str, list[StayCopy]] = {}
+    for letter, files in sets.items():
+        if len(sets) > 1 and files.archive not in source.rejected:
+            with suppress(UserError, OSError):
+                for name, copy in _list_copies(source, letter, files):
+                    copies.setdefault(name, []).append(copy)
+    for name, same in sorted(copies.items()):
+        differ = len({copy.digest for copy in same}) > 1
+        differ |= len({copy.death for copy in same} - {None}) > 1
         # one with an outcome, if any has it
-        used, *others = sorted(same, key=lambda one: (one.death is None, one.letter))
+        used, *others = sorted(same, key=lambda copy: (copy.death is None, copy.letter))
         for other in others:
-            if other.letter != used.letter:
-                place = sets[other.letter].place
-                found.setdefault(other.letter, {})[name] = _describe_copy(
-                    other.file, used.file, place, differ=differ
+            if other.letter == used.letter:
+                continue
+            for copy, counterpart in ((other, used), (used, other))[: 1 + differ]:
+                unused[copy.letter][name] = _describe_copy(
+                    copy.file, counterpart.file, sets[copy.letter].place, differ=differ
                 )
-                if differ:
-                    found.setdefault(used.letter, {})[name] = _describe_copy(
-                        used.file, other.file, place, differ=True
-                    )
-    return found
+    return unused
+
+
+def _list_copies(source: Source, letter: str, files: StaySet) -> list[tuple[str, StayCopy]]:
+    """RecordID and copy of each stay of a set. Raises UserError and OSError as `read_set`."""
+    paths = {path: source.path(path) for path in files.files if path in source.files}
+    deaths: Mapping[str, str] = {}
+    if files.outcomes in paths:
+        deaths = _read_outcomes(paths[files.outcomes], files.outcomes)[0]
+    copies = []
+    for path, content in _list_stays(paths, files):
+        if match := STAY.fullmatch(path):
+            digest = sha256(content).digest()
+            copy = StayCopy(letter, files.locate(path), digest, deaths.get(match[1]))
+            copies.append((match[1], copy))
+    return copies
 
 
 def _describe_copy(file: str, other: str, place: str, *, differ: bool) -> Finding:
@@ -377,108 +412,111 @@ def _describe_copy(file: str, other: str, place: str, *, differ: bool) -> Findin
             "used once",
             file=place,
         )
-    text, wanted = (
+    return Finding(
+        Reason.DUPLICATE_KEY,
         f"{safe_text(other)} is of the same stay and differs, in its text or its outcome",
         "none of them is used",
+        "Remove the wrong one",
+        file=file,
     )
-    return Finding(Reason.DUPLICATE_KEY, text, wanted, "Remove the wrong one", file=file)
 
 
-def read_set(
-    paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Finding] | None = None
-) -> Records:
+def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Finding]) -> Records:
     """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file;
     `copies`: as of `_find_copies`.
 
     Raises UserError: as `archives.read_members`, and schema, duplicate_key and so on for the
     outcomes.
     """
-    outcomes, rows, findings = (
-        _read_outcomes(paths[files.outcomes], files.outcomes) if files.outcomes else ({}, [], [])
-    )
-    place = files.place
-    others: list[str] = []
+    deaths: dict[str, str] = {}
+    rows: list[SourceRows] = []
+    findings: list[Finding] = []
+    if files.outcomes:
+        deaths, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes)
+    texts, others = _group_texts(paths, files)
     stays: dict[str, Stay] = {}
     faults: list[Finding] = []
-    first: dict[str, tuple[str, bytes]] = {}  # RecordID -> file and hash of its text
-    torn: set[str] = set()  # stays whose copies differ
-    seen = 0
-    for rel, content in _list_stays(paths, files):
-        if (named := STAY.fullmatch(rel)) is None:
-            others.append(PurePosixPath(rel).name)
+    for name, same in texts.items():
+        repeated = _compare_texts(same, files.place)
+        faults += repeated
+        if any(fault.level == "error" for fault in repeated):
             continue
-        seen += 1
-        name, file, digest = named[1], files.locate(rel), sha256(content).digest()
-        there, hashed = first.setdefault(name, (file, digest))
-        if there != file:
-            if hashed != digest and stays.pop(name, None) is not None:
-                torn.add(name)
-                faults.append(_describe_copy(there, file, place, differ=True))
-            faults.append(
-                _describe_copy(file, there, place, differ=hashed != digest or name in torn)
-            )
-            continue
-        if copies and name in copies:
+        if name in copies:
             faults.append(copies[name])
             continue
+        file, content = same[0]
         try:
-            stays[name] = parse_stay(name, content, outcomes.get(name))
+            stays[name] = parse_stay(name, content, deaths.get(name))
         except UserError as error:
             faults.append(replace(error.finding, file=file))
-    if not stays and not any(fault.level != "error" for fault in faults):
-        worst = (
-            tables.group_findings(faults)[0]
-            if faults
-            else Finding(Reason.NO_INPUT, "holds no stays")
-        )
-        raise input_error(
-            worst.code,
-            f"no stay of {seen} can be used: {worst.problem}",
-            worst.requirement,
-            worst.hint,
-            file=place,
-        )
-    dropped, quarantined = (
-        count_reasons(fault for fault in faults if (fault.level == "error") == error)
-        for error in (False, True)
-    )
-    rows.append(
-        SourceRows(file=place, kind="stays", seen=seen, dropped=dropped, quarantined=quarantined)
-    )
-    if others := [
-        name for name in others if not name.startswith(".") and not LAYOUT.fullmatch(name)
-    ]:
-        shown = tuple(map(safe_text, others[:5]))
-        text = f"files that are not named as a stay (132539.txt): {len(others)}, {shown[0]} first"
-        findings.append(
-            input_warning(
-                Reason.FILE_NAME, text, "not read", file=place, count=len(others), examples=shown
-            )
-        )
-    findings += tables.group_findings(faults) + [
-        finding.at(place) for finding in _report_stays([*stays.values()])
+    seen = sum(map(len, texts.values()))
+    if not stays and all(fault.level == "error" for fault in faults):
+        raise _no_stays_error(faults, seen, files.place)
+    rows.append(account_rows(files.place, "stays", seen, faults))
+    findings += [
+        *report_other_files("files that are not named as a stay (132539.txt)", others, files.place),
+        *tables.group_findings(faults),
+        *(finding.at(files.place) for finding in _report_stays(list(stays.values()))),
     ]
     if files.outcomes:
-        unlabelled = sum("death" not in stay.record.attributes for stay in stays.values())
-        unused = len(outcomes.keys() - stays.keys())
-        for count, text, wanted in (
-            (unlabelled, "stays without an outcome", "they have no label"),
-            (unused, "outcomes without a stay", "not used"),
-        ):
-            if count:
-                findings.append(
-                    input_warning(
-                        Reason.UNMATCHED_LABELS,
-                        f"{text}: {count}",
-                        wanted,
-                        file=files.outcomes,
-                        count=count,
-                    )
-                )
+        findings += _report_outcomes(stays, deaths, files.outcomes)
     return Records(records=[stay.record for stay in stays.values()], rows=rows, findings=findings)
 
 
+def _group_texts(
+    paths: Mapping[str, Path], files: StaySet
+) -> tuple[dict[str, list[tuple[str, bytes]]], list[str]]:
+    """RecordID -> file and text of each copy; and names of other files."""
+    texts: dict[str, list[tuple[str, bytes]]] = {}
+    others: list[str] = []
+    for path, content in _list_stays(paths, files):
+        name = PurePosixPath(path).name
+        if match := STAY.fullmatch(path):
+            texts.setdefault(match[1], []).append((files.locate(path), content))
+        elif not name.startswith(".") and not LAYOUT.fullmatch(name):
+            others.append(name)
+    return texts, others
+
+
+def _compare_texts(copies: Sequence[tuple[str, bytes]], place: str) -> list[Finding]:
+    """Why copies of a stay in one set are not used: all but the first where they are equal, none
+    is where they differ.
+    """
+    (first, content), *others = copies
+    different = [file for file, text in others if text != content]
+    pairs = [(first, different[0])] if different else []
+    pairs += [(file, first) for file, _ in others]
+    return [_describe_copy(file, other, place, differ=bool(different)) for file, other in pairs]
+
+
+def _no_stays_error(faults: Sequence[Finding], seen: int, place: str) -> UserError:
+    """The error for a set without a usable stay."""
+    none = Finding(Reason.NO_INPUT, "holds no stays")
+    worst = next(iter(tables.group_findings(faults)), none)
+    return input_error(
+        worst.code,
+        f"no stay of {seen} can be used: {worst.problem}",
+        worst.requirement,
+        worst.hint,
+        file=place,
+    )
+
+
+def _report_outcomes(
+    stays: Mapping[str, Stay], deaths: Mapping[str, str], file: str
+) -> list[Finding]:
+    """Warnings about stays without an outcome, and outcomes without a stay."""
+    unlabelled = sum("death" not in stay.record.attributes for stay in stays.values())
+    unused = len(deaths.keys() - stays.keys())
+    report = partial(report_count, Reason.UNMATCHED_LABELS, file=file)
+    return [
+        *report("stays without an outcome", unlabelled, "they have no label"),
+        *report("outcomes without a stay", unused, "not used"),
+    ]
+
+
 def _list_stays(paths: Mapping[str, Path], files: StaySet) -> Iterator[tuple[str, bytes]]:
+    """Path and text of each file in the archive or the folder of a set."""
     if files.archive:
         yield from archives.read_members(paths[files.archive])
         return
@@ -492,60 +530,44 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
     """Stay -> died or survived; the account of the rows. Columns are found by name, those of later
     days are not read.
     """
-    found: dict[str, str] = {}
+    deaths: dict[str, str] = {}
+    rows: dict[str, int] = {}
     faults: list[Finding] = []
-    row_of: dict[str, int] = {}
     with locate_errors(rel):
         for row in tables.read_rows(path, ("RecordID", LABEL), key=("RecordID",)):
             if isinstance(row, Finding):
                 faults.append(row)
-            elif (name := _parse_integer(row.cells[0])) is None:
-                text = f"the cell of row {row.row} is no number of a stay"
-                faults.append(
-                    Finding(
-                        Reason.IDENTIFIER,
-                        text,
-                        "expected a whole number",
-                        field="RecordID",
-                        row=row.row,
-                    )
+                continue
+            number, death = map(parse_integer, row.cells)
+            name, cell = str(number), f"the cell of row {row.row}"
+            if number is None:
+                fault = Finding(
+                    Reason.IDENTIFIER,
+                    f"{cell} is no number of a stay",
+                    "expected a whole number",
+                    field="RecordID",
+                    row=row.row,
                 )
-            elif str(name) in row_of:  # in another spelling
-                found.pop(str(name), None)
-                text, wanted = (
-                    f"rows {row_of[str(name)]} and {row.row} are of one stay",
+                faults.append(fault)
+            elif name in rows:  # in another spelling
+                deaths.pop(name, None)
+                fault = Finding(
+                    Reason.DUPLICATE_KEY,
+                    f"rows {rows[name]} and {row.row} are of one stay",
                     "its outcome is not used",
+                    field="RecordID",
+                    row=row.row,
                 )
-                faults.append(
-                    Finding(Reason.DUPLICATE_KEY, text, wanted, field="RecordID", row=row.row)
-                )
-            elif (death := _parse_integer(row.cells[1])) in {0, 1}:
-                found[str(name)], row_of[str(name)] = DEATH[death], row.row
+                faults.append(fault)
+            elif death in {0, 1}:
+                deaths[name], rows[name] = DEATH[death], row.row
             else:
                 faults.append(
-                    Finding(
-                        Reason.LABEL,
-                        f"the cell of row {row.row} is neither 0 nor 1",
-                        field=LABEL,
-                        row=row.row,
-                    )
+                    Finding(Reason.LABEL, f"{cell} is neither 0 nor 1", field=LABEL, row=row.row)
                 )
         seen = tables.count_rows(path)
-    dropped, quarantined = (
-        count_reasons(one for one in faults if (one.level == "error") == error)
-        for error in (False, True)
-    )
-    rows = [
-        SourceRows(file=rel, kind="outcomes", seen=seen, dropped=dropped, quarantined=quarantined)
-    ]
-    return found, rows, [finding.at(rel) for finding in tables.group_findings(faults)]
-
-
-def _parse_integer(cell: str) -> int | None:
-    """A whole number, also as 1.0; None for anything else."""
-    with suppress(UserError):
-        return tables.parse_integer(cell)
-    return None
+    findings = [finding.at(rel) for finding in tables.group_findings(faults)]
+    return deaths, [account_rows(rel, "outcomes", seen, faults)], findings
 
 
 def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
@@ -553,67 +575,68 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
     not_numeric, identifier, with the row.
     """
     table = decode_table(content)
-    header, *lines = table.splitlines() or [""]
-    columns = [cell.strip() for cell in header.split(",")]
-    if {"Time", "Parameter", "Value"} - set(columns):
-        raise input_error(
-            Reason.SCHEMA,
-            "has no columns Time, Parameter, Value",
-            "expected them in the first line",
-            row=1,
-        )
-    at = [columns.index(cell) for cell in ("Time", "Parameter", "Value")]
     values: dict[tuple[int, str], float] = {}
-    unknown: Counter[str] = Counter()
-    implausible: Counter[str] = Counter()
-    repeated = foreign = percent = latest = 0
-    is_unordered = False
-    for number, line in enumerate(lines, 2):
-        if not line.strip():
-            continue
-        cells = line.split(",")
-        if len(cells) != len(columns):
-            raise input_error(
-                Reason.ROW_WIDTH,
-                f"row {number} has {len(cells)} cells",
-                f"expected {len(columns)}",
-                row=number,
-            )
-        clock, variable, text = (cells[i].strip() for i in at)
-        minute, value = _parse_cells(clock, text, number)
-        is_unordered, latest = is_unordered or minute < latest, minute
+    odd, unknown, implausible = Counter[str](), Counter[str](), Counter[str]()
+    percent = latest = 0
+    for row, minute, variable, value in _parse_rows(table):
+        if minute < latest:
+            odd["unordered"] = 1
+        latest = minute
         if variable == "RecordID":
             if value != float(name):
                 raise input_error(
                     Reason.IDENTIFIER,
                     "states another RecordID than its name",
                     "expected the same",
-                    row=number,
+                    row=row,
                 )
-            continue
-        if variable not in UNITS and variable not in DESCRIPTORS:
-            foreign += 1
-            continue
-        percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
-        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
-        if value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
+        elif variable not in UNITS and variable not in DESCRIPTORS:
+            odd["foreign"] += 1
+        elif value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
             unknown[variable] += 1
-        elif not low <= value <= high or value not in CODES.get(variable, (value,)):
+        elif not _is_plausible(variable, value):
             implausible[variable] += 1
+            percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
         else:
-            repeated += (minute, variable) in values
+            odd["repeated"] += (minute, variable) in values
             values[minute, variable] = value
-    is_cut = not table.endswith(("\n", "\r"))
-    return Stay(
-        _make_record(name, values, death),
-        unknown,
-        implausible,
-        repeated,
-        foreign,
-        percent,
-        is_unordered,
-        is_cut,
-    )
+    odd["cut"] = not table.endswith(("\n", "\r"))
+    odd["bare"] = {variable for _, variable in values} <= {*DESCRIPTORS, "Weight"}
+    return Stay(_make_record(name, values, death), odd, unknown, implausible, percent)
+
+
+def _is_plausible(variable: str, value: float) -> bool:
+    low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
+    return low <= value <= high and value in CODES.get(variable, (value,))
+
+
+def _parse_rows(table: str) -> Iterator[tuple[int, int, str, float]]:
+    """Number of the row, minutes since admission, variable and value of each row."""
+    header, *lines = table.splitlines() or [""]
+    columns = [cell.strip() for cell in header.split(",")]
+    wanted = ("Time", "Parameter", "Value")
+    if not set(wanted) <= set(columns):
+        raise input_error(
+            Reason.SCHEMA,
+            f"has no columns {', '.join(wanted)}",
+            "expected them in the first line",
+            row=1,
+        )
+    places = [columns.index(name) for name in wanted]
+    for row, line in enumerate(lines, 2):
+        if not line.strip():
+            continue
+        cells = line.split(",")
+        if len(cells) != len(columns):
+            raise input_error(
+                Reason.ROW_WIDTH,
+                f"row {row} has {len(cells)} cells",
+                f"expected {len(columns)}",
+                row=row,
+            )
+        clock, variable, value = (cells[i].strip() for i in places)
+        minute, number = _parse_cells(clock, value, row)
+        yield row, minute, variable, number
 
 
 def _parse_cells(clock: str, text: str, row: int) -> tuple[int, float]:
@@ -664,86 +687,50 @@ def _make_record(name: str, values: Mapping[tuple[int, str], float], death: str 
     )
 
 
-def _report_stays(stays: list[Stay]) -> Iterator[Finding]:
+def _report_stays(stays: Sequence[Stay]) -> Iterator[Finding]:
     """What is odd in the stays of a set, in words with counts."""
-    unknown, implausible = (
-        sum(
-            (
-                counts[i]
-                for counts in zip(
-                    [s.unknown for s in stays], [s.implausible for s in stays], strict=True
-                )
-            ),
-            Counter(),
-        )
-        for i in (0, 1)
-    )
+    odd, unknown, implausible = Counter[str](), Counter[str](), Counter[str]()
+    for stay in stays:
+        odd.update(stay.odd)
+        unknown.update(stay.unknown)
+        implausible.update(stay.implausible)
     for variable, count in sorted(unknown.items()):
-        yield input_warning(
+        yield from report_count(
             Reason.MISSING_VALUES,
-            f"stays with an unknown {variable} (-1): {count}",
+            f"stays with an unknown {variable} (-1)",
+            count,
             "missing",
             field=variable,
-            count=count,
         )
     for variable, count in sorted(implausible.items()):
-        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
-        wanted = f"between {low:g} and {high:g}" if variable in PLAUSIBLE else "0 or more"
-        wanted = (
-            f"one of {', '.join(f'{code:g}' for code in CODES[variable])}"
-            if variable in CODES
-            else wanted
+        yield from report_count(
+            Reason.PHYSICAL_RANGE,
+            f"values of {variable} that are not {_describe_range(variable)}",
+            count,
+            "missing",
+            field=variable,
         )
-        text = f"values of {variable} that are not {wanted}: {count}"
-        yield input_warning(Reason.PHYSICAL_RANGE, text, "missing", field=variable, count=count)
-    if count := sum(stay.percent for stay in stays):
-        text = f"values of FiO2 from {PERCENT[0]:g} to {PERCENT[1]:g}, which are percent: {count}, in {sum(stay.percent > 0 for stay in stays)} stays"
+    percent = [stay.percent for stay in stays if stay.percent]
+    if percent:
+        low, high = PERCENT
+        count = f"{sum(percent)}, in {len(percent)} stays"
         yield input_warning(
             Reason.UNIT,
-            text,
+            f"values of FiO2 from {low:g} to {high:g}, which are percent: {count}",
             "expected fractions: they are missing",
             "Divide them by 100",
             field="FiO2",
-            count=count,
+            count=sum(percent),
         )
-    if count := sum(stay.is_unordered for stay in stays):
-        yield input_warning(
-            Reason.TIMESTAMPS,
-            f"stays whose rows are not in order of time: {count}",
-            "they are put in order",
-            count=count,
-        )
-    if count := sum(stay.is_cut for stay in stays):
-        text = f"stays whose last line has no end: {count}"
-        yield input_warning(
-            Reason.TRUNCATED,
-            text,
-            "they are used, but may have been cut",
-            "Compare them with their source",
-            count=count,
-        )
-    if count := sum(stay.repeated for stay in stays):
-        text = f"values of a variable at a time that has a later one: {count}"
-        yield input_warning(Reason.DUPLICATES, text, "the last one of a time is used", count=count)
-    if count := sum(stay.foreign for stay in stays):
-        yield input_warning(
-            Reason.UNKNOWN_LABEL,
-            f"values of variables that the challenge does not have: {count}",
-            "not used",
-            count=count,
-        )
-    bare = sum(
-        all(
-            np.isnan(s.samples).all()
-            for s in stay.record.signals
-            if s.channel in UNITS and s.channel != "Weight"
-        )
-        for stay in stays
-    )
-    if bare:
-        yield input_warning(
-            Reason.MISSING_VALUES,
-            f"stays without any measurement: {bare}",
-            "their descriptors are all that is known",
-            count=bare,
-        )
+    for key, (code, text, effect, hint) in ODDITIES.items():
+        yield from report_count(code, text, odd[key], effect, hint)
+
+
+def _describe_range(variable: str) -> str:
+    """The values that a variable may have, in words."""
+    if variable in CODES:
+        return f"one of {', '.join(f'{code:g}' for code in CODES[variable])}"
+    if variable in PLAUSIBLE:
+        low, high = PLAUSIBLE[variable]
+        return f"between {low:g} and {high:g}"
+    return "0 or more"

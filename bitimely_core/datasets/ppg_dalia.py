@@ -17,15 +17,8 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import (
-    Finding,
-    Reason,
-    UserError,
-    input_error,
-    input_warning,
-    safe_text,
-    usage_error,
-)
+from bitimely_core.datasets.reading import list_rejected, make_unit, two_forms_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -79,7 +72,6 @@ VIEW = View(
                 "sequences": 64_697,
                 "length": "256 & 512",
                 "subjects": 15,
-                "classes": None,
             }
         },
         rules={
@@ -97,35 +89,20 @@ def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     subjects.
     """
     source = require_source(source)
-    found = tser.find_problems(source)
-    pickled = {
-        rel: named[1].upper()
-        for rel in [*source.files, *source.rejected]
-        if (named := PICKLE.fullmatch(rel))
-    }
-    if len(found) > 1 or (found and pickled):
-        text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
-        raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
-    yield from report_unclaimed(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
-    for files in found.values():
-        layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
-        yield from tser.list_units(source, {"": files}, {"": layout})
-    placed = tser.split_by_hash(SUBJECTS, sizes=(1, 2))
-    for rel, subject in pickled.items():
-        if rel in source.rejected:
-            yield IngestUnit(
-                name=PurePosixPath(rel).stem,
-                files=(rel,),
-                read=None,
-                findings=(source.rejected[rel],),
-            )
-        else:
-            split = placed.get(subject, "train")
-            yield IngestUnit(
-                name=PurePosixPath(rel).stem,
-                files=(rel,),
-                read=partial(read_subject, source.path(rel), rel, subject, split),
-            )
+    problems = tser.find_problems(source)
+    matches = filter(None, map(PICKLE.fullmatch, [*source.files, *source.rejected]))
+    subjects = {match[0]: match[1].upper() for match in matches}
+    if len(problems) > 1 or (problems and subjects):
+        raise two_forms_error(f"{len(problems)} problems in .ts files", f"{len(subjects)} pickles")
+    yield from report_unclaimed(source, {**problems, "": {path: path for path in subjects}}, LAYOUT)
+    layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
+    for files in problems.values():
+        yield from tser.list_units(source, [tser.TserProblem(files, layout)])
+    splits = tser.split_by_hash(SUBJECTS, sizes=(1, 2))
+    for path, subject in subjects.items():
+        split = splits.get(subject, "train")
+        read = partial(read_subject, source.root / path, path, subject, split)
+        yield make_unit(PurePosixPath(path).stem, (path,), list_rejected(source, (path,)), read)
 
 
 def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
@@ -139,72 +116,78 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         content = pickles.load_pickle(path)
         if not isinstance(content, dict):
             raise _schema_error("content", "is not a dictionary")
-        wrist = _get_entry(_get_entry(content, "signal"), "wrist")
+        wrist = _get_dict(_get_dict(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
-            text = f"is of subject {safe_text(content['subject'])}"
             raise input_error(
-                Reason.RECORD_NAME, text, f"the name of the file states {subject}", field="subject"
+                Reason.RECORD_NAME,
+                f"is of subject {safe_text(content['subject'])}",
+                f"the name of the file states {subject}",
+                field="subject",
             )
-        ppg = _to_numbers(_get_entry(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
-        motion = _to_numbers(_get_entry(wrist, "ACC", dict_=False), "ACC", len(AXES))
-        rates = _to_numbers(_get_entry(content, "label", dict_=False), "label", 1)[:, 0]
-        seconds = min(len(ppg) / PPG, len(motion) / ACC)
-        windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
-        if abs(len(ppg) / PPG - len(motion) / ACC) > WINDOW or abs(windows - len(rates)) > SLACK:
-            text = f"{len(rates)} labels, {len(ppg) / PPG:g} s of PPG and {len(motion) / ACC:g} s of acceleration"
-            raise input_error(
-                Reason.LENGTH,
-                text,
-                f"expected a label every {STEP:g} s, for {WINDOW:g} s each",
-                field="label",
-            )
-        findings = []
-        if windows != len(rates):
-            text = f"{len(rates)} labels for {windows} windows"
-            findings.append(
-                input_warning(
-                    Reason.UNMATCHED_LABELS,
-                    text,
-                    "what has no counterpart is dropped",
-                    field="label",
-                    file=rel,
-                )
-            )
-        rates = rates[:windows].copy()
-        invalid = ~np.isfinite(rates) | (rates <= 0)
-        if invalid.all():
-            raise input_error(
-                Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label"
-            )
-        if invalid.any():
-            text = f"{int(invalid.sum())} heart rates are not positive"
-            findings.append(
-                input_warning(
-                    Reason.LABEL,
-                    text,
-                    "their windows have no label",
-                    field="label",
-                    count=int(invalid.sum()),
-                    file=rel,
-                )
-            )
-        rates[invalid] = np.nan
+        ppg = _to_numbers(_get_entry(wrist, "BVP"), "BVP", 1)[:, 0]
+        motion = _to_numbers(_get_entry(wrist, "ACC"), "ACC", len(AXES))
+        labels = _to_numbers(_get_entry(content, "label"), "label", 1)[:, 0]
+        rates, findings = _match_rates(labels, len(ppg) / PPG, len(motion) / ACC)
         signals = [
             Signal("PPG", PPG, "", _to_float32(ppg, "BVP")),
             *(
-                Signal(axis, ACC, "g", _to_float32(motion[:, i], "ACC"))
-                for i, axis in enumerate(AXES)
+                Signal(axis, ACC, "g", _to_float32(values, "ACC"))
+                for axis, values in zip(AXES, motion.T, strict=True)
             ),
-            Signal("hr", 1.0 / STEP, "bpm", rates.astype(np.float32)),
+            Signal("hr", 1.0 / STEP, "bpm", rates),
         ]
-        attributes = {"split": split, **_parse_person(content.get("questionnaire"))}
-        return Record(
-            recording_id=subject,
-            subject_id=subject,
-            signals=signals,
-            attributes=attributes,
-            findings=findings,
+    return Record(
+        recording_id=subject,
+        subject_id=subject,
+        signals=signals,
+        attributes={"split": split, **_parse_person(content.get("questionnaire"))},
+        findings=[finding.at(rel) for finding in findings],
+    )
+
+
+def _match_rates(labels: np.ndarray, ppg: float, motion: float) -> tuple[np.ndarray, list[Finding]]:
+    """Heart rate of each window, float32, NaN where it is none, and findings; `ppg`, `motion`:
+    seconds of the signals.
+
+    Raises UserError: length, label.
+    """
+    seconds = min(ppg, motion)
+    windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
+    if abs(ppg - motion) > WINDOW or abs(windows - len(labels)) > SLACK:
+        raise input_error(
+            Reason.LENGTH,
+            f"{len(labels)} labels, {ppg:g} s of PPG and {motion:g} s of acceleration",
+            f"expected a label every {STEP:g} s, for {WINDOW:g} s each",
+            field="label",
         )
+    findings = []
+    if windows != len(labels):
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS,
+                f"{len(labels)} labels for {windows} windows",
+                "what has no counterpart is dropped",
+                field="label",
+            )
+        )
+    rates = labels[:windows].astype(np.float32)
+    invalid = ~np.isfinite(labels[:windows]) | (labels[:windows] <= 0)
+    if invalid.all():
+        raise input_error(
+            Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label"
+        )
+    if count := int(invalid.sum()):
+        findings.append(
+            input_warning(
+                Reason.LABEL,
+                f"{count} heart rates are not positive",
+                "their windows have no label",
+                field="label",
+                count=count,
+            )
+        )
+    rates[invalid] = np.nan
+    return rates, findings
 
 
 def _schema_error(field: str, text: str) -> UserError:
@@ -213,22 +196,26 @@ def _schema_error(field: str, text: str) -> UserError:
     )
 
 
-def _get_entry(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
+def _get_entry(content: dict[Any, Any], name: str) -> Any:
     """An entry of a dictionary. Raises UserError (schema)."""
     if name not in content:
         raise _schema_error(name, "is missing")
-    if dict_ and not isinstance(content[name], dict):
-        raise _schema_error(name, "is not a dictionary")
     return content[name]
+
+
+def _get_dict(content: dict[Any, Any], name: str) -> dict[Any, Any]:
+    """An entry that is a dictionary itself. Raises UserError (schema)."""
+    entry = _get_entry(content, name)
+    if not isinstance(entry, dict):
+        raise _schema_error(name, "is not a dictionary")
+    return entry
 
 
 def _to_numbers(values: Any, name: str, width: int) -> np.ndarray:
     """Values as float64 [n, width]. Raises UserError (schema)."""
-    array = (
-        np.array(values)
-        if isinstance(values, list) and all(isinstance(x, int | float) for x in values)
-        else values
-    )
+    array = values
+    if isinstance(values, list) and all(isinstance(value, int | float) for value in values):
+        array = np.array(values)
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "iuf"
@@ -245,22 +232,22 @@ def _to_numbers(values: Any, name: str, width: int) -> np.ndarray:
 def _to_float32(values: np.ndarray, name: str) -> np.ndarray:
     """float32; NaN stays as missing. Raises UserError (non_finite)."""
     with np.errstate(over="ignore"):
-        out = np.ascontiguousarray(values, np.float32)
-    if np.isinf(out).any():
+        samples = np.ascontiguousarray(values, np.float32)
+    if np.isinf(samples).any():
         raise input_error(
             Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=name
         )
-    return out
+    return samples
 
 
 def _parse_person(answers: Any) -> dict[str, AttributeValue]:
     """Age and sex, of the questionnaire; other answers are not kept."""
     if not isinstance(answers, dict):
         return {}
-    out: dict[str, AttributeValue] = {}
+    person: dict[str, AttributeValue] = {}
     age, sex = answers.get("AGE"), str(answers.get("Gender", "")).strip().upper()
     if isinstance(age, int | float) and 0 < age < 120:
-        out["age"] = int(age)
+        person["age"] = int(age)
     if sex in {"M", "F"}:
-        out["sex"] = sex
-    return out
+        person["sex"] = sex
+    return person

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from pathlib import PurePosixPath
-
-import numpy as np
+from itertools import chain
+from pathlib import Path, PurePosixPath
 
 from bitimely_core.datasets import physiology
+from bitimely_core.datasets.reading import (
+    check_count,
+    is_constant,
+    list_paths,
+    list_rejected,
+    make_unit,
+    parse_integer,
+    report_count,
+    restrict_source,
+)
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -39,6 +48,7 @@ from bitimely_core.types import (
     Record,
     Signal,
     SourceRows,
+    count_reasons,
 )
 
 TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
@@ -76,6 +86,7 @@ BASE_VIEW = View(
     split="official",
     help="12 leads of all records, no labels; 5000 samples at 500 Hz after `ingest ptb-xl --rate 500`",
 )
+PAPER = {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +98,9 @@ class PtbXlEntry:
     subject: str = ""
     fold: int = 0
     attributes: Attributes = field(default_factory=dict)
-    recorded: str | None = None
+    recorded: str = ""  # date and time
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of statements
+    unused: tuple[str, ...] = ()  # why age or sex is not used as written
     faults: tuple[Finding, ...] = ()
 
 
@@ -116,21 +129,8 @@ class PtbXlEntry:
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/ptb-xl/1.0.3/   (3.0 GB; no account needed)",
         layout="ptbxl_database.csv and scp_statements.csv beside records100/ or, with --rate 500, records500/",
         paper={
-            "": {
-                "channels": 12,
-                "timesteps": 109_200_000,
-                "sequences": 21_837,
-                "length": 5000,
-                "subjects": None,
-                "classes": None,
-            },
-            "superclass": {
-                "channels": 12,
-                "timesteps": 109_200_000,
-                "sequences": 21_837,
-                "length": 5000,
-                "classes": 5,
-            },
+            "": PAPER,
+            "superclass": {**PAPER, "classes": 5},
             "note": "21,837 are the records of 1.0.1 at 500 Hz; 1.0.3 has 38 duplicates less",
         },
         rules=RULES,
@@ -164,8 +164,7 @@ def ptb_xl(
             f"{safe_text(table)} is read, and its records",
             file=rel,
         )
-    folder = PurePosixPath(table).parent
-    statements = (folder / STATEMENTS).as_posix()
+    statements = (PurePosixPath(table).parent / STATEMENTS).as_posix()
     with locate_errors(statements):
         if statements not in source.files:
             raise input_error(
@@ -174,22 +173,22 @@ def ptb_xl(
                 "it states which statements are diagnoses",
                 "Download it",
             )
-        known, findings = _read_superclasses(source, statements)
-    yield from findings
+        superclass_of, findings = _read_superclasses(source.path(statements))
+    yield from (finding.at(statements) for finding in findings)
     with locate_errors(table):
-        entries, rows, findings = _read_entries(source, table, rate, known)
+        entries, rows, findings = _read_entries(source.path(table), table, rate, superclass_of)
     yield rows
-    yield from findings
+    yield from (finding.at(table) for finding in findings)
     with locate_errors(table):
         check_official_split(entries)
     yield from (finding.at(table) for finding in _report_missing_classes(entries))
     # what a record's name begins with -> its files
     beside: dict[str, list[str]] = defaultdict(list)
-    for rel in sorted({*source.files, *source.rejected}):
+    for rel in list_paths(source):
         beside[_record_stem(rel)].append(rel)
     claimed: set[str] = set()
     for name, entry in entries.items():
-        unit = _make_unit(source, table, name, entry, beside, options)
+        unit = _list_unit(source, table, name, entry, beside, options)
         claimed.update(unit.files)
         yield unit
     yield from _report_unlisted(source, claimed)
@@ -199,276 +198,248 @@ def _list_tables(source: Source) -> list[str]:
     """The metadata table, the one nearest to the root, and others of its name, which are not
     read.
     """
-    found = sorted(
-        (rel.count("/"), rel) for rel in source.files if rel == TABLE or rel.endswith(f"/{TABLE}")
-    )
-    if not found:
-        action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
-        raise input_error(
-            Reason.NO_INPUT, f"no {TABLE} among {len(source.files)} files", hint=action
-        )
-    if len(found) > 1 and found[0][0] == found[1][0]:
-        text = f"{TABLE} exists {sum(depth == found[0][0] for depth, _ in found)} times"
+    paths = [rel for rel in source.files if PurePosixPath(rel).name == TABLE]
+    paths.sort(key=lambda rel: (rel.count("/"), rel))
+    if not paths:
         raise input_error(
             Reason.NO_INPUT,
-            text,
+            f"no {TABLE} among {len(source.files)} files",
+            hint="Give the folder that holds it, with records100, records500 and scp_statements.csv",
+        )
+    nearest = sum(rel.count("/") == paths[0].count("/") for rel in paths)
+    if nearest > 1:
+        raise input_error(
+            Reason.NO_INPUT,
+            f"{TABLE} exists {nearest} times",
             "expected one",
             "Give the folder of one of them",
-            file=found[0][1],
+            file=paths[0],
         )
-    return [rel for _, rel in found]
+    return paths
 
 
 # --- metadata
 
 
-def _read_superclasses(source: Source, rel: str) -> tuple[dict[str, str | None], list[Finding]]:
-    """Statement -> diagnostic superclass, None for statements about rhythm and form. Raises
-    UserError: as `tables.read_rows`.
+def _read_superclasses(path: Path) -> tuple[dict[str, str | None], list[Finding]]:
+    """Statement -> diagnostic superclass, None for statements about rhythm and form; and findings.
+
+    Raises UserError: as `tables.read_rows`.
     """
-    path = source.path(rel)
     columns = (tables.read_names(path)[0], "diagnostic", "diagnostic_class")
-    known: dict[str, str | None] = {}
+    superclass_of: dict[str, str | None] = {}
     findings: list[Finding] = []
-    for item in tables.read_rows(path, columns, key=columns[:1]):
-        if isinstance(item, Finding):
-            findings.append(replace(item, level="warning", file=rel))
+    for row in tables.read_rows(path, columns, key=columns[:1]):
+        if isinstance(row, Finding):
+            findings.append(replace(row, level="warning"))
             continue
-        code, diagnostic, kind = (cell.strip() for cell in item.cells)
-        named = diagnostic in {"1", "1.0"}
-        if named and kind not in SUPERCLASSES:
-            text = f"row {item.row} has no diagnostic superclass"
+        code, diagnostic, name = (cell.strip() for cell in row.cells)
+        is_diagnostic = diagnostic in {"1", "1.0"}
+        if is_diagnostic and name not in SUPERCLASSES:
             findings.append(
-                replace(
-                    input_warning(Reason.METADATA, text, f"expected {', '.join(SUPERCLASSES)}"),
-                    row=item.row,
-                    file=rel,
+                input_warning(
+                    Reason.METADATA,
+                    f"row {row.row} has no diagnostic superclass",
+                    f"expected {', '.join(SUPERCLASSES)}",
+                    row=row.row,
                 )
             )
-        known[code] = kind if named and kind in SUPERCLASSES else None
-    return known, tables.group_findings(findings)
+        superclass_of[code] = name if is_diagnostic and name in SUPERCLASSES else None
+    return superclass_of, tables.group_findings(findings)
 
 
 def _read_entries(
-    source: Source, rel: str, rate: int, known: dict[str, str | None]
+    path: Path, rel: str, rate: int, superclass_of: Mapping[str, str | None]
 ) -> tuple[dict[str, PtbXlEntry], SourceRows, list[Finding]]:
-    """Record -> its row, the account of the rows, and findings about them.
+    """Record -> its row, the account of the rows, and findings about them; `rel` names the file.
 
     Raises UserError: duplicate_key for a record with two rows that differ, csv_syntax, and as
     `tables.read_rows`.
     """
-    path = source.path(rel)
-    wanted = ("ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", RECORD[rate])
-    dated = "recording_date" in tables.read_names(path)
+    columns = ["ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", RECORD[rate]]
+    is_dated = "recording_date" in tables.read_names(path)
     entries: dict[str, PtbXlEntry] = {}
-    cells_of: dict[str, tuple[str, ...]] = {}
-    rejected: list[Finding] = []  # rows without a record
-    quarantined, dropped, remarks = Counter[str](), Counter[str](), _RowRemarks()
-    seen = 0
-    for item in tables.read_rows(path, (*wanted, "recording_date") if dated else wanted):
+    cells: dict[str, tuple[str, ...]] = {}
+    faults: list[Finding] = []  # rows without a record
+    seen = repeated = 0
+    for row in tables.read_rows(path, [*columns, "recording_date"] if is_dated else columns):
         seen += 1
-        if isinstance(item, Finding):
-            rejected.append(replace(item, file=rel))
-            continue
-        name = _parse_identifier(item.cells[0])
-        if name is None:
-            text = f"the id in row {item.row} is not a whole number"
-            rejected.append(
+        if isinstance(row, Finding):
+            faults.append(row)
+        elif (name := _parse_identifier(row.cells[0])) is None:
+            faults.append(
                 Finding(
                     Reason.IDENTIFIER,
-                    text,
+                    f"the id in row {row.row} is not a whole number",
                     "every row needs one",
                     field="ecg_id",
-                    row=item.row,
-                    file=rel,
+                    row=row.row,
                 )
             )
         elif name not in entries:
-            entries[name] = replace(
-                _parse_entry(item, known, remarks),
-                recorded=item.cells[-1].strip() if dated else None,
-            )
-            cells_of[name] = item.cells[1:]
-        elif cells_of[name] == item.cells[1:]:
-            dropped[Reason.DUPLICATES] += 1
+            entries[name] = _parse_entry(row, superclass_of)
+            cells[name] = row.cells[1:]
+        elif cells[name] == row.cells[1:]:
+            repeated += 1
         else:
-            text = f"rows {entries[name].row} and {item.row} have the same ecg_id and differ"
-            action = "Correct the table: the right row is unknown"
             raise input_error(
                 Reason.DUPLICATE_KEY,
-                text,
+                f"rows {entries[name].row} and {row.row} have the same ecg_id and differ",
                 "expected one row a record",
-                action,
+                "Correct the table: the right row is unknown",
                 field="ecg_id",
-                row=item.row,
+                row=row.row,
             )
-    if (counted := tables.count_rows(path)) != seen:
-        raise input_error(
-            Reason.CSV_SYNTAX,
-            f"{counted} records were counted, {seen} read",
-            "expected the same number",
-        )
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for entry in entries.values():
-        rows_of[entry.record].append(entry.row)
-    for name, entry in entries.items():
-        if entry.record and len(rows_of[entry.record]) > 1 and not entry.faults:
-            text = f"rows {', '.join(map(str, rows_of[entry.record][:5]))} name the same record"
-            fault = Finding(
-                Reason.DUPLICATE_KEY, text, "expected one row a record", row=entry.row, file=rel
-            )
-            entries[name] = entry = replace(entry, faults=(fault,))
-        quarantined.update(fault.code for fault in entry.faults[:1])
-        entries[name] = replace(entry, faults=tuple(fault.at(rel) for fault in entry.faults))
-    quarantined.update(finding.code for finding in rejected)
-    findings = tables.group_findings(rejected)
-    if repeated := dropped[Reason.DUPLICATES]:
-        findings.append(
-            input_warning(
-                Reason.DUPLICATES,
-                f"rows that repeat another one: {repeated}",
-                "used once",
-                count=repeated,
-            )
-        )
-    rows = SourceRows(
+    check_count(path, seen)
+    entries = _refuse_shared(entries)
+    odd = sum(bool(entry.unused) for entry in entries.values())
+    account = SourceRows(
         file=rel,
         seen=seen,
-        dropped={str(code): count for code, count in dropped.items()},
-        quarantined={str(code): count for code, count in sorted(quarantined.items())},
-        warned={str(Reason.METADATA): len(remarks.rows)} if remarks.rows else {},
+        dropped={str(Reason.DUPLICATES): repeated} if repeated else {},
+        quarantined=_count_quarantined(entries, faults),
+        warned={str(Reason.METADATA): odd} if odd else {},
     )
-    return entries, rows, [finding.at(rel) for finding in (*findings, *remarks.findings())]
+    findings = [
+        *tables.group_findings(faults),
+        *report_count(Reason.DUPLICATES, "rows that repeat another one", repeated, "used once"),
+        *_report_entries(entries.values(), superclass_of),
+    ]
+    return entries, account, findings
 
 
-class _RowRemarks:
+def _count_quarantined(
+    entries: Mapping[str, PtbXlEntry], faults: Sequence[Finding]
+) -> dict[str, int]:
+    """Reason -> rows with it, of which each counts once; `faults`: of rows without a record."""
+    first = [entry.faults[0] for entry in entries.values() if entry.faults]
+    return dict(sorted(count_reasons([*faults, *first]).items()))
+
+
+def _refuse_shared(entries: Mapping[str, PtbXlEntry]) -> dict[str, PtbXlEntry]:
+    """The entries, with a fault where several rows name one record."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    for entry in entries.values():
+        rows[entry.record].append(entry.row)
+    checked = dict(entries)
+    for name, entry in entries.items():
+        same = rows[entry.record]
+        if len(same) > 1 and not entry.faults:
+            fault = Finding(
+                Reason.DUPLICATE_KEY,
+                f"rows {', '.join(map(str, same[:5]))} name the same record",
+                "expected one row a record",
+                row=entry.row,
+            )
+            checked[name] = replace(entry, faults=(fault,))
+    return checked
+
+
+def _report_entries(
+    entries: Collection[PtbXlEntry], superclass_of: Mapping[str, str | None]
+) -> Iterator[Finding]:
     """Remarks on rows that are used."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.rows: list[int] = []  # with an age or sex that is not used as a number
-        self.unknown: Counter[str] = Counter()
-
-    def findings(self) -> Iterator[Finding]:
-        if self.rows:
-            counts = ", ".join(
-                f"{count} {what}"
-                for what, count in sorted(self.counts.items())
-                if what != "likelihood 0"
-            )
-            text = f"rows whose age or sex is not used as written: {len(self.rows)} ({counts})"
-            yield input_warning(
-                Reason.METADATA,
-                text,
-                "the signals are kept",
-                count=len(self.rows),
-                examples=tuple(map(str, self.rows[:5])),
-            )
-        if zero := self.counts["likelihood 0"]:
-            text = f"diagnostic statements of likelihood 0, which means unknown: {zero}"
-            yield replace(
-                input_warning(
-                    Reason.METADATA,
-                    text,
-                    "counted like the others, see scp_likelihood_0 in rules",
-                    count=zero,
-                ),
-                level="info",
-            )
-        if self.unknown:
-            shown = tuple(sorted(code for code in self.unknown if CODE.fullmatch(code))[:5])
-            text = f"statements that are not in {STATEMENTS}: {self.unknown.total()}"
-            yield input_warning(
-                Reason.UNKNOWN_LABEL,
-                text,
-                "not mapped to a superclass",
-                count=self.unknown.total(),
-                examples=shown,
-            )
+    odd = [entry for entry in entries if entry.unused]
+    if odd:
+        reasons = Counter(chain.from_iterable(entry.unused for entry in odd))
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        yield input_warning(
+            Reason.METADATA,
+            f"rows whose age or sex is not used as written: {len(odd)} ({counts})",
+            "the signals are kept",
+            count=len(odd),
+            examples=tuple(str(entry.row) for entry in odd[:5]),
+        )
+    statements = list(chain.from_iterable(entry.likelihoods.items() for entry in entries))
+    uncertain = [code for code, likelihood in statements if not likelihood]
+    yield from report_count(
+        Reason.METADATA,
+        "diagnostic statements of likelihood 0, which means unknown",
+        sum(superclass_of.get(code) is not None for code in uncertain),
+        "counted like the others, see scp_likelihood_0 in rules",
+        level="info",
+    )
+    unknown = [code for code, _ in statements if code not in superclass_of]
+    yield from report_count(
+        Reason.UNKNOWN_LABEL,
+        f"statements that are not in {STATEMENTS}",
+        len(unknown),
+        "not mapped to a superclass",
+        examples=tuple(sorted(filter(CODE.fullmatch, set(unknown)))[:5]),
+    )
 
 
 def _parse_identifier(cell: str) -> str | None:
     """An integer without leading zeros and decimals, as text; None for anything else."""
-    with suppress(UserError):
-        number = tables.parse_integer(cell)
-        return None if number is None or number < 0 else str(number)
-    return None
+    number = parse_integer(cell)
+    return None if number is None or number < 0 else str(number)
 
 
-def _parse_entry(
-    row: tables.TableRow, known: dict[str, str | None], remarks: _RowRemarks
-) -> PtbXlEntry:
+def _parse_entry(row: tables.TableRow, superclass_of: Mapping[str, str | None]) -> PtbXlEntry:
     """The record of a row, or the faults of the row."""
-    _, patient, age, sex, codes, fold, record = row.cells[:7]
-    faults: list[Finding] = []
-
-    def fault(code: Reason, field: str, wanted: str, what: str = "is not usable") -> None:
-        faults.append(
-            Finding(code, f"the cell of row {row.row} {what}", wanted, field=field, row=row.row)
-        )
-
-    subject, fold_number = _parse_identifier(patient), _parse_identifier(fold)
-    if subject is None:
-        fault(Reason.IDENTIFIER, "patient_id", "expected a whole number")
-    if fold_number is None or int(fold_number) not in SPLIT_OF:
-        fault(Reason.METADATA, "strat_fold", "expected a fold from 1 to 10")
-    if not record.strip():
-        fault(Reason.METADATA, "filename", "expected the name of a record", "is empty")
-    likelihoods = parse_statements(codes)
-    if likelihoods is None:
-        fault(
-            Reason.METADATA_SYNTAX,
-            "scp_codes",
-            "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}",
-        )
-    name = record.strip().removesuffix(".hea")
-    if faults:
-        return PtbXlEntry(row=row.row, record=name, faults=tuple(faults))
-    assert subject is not None
-    assert fold_number is not None
-    assert likelihoods is not None
-    attributes: dict[str, AttributeValue] = {
-        "fold": int(fold_number),
-        **_parse_person(row.row, age, sex, remarks),
-    }
-    classes = {known[code] for code in likelihoods if known.get(code) is not None}
-    superclasses = [name for name in SUPERCLASSES if name in classes]
+    _, patient, age, sex, codes, fold_cell, record_cell, *date = row.cells
+    subject, fold = _parse_identifier(patient), parse_integer(fold_cell)
+    record, likelihoods = record_cell.strip(), parse_statements(codes)
+    statements = "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}"
+    checks = (
+        (subject, Reason.IDENTIFIER, "patient_id", "is not usable", "expected a whole number"),
+        (
+            fold in SPLIT_OF,
+            Reason.METADATA,
+            "strat_fold",
+            "is not usable",
+            "expected a fold from 1 to 10",
+        ),
+        (record, Reason.METADATA, "filename", "is empty", "expected the name of a record"),
+        (likelihoods is not None, Reason.METADATA_SYNTAX, "scp_codes", "is not usable", statements),
+    )
+    faults = tuple(
+        Finding(code, f"the cell of row {row.row} {problem}", wanted, field=field, row=row.row)
+        for is_usable, code, field, problem, wanted in checks
+        if not is_usable
+    )
+    record = record.removesuffix(".hea")
+    if faults or subject is None or fold is None or likelihoods is None:
+        return PtbXlEntry(row=row.row, record=record, faults=faults)
+    person, unused = _parse_person(age, sex)
+    present = {superclass_of.get(code) for code in likelihoods}
+    superclasses = [name for name in SUPERCLASSES if name in present]
+    attributes: dict[str, AttributeValue] = {"fold": fold, **person}
     if superclasses:
         attributes["superclasses"] = superclasses
     if len(superclasses) == 1:
         attributes["superclass"] = superclasses[0]
-    remarks.unknown.update(code for code in likelihoods if code not in known)
-    remarks.counts["likelihood 0"] += sum(
-        known.get(code) is not None and likelihood == 0 for code, likelihood in likelihoods.items()
-    )
     return PtbXlEntry(
-        row=row.row, record=name, subject=subject, fold=int(fold_number), attributes=attributes
+        row=row.row,
+        record=record,
+        subject=subject,
+        fold=fold,
+        attributes=attributes,
+        recorded="".join(date).strip(),
+        likelihoods=likelihoods,
+        unused=unused,
     )
 
 
-def _parse_person(row: int, age: str, sex: str, remarks: _RowRemarks) -> dict[str, AttributeValue]:
-    """Age and sex as far as they are usable."""
-    out: dict[str, AttributeValue] = {}
+def _parse_person(age: str, sex: str) -> tuple[dict[str, AttributeValue], tuple[str, ...]]:
+    """Age and sex as far as they are usable, and why they are not used as written."""
+    person: dict[str, AttributeValue] = {}
     unused = []
     years = None
     with suppress(UserError):
         years = tables.parse_number(age)
     if years == OVER_89:
-        out["age_over_89"] = True
+        person["age_over_89"] = True
         unused.append("above 89")
     elif years is not None and 0 <= years < 120:
-        out["age"] = years
+        person["age"] = years
     else:
         unused.append("ages unknown" if age.strip().lower() in {"", "nan"} else "ages unusable")
-    kind = _parse_identifier(sex)
-    if kind is not None and int(kind) in SEX:
-        out["sex"] = SEX[int(kind)]
+    if (code := parse_integer(sex)) in SEX:
+        person["sex"] = SEX[code]
     else:
         unused.append("sexes unknown")
-    remarks.counts.update(unused)
-    if unused:
-        remarks.rows.append(row)
-    return out
+    return person, tuple(unused)
 
 
 def parse_statements(text: str) -> dict[str, float] | None:
@@ -477,49 +448,48 @@ def parse_statements(text: str) -> dict[str, float] | None:
     """
     if len(text) > MAX_CODES or not ALL.fullmatch(text):
         return None
-    found = {
+    likelihoods = {
         single or double: float(likelihood) for single, double, likelihood in ONE.findall(text)
     }
-    return found if all(likelihood <= 100 for likelihood in found.values()) else None
+    return likelihoods if all(value <= 100 for value in likelihoods.values()) else None
 
 
-def check_official_split(entries: dict[str, PtbXlEntry]) -> None:
+def check_official_split(entries: Mapping[str, PtbXlEntry]) -> None:
     """Checks that no patient has records in several splits. Raises UserError: subject_leakage."""
     splits: dict[str, set[str]] = defaultdict(set)
     for entry in entries.values():
         if not entry.faults:
             splits[entry.subject].add(SPLIT_OF[entry.fold])
-    leaking = {subject for subject, found in splits.items() if len(found) > 1}
+    leaking = {subject for subject, names in splits.items() if len(names) > 1}
     if not leaking:
         return
     rows = [str(entry.row) for entry in entries.values() if entry.subject in leaking]
+    patients = f"{len(leaking)} patient{'s' * (len(leaking) > 1)}"
     raise input_error(
         Reason.SUBJECT_LEAKAGE,
-        f"{len(leaking)} patient{'s' * (len(leaking) > 1)} in folds of several splits (rows {', '.join(rows[:10])})",
+        f"{patients} in folds of several splits (rows {', '.join(rows[:10])})",
         "folds 1-8, 9 and 10 must not share a patient",
         "Correct strat_fold or patient_id in the table",
         field="strat_fold",
     )
 
 
-def _report_missing_classes(entries: dict[str, PtbXlEntry]) -> Iterator[Finding]:
+def _report_missing_classes(entries: Mapping[str, PtbXlEntry]) -> Iterator[Finding]:
     """Superclasses that a split lacks: scores on it are undefined for them."""
     present: dict[str, set[str]] = {split: set() for split in SPLIT_OF.values()}
     for entry in entries.values():
-        if not entry.faults:
-            superclasses = entry.attributes.get("superclasses")
-            present[SPLIT_OF[entry.fold]].update(
-                superclasses if isinstance(superclasses, list) else ()
-            )
-    for split, found in present.items():
-        if lacking := [name for name in SUPERCLASSES if name not in found]:
-            text = f"no record with {', '.join(lacking)} in {split}"
+        superclasses = entry.attributes.get("superclasses")
+        if isinstance(superclasses, list) and not entry.faults:
+            present[SPLIT_OF[entry.fold]].update(superclasses)
+    for split, superclasses in present.items():
+        lacking = tuple(name for name in SUPERCLASSES if name not in superclasses)
+        if lacking:
             yield input_warning(
                 Reason.CLASS_MISSING,
-                text,
+                f"no record with {', '.join(lacking)} in {split}",
                 "scores of it are undefined there",
                 count=len(lacking),
-                examples=tuple(lacking),
+                examples=lacking,
             )
 
 
@@ -534,116 +504,116 @@ def _record_stem(rel: str) -> str:
     return folder + slash + re.split("[_.]", name, maxsplit=1)[0]
 
 
-def _make_unit(
+def _list_unit(
     source: Source,
     table: str,
     name: str,
     entry: PtbXlEntry,
-    beside: dict[str, list[str]],
+    beside: Mapping[str, Sequence[str]],
     options: IngestOptions,
 ) -> IngestUnit:
     """The record of a row, or why it cannot be read."""
     rate = options.get("rate", 100)
-    rel = (PurePosixPath(table).parent / f"{entry.record}.hea").as_posix()
-    files = tuple(beside.get(_record_stem(rel), ())) if entry.record else ()
+    header = (PurePosixPath(table).parent / f"{entry.record}.hea").as_posix()
+    files = beside.get(_record_stem(header), ()) if entry.record else ()
     if entry.faults:
-        return IngestUnit(name=name, files=files, read=None, findings=entry.faults)
-    try:
-        source.path(f"{entry.record}.hea")  # nothing that leaves the data set's folder
-    except UserError as error:
-        if error.code == Reason.PATH_ESCAPE:
-            found = replace(error.finding, file=table, field=RECORD[rate], row=entry.row)
-            return IngestUnit(name=name, files=(), read=None, findings=(found,))
+        return make_unit(name, files, [fault.at(table) for fault in entry.faults], None)
+    if escape := _find_escape(source, entry.record):
+        escape = replace(escape, file=table, field=RECORD[rate], row=entry.row)
+        return make_unit(name, (), (escape,), None)
     # some systems write names in capitals
-    rel = next((file for file in files if file.lower() == rel.lower()), rel)
-    faults = tuple(source.rejected[file] for file in files if file in source.rejected)
-    if not faults and rel not in source.files:
-        text, wanted = "is missing", f"row {entry.row} of {TABLE} names it"
-        faults = (Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=rel),)
+    header = next((rel for rel in files if rel.lower() == header.lower()), header)
+    faults = list_rejected(source, files)
+    if not faults and header not in source.files:
+        error = input_error(
+            Reason.MISSING_SIGNAL_FILE,
+            "is missing",
+            f"row {entry.row} of {TABLE} names it",
+            file=header,
+        )
+        faults = [error.finding]
     if faults:
-        return IngestUnit(name=name, files=files, read=None, findings=faults)
-    recorded = (
-        entry.recorded
-        if options.get("keep_dates") and RECORDED.fullmatch(entry.recorded or "")
-        else None
-    )
+        return make_unit(name, files, faults, None)
+    start = _parse_time(entry.recorded) if options.get("keep_dates") else None
     read = partial(
         read_record,
-        # a record opens its own files only
-        Source(source.root, {file: source.files[file] for file in files}, {}),
-        rel,
-        recording_id=name,
-        subject_id=entry.subject,
-        attributes=entry.attributes,
+        restrict_source(source, files),
+        header,
+        Record(
+            recording_id=name,
+            subject_id=entry.subject,
+            signals=[],
+            attributes=entry.attributes,
+            start_time=start,
+        ),
         rate=rate,
-        recorded=recorded,
         keep_phi=bool(options.get("keep_phi")),
     )
-    return IngestUnit(name=name, files=files, read=read)
+    return make_unit(name, files, (), read)
+
+
+def _find_escape(source: Source, record: str) -> Finding | None:
+    """Why a record's name leads out of the data set's folder."""
+    try:
+        source.path(f"{record}.hea")
+    except UserError as error:
+        if error.code == Reason.PATH_ESCAPE:
+            return error.finding
+    return None
+
+
+def _parse_time(text: str) -> str | None:
+    """A date and time of the table, as ISO 8601; None for another text."""
+    with suppress(ValueError):
+        if RECORDED.fullmatch(text):
+            return datetime.fromisoformat(text).isoformat()
+    return None
 
 
 def _report_unlisted(source: Source, claimed: set[str]) -> Iterator[Finding]:
     """Headers beside the records of this rate that no row names."""
     folders = {rel.rpartition("/")[0] for rel in claimed}
-    left = [
+    unlisted = [
         rel
         for rel in source.files
         if rel.lower().endswith(".hea") and rel not in claimed and rel.rpartition("/")[0] in folders
     ]
-    if left:
-        shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
-        text = f"records that no row of {TABLE} names, like this one: {len(left)}"
-        yield replace(
-            input_warning(
-                Reason.FILE_NAME, text, "they are not read", count=len(left), examples=shown
-            ),
-            file=left[0],
+    if unlisted:
+        yield from report_count(
+            Reason.FILE_NAME,
+            f"records that no row of {TABLE} names, like this one",
+            len(unlisted),
+            "they are not read",
+            file=unlisted[0],
+            examples=tuple(safe_text(PurePosixPath(rel).name) for rel in unlisted[:5]),
         )
 
 
 def read_record(
-    source: Source,
-    rel: str,
-    *,
-    recording_id: str,
-    subject_id: str,
-    attributes: Attributes,
-    rate: int,
-    recorded: str | None = None,
-    keep_phi: bool = False,
+    source: Source, rel: str, record: Record, *, rate: int, keep_phi: bool = False
 ) -> Record:
-    """One ECG: its 12 leads, in the order of `LEADS`, in mV; `rate` (Hz) is that which the record
-    must have.
+    """One ECG: its 12 leads, in the order of `LEADS`, in mV.
 
-    `recorded`: ISO time of the recording by the table, where dates are kept; `keep_phi`: keep the
-    comments of the header as an attribute.
-    Raises UserError: what keeps the record out of the cache.
+    Args:
+        source: opens the files of this record alone.
+        rel: the header.
+        record: what the table says of it; it has no signals yet.
+        rate: Hz that the record must have.
+        keep_phi: keep the comments of the header as an attribute.
+
+    Raises:
+        UserError: what keeps the record out of the cache.
     """
-    found = wfdb.read_recording(rel, source, keep_phi=keep_phi)
+    recording = wfdb.read_recording(rel, source, keep_phi=keep_phi)
     with locate_errors(rel):
-        signals, findings = select_leads(found.signals, rate)
-    start = None
-    if recorded is not None:
-        with suppress(ValueError):
-            start = datetime.fromisoformat(recorded).isoformat()
-    comments = found.header.comments
-    return Record(
-        recording_id=recording_id,
-        subject_id=subject_id,
+        signals, findings = select_leads(recording.signals, rate)
+    comments = recording.header.comments
+    return replace(
+        record,
         signals=signals,
-        attributes={**attributes, **({"comments": list(comments)} if comments else {})},
-        start_time=start,
-        findings=[finding.at(rel) for finding in (*found.findings, *findings)],
+        attributes={**record.attributes, **({"comments": list(comments)} if comments else {})},
+        findings=[finding.at(rel) for finding in (*recording.findings, *findings)],
     )
-
-
-def _is_constant(samples: np.ndarray) -> bool:
-    """Whether all samples are equal, or all are missing."""
-    if len(samples) and (
-        samples[0] < samples[len(samples) // 2] or samples[0] > samples[len(samples) // 2]
-    ):
-        return False  # usually two samples suffice
-    return not np.fmin.reduce(samples) < np.fmax.reduce(samples)
 
 
 def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], list[Finding]]:
@@ -655,52 +625,61 @@ def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], li
     for signal in signals:
         named[signal.channel.strip().upper()].append(signal)
     if missing := [lead for lead in LEADS if lead not in named]:
-        text, wanted = (
+        raise input_error(
+            Reason.MISSING_CHANNEL,
             f"has no lead {', '.join(missing)}",
             f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}",
+            field="description",
+            expected=missing[0],
         )
-        raise input_error(
-            Reason.MISSING_CHANNEL, text, wanted, field="description", expected=missing[0]
-        )
-    out: list[Signal] = []
+    leads: list[Signal] = []
     converted: list[str] = []
     flat: list[str] = []
     for lead in LEADS:
-        first, *others = named[lead]
-        if any(other.onset == first.onset for other in others):
-            raise input_error(
-                Reason.DUPLICATE_CHANNEL,
-                f"several signals are lead {lead}",
-                "expected one",
-                field="description",
-                found=lead,
-            )
-        require_rate(first, rate, f"lead {lead}")
-        if others or len(first.samples) != rate * SECONDS:
-            found = f"{len(others) + 1} segments" if others else f"{len(first.samples) / rate:g} s"
-            text, wanted = (
-                f"lead {lead} has {found}",
-                f"expected {SECONDS} s without a gap: nothing is padded or cut",
-            )
-            raise input_error(
-                Reason.LENGTH, text, wanted, field="length", found=found, expected=f"{SECONDS} s"
-            )
-        factor = find_factor(first, "mV", f"lead {lead}")
+        signal = _check_lead(lead, named[lead], rate)
+        factor = find_factor(signal, "mV", f"lead {lead}")
         if factor != 1.0:
             converted.append(lead)
-        if _is_constant(first.samples):
+        if is_constant(signal.samples):
             flat.append(lead)
-        out.append(scale_signal(first, factor, "mV")._replace(channel=lead))
+        leads.append(scale_signal(signal, factor, "mV")._replace(channel=lead))
     findings = []
     if converted:
-        problem = f"not in mV: {', '.join(converted)}"
         findings.append(
             input_warning(
-                Reason.UNIT, problem, "converted to mV by the scale", count=len(converted)
+                Reason.UNIT,
+                f"not in mV: {', '.join(converted)}",
+                "converted to mV by the scale",
+                count=len(converted),
             )
         )
     if flat:
         findings.append(
             input_warning(Reason.FLAT_CHANNEL, f"constant: {', '.join(flat)}", count=len(flat))
         )
-    return out, findings
+    return leads, findings
+
+
+def _check_lead(lead: str, segments: Sequence[Signal], rate: int) -> Signal:
+    """The signal of a lead. Raises UserError: duplicate_channel, sampling_rate, length."""
+    first, *others = segments
+    if any(other.onset == first.onset for other in others):
+        raise input_error(
+            Reason.DUPLICATE_CHANNEL,
+            f"several signals are lead {lead}",
+            "expected one",
+            field="description",
+            found=lead,
+        )
+    require_rate(first, rate, f"lead {lead}")
+    if others or len(first.samples) != rate * SECONDS:
+        length = f"{len(segments)} segments" if others else f"{len(first.samples) / rate:g} s"
+        raise input_error(
+            Reason.LENGTH,
+            f"lead {lead} has {length}",
+            f"expected {SECONDS} s without a gap: nothing is padded or cut",
+            field="length",
+            found=length,
+            expected=f"{SECONDS} s",
+        )
+    return first

@@ -13,14 +13,18 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
+from bitimely_core.datasets.reading import list_paths, list_rejected, make_unit, report_count
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header
 from bitimely_core.formats.source import Source, locate_errors, require_source
@@ -51,7 +55,6 @@ STAGES = {
 }
 UNSCORED = ("Sleep stage ?", "Movement time")
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
-BLOCK = 1 << 17  # samples looked at together: they stay in the processor's cache
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
 MAX_LISTED = 50  # ignored files named one by one
 
@@ -110,7 +113,6 @@ RULES = {
                 "sequences": 400_700,
                 "length": 3000,
                 "subjects": 153,
-                "classes": None,
             },
             "staging": {
                 "channels": 1,
@@ -129,15 +131,15 @@ def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
     source = require_source(source)
     pairs: dict[str, dict[str, list[str]]] = {}
-    other: list[str] = []
-    for rel in sorted({*source.files, *source.rejected}):
+    others: list[str] = []
+    for rel in list_paths(source):
         name = PurePosixPath(rel).name
-        if found := NAME.fullmatch(name):
-            kind = "PSG" if found[1].upper() == "PSG" else "Hypnogram"
+        if match := NAME.fullmatch(name):
+            kind = "PSG" if match[1].upper() == "PSG" else "Hypnogram"
             pairs.setdefault(name[:6].upper(), {"PSG": [], "Hypnogram": []})[kind].append(rel)
         elif rel in source.rejected or not LAYOUT.fullmatch(name):
-            other.append(rel)
-    yield from _report_ignored(source, other)
+            others.append(rel)
+    yield from _report_ignored(source, others)
     if not pairs:
         yield Finding(
             Reason.NO_INPUT,
@@ -150,72 +152,68 @@ def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestU
         tables[study], findings = _load_subjects(source, f"{study}-subjects.xls")
         yield from findings
     for unit, files in sorted(pairs.items()):
-        yield _make_unit(source, unit, files, tables[unit[:2]], options)
+        yield _list_unit(source, unit, files, tables[unit[:2]], options)
 
 
-def _make_unit(
+def _list_unit(
     source: Source,
     unit: str,
-    files: dict[str, list[str]],
+    files: Mapping[str, Sequence[str]],
     table: SubjectTable,
     options: IngestOptions,
 ) -> IngestUnit:
     """The recording `unit`, or why it cannot be read."""
     names = (*files["PSG"], *files["Hypnogram"])
-    faults = [source.rejected[rel] for rel in names if rel in source.rejected]
-    for kind, found in files.items():
-        if len(found) != 1:
-            other = "Hypnogram" if kind == "PSG" else "PSG"
-            text = f"{len(found)} {kind} files for one {other}" if found else f"has no {kind} file"
-            action = (
-                "Keep one of them"
-                if found
-                else "Download the missing file; PSGs without stages are read by `ingest edf`"
-            )
-            faults.append(
-                Finding(
-                    Reason.MISSING_PAIR,
-                    text,
-                    f"expected one, {unit}??-{kind}.edf",
-                    action,
-                    file=(found or names)[0],
-                )
-            )
+    faults = list_rejected(source, names)
+    for kind, other in (("PSG", "Hypnogram"), ("Hypnogram", "PSG")):
+        if paths := files[kind]:
+            text, action = f"{len(paths)} {kind} files for one {other}", "Keep one of them"
+        else:
+            text = f"has no {kind} file"
+            action = "Download the missing file; PSGs without stages are read by `ingest edf`"
+        if len(paths) != 1:
+            wanted = f"expected one, {unit}??-{kind}.edf"
+            file = (paths or names)[0]
+            faults.append(Finding(Reason.MISSING_PAIR, text, wanted, action, file=file))
     if faults:
-        return IngestUnit(name=unit, files=names, read=None, findings=tuple(faults))
+        return make_unit(unit, names, faults, None)
+    psg, hypnogram = names
     subject, night = int(unit[3:5]), int(unit[5])
     attributes = {"night": night, **table.get((subject, night), {})}
     if not options.get("keep_dates"):
         attributes.pop("lights_off", None)
     read = partial(
         read_recording,
-        source.root / names[0],
-        source.root / names[1],
-        names=(names[0], names[1]),
-        recording_id=unit,
-        subject_id=f"{unit[:3]}-{unit[3:5]}",
-        attributes=attributes,
+        source.root / psg,
+        source.root / hypnogram,
+        Record(
+            recording_id=unit,
+            subject_id=f"{unit[:3]}-{unit[3:5]}",
+            signals=[],
+            attributes=attributes,
+        ),
+        names=(psg, hypnogram),
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
     )
-    return IngestUnit(name=unit, files=names, read=read)
+    return make_unit(unit, names, (), read)
 
 
-def _report_ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
+def _report_ignored(source: Source, others: Sequence[str]) -> Iterator[Finding]:
     """Files that belong neither to a recording nor to the official layout."""
-    for rel in other[:MAX_LISTED]:
+    for rel in others[:MAX_LISTED]:
         if rel in source.rejected:
             yield replace(source.rejected[rel], level="warning")
         else:
-            yield input_warning(Reason.FILE_NAME, "belongs to no recording", "it is not read").at(
-                rel
+            yield input_warning(
+                Reason.FILE_NAME, "belongs to no recording", "it is not read", file=rel
             )
-    if more := len(other[MAX_LISTED:]):
+    if unlisted := len(others[MAX_LISTED:]):
         yield input_warning(
             Reason.FILE_NAME,
-            f"{more} more files belong to no recording",
+            f"{unlisted} more files belong to no recording",
             "they are not read",
-            count=more,
+            count=unlisted,
         )
 
 
@@ -225,22 +223,27 @@ def _report_ignored(source: Source, other: Sequence[str]) -> Iterator[Finding]:
 def read_recording(
     psg: Path,
     hypnogram: Path,
+    record: Record,
     *,
     names: tuple[str, str],
-    recording_id: str,
-    subject_id: str,
-    attributes: Attributes,
     keep_dates: bool = False,
     keep_phi: bool = False,
     marks: str | None = None,
 ) -> Record:
-    """Signals, sleep stages and findings of one night, from an EDF(+) file with signals and an EDF+
-    file whose annotations are the stages.
+    """Signals, sleep stages and findings of one night.
 
-    `names`: the two paths for messages, relative to the source. `attributes`: kept as they are.
-    `marks`: annotations inside the PSG that begin with this text are kept as they are; the others
-    are only counted. `keep_phi`: keep the patient and recording fields of the PSG's
-    header as attributes. Raises UserError: what keeps the recording out of the cache.
+    Args:
+        psg: an EDF(+) file with the signals.
+        hypnogram: an EDF+ file whose annotations are the stages.
+        record: what is known of the night without its files; it has no signals yet.
+        names: the two paths for messages, relative to the source.
+        keep_dates: keep the date and time at which the PSG starts.
+        keep_phi: keep the patient and recording fields of the PSG's header as attributes.
+        marks: annotations inside the PSG that begin with this text are kept as they are; the others
+            are only counted.
+
+    Raises:
+        UserError: what keeps the recording out of the cache.
     """
     with locate_errors(names[0]):
         night = edf.read_recording(psg, required=NEEDED, keep_phi=keep_phi)
@@ -248,12 +251,13 @@ def read_recording(
         inside = [
             note for note in night.annotations if marks is not None and note.label.startswith(marks)
         ]
-        if left := len(night.annotations) - len(inside):
-            text = f"annotations inside the PSG that are not read: {left}"
-            notice = input_warning(
-                Reason.UNKNOWN_LABEL, text, "stages are in the hypnogram", count=left
-            )
-            findings.append(replace(notice, level="info"))
+        findings += report_count(
+            Reason.UNKNOWN_LABEL,
+            "annotations inside the PSG that are not read",
+            len(night.annotations) - len(inside),
+            "stages are in the hypnogram",
+            level="info",
+        )
     with locate_errors(names[1]):
         scores = edf.read_recording(hypnogram, required=())
         if not scores.header.annotation_spans:
@@ -265,15 +269,16 @@ def read_recording(
             scores.annotations, night.segments, shift=scores.origin - night.origin
         )
     start = night.header.start
-    return Record(
-        recording_id=recording_id,
-        subject_id=subject_id,
+    return replace(
+        record,
         signals=signals,
         annotations=sorted([*scored, *inside]),
-        attributes={**attributes, **night.header.phi},
+        attributes={**record.attributes, **night.header.phi},
         start_time=_format_start(start, night.origin) if keep_dates and start is not None else None,
-        findings=[f.at(names[0]) for f in (*night.findings, *findings)]
-        + [f.at(names[1]) for f in (*scores.findings, *notices)],
+        findings=[
+            *(finding.at(names[0]) for finding in (*night.findings, *findings)),
+            *(finding.at(names[1]) for finding in (*scores.findings, *notices)),
+        ],
     )
 
 
@@ -305,103 +310,88 @@ def _check_same_start(psg: edf_header.EdfHeader, hypnogram: edf_header.EdfHeader
         )
 
 
-def _check_signals(signals: list[Signal]) -> tuple[list[Signal], list[Finding]]:
+def _check_signals(signals: Sequence[Signal]) -> tuple[list[Signal], list[Finding]]:
     """All channels with volts brought to uV, after the needed ones were checked for presence, rate,
     unit and quality.
     """
-    findings = []
-    labels = list(dict.fromkeys(signal.channel for signal in signals))
-    if missing := [name for name in NEEDED if name not in labels]:
+    segments: dict[str, list[Signal]] = {}
+    for signal in signals:
+        segments.setdefault(signal.channel, []).append(signal)
+    if missing := [channel for channel in NEEDED if channel not in segments]:
         raise input_error(
             Reason.MISSING_CHANNEL,
             f"has no channel {' and no channel '.join(missing)}",
-            f"found {', '.join(safe_text(label) for label in labels[:12])}",
+            f"found {', '.join(safe_text(channel) for channel in list(segments)[:12])}",
             field="label",
             expected=missing[0],
         )
     converted: list[Signal] = []
-    for name in labels:
-        parts = [signal for signal in signals if signal.channel == name]
-        unit = parts[0].unit
-        factor = FACTORS["uV"].get(unit.lower())
-        if name in NEEDED:
-            factor = find_factor(parts[0], "uV", name)
-            require_rate(parts[0], RATE, name, field="samples_per_record")
-            findings += _check_quality(name, parts)
-        if factor not in {None, 1.0}:
-            findings.append(
-                input_warning(
-                    Reason.UNIT,
-                    f"{safe_text(name)} is in {unit}",
-                    "converted to uV by its scale",
-                    field="unit",
-                )
-            )
-        if factor is not None:
-            parts = [scale_signal(part, factor, "uV") for part in parts]
-        converted += parts
+    findings: list[Finding] = []
+    for channel, parts in segments.items():
+        scaled, remarks = _convert_channel(channel, parts)
+        converted += scaled
+        findings += remarks
     return converted, findings
 
 
-def _check_quality(name: str, parts: list[Signal]) -> list[Finding]:
-    """Constant runs and saturation of a needed channel (one part a segment), from its digital
-    values.
-    """
-    arrays = [part.samples for part in parts]
-    blocks = [x[at : at + BLOCK] for x in arrays for at in range(0, len(x), BLOCK)]
-    ends = [(int(x.min()), int(x.max())) for x in blocks]
-    low, high = min(least for least, _ in ends), max(most for _, most in ends)
-    total = sum(len(x) for x in arrays)
-    if low == high:
-        return [input_warning(Reason.FLAT_CHANNEL, "is constant", field=name)]
-    findings = []
-    longest = (
-        max((_longest_run(x) for x in arrays if _may_hold_run(x, int(FLAT * RATE))), default=0)
-        / RATE
-    )
-    if longest >= FLAT:
+def _convert_channel(channel: str, parts: list[Signal]) -> tuple[list[Signal], list[Finding]]:
+    """A channel (one part a segment) in uV if it is a voltage, and findings."""
+    first = parts[0]
+    factor = FACTORS["uV"].get(first.unit.lower())
+    findings: list[Finding] = []
+    if channel in NEEDED:
+        factor = find_factor(first, "uV", channel)
+        require_rate(first, RATE, channel, field="samples_per_record")
+        findings = _check_quality(channel, [part.samples for part in parts])
+    if factor is None:
+        return parts, findings
+    if factor != 1.0:
         findings.append(
-            input_warning(Reason.FLAT_CHANNEL, f"does not change for {longest:g} s", field=name)
+            input_warning(
+                Reason.UNIT,
+                f"{safe_text(channel)} is in {first.unit}",
+                "converted to uV by its scale",
+                field="unit",
+            )
         )
-    rail = max(
-        sum(
-            int(np.count_nonzero(x == edge))
-            for x, range_ in zip(blocks, ends, strict=True)
-            if edge in range_
+    return [scale_signal(part, factor, "uV") for part in parts], findings
+
+
+def _check_quality(channel: str, parts: Sequence[np.ndarray]) -> list[Finding]:
+    """Constant runs and saturation of a needed channel, from the digital values of its segments."""
+    low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+    if low == high:
+        return [input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel)]
+    findings = []
+    seconds = max(_longest_run(part, int(FLAT * RATE)) for part in parts) / RATE
+    if seconds:
+        findings.append(
+            input_warning(Reason.FLAT_CHANNEL, f"does not change for {seconds:g} s", field=channel)
         )
-        for edge in (low, high)
-    )
-    if rail > max(CLIPPED * total, 100):
-        text = f"{rail / total:.1%} of the samples are at one end of the range"
-        findings.append(input_warning(Reason.CLIPPED, text, field=name, count=rail))
+    total = sum(map(len, parts))
+    at_end = max(sum(int(np.count_nonzero(part == end)) for part in parts) for end in (low, high))
+    if at_end > max(CLIPPED * total, 100):
+        findings.append(
+            input_warning(
+                Reason.CLIPPED,
+                f"{at_end / total:.1%} of the samples are at one end of the range",
+                field=channel,
+                count=at_end,
+            )
+        )
     return findings
 
 
-def _may_hold_run(x: np.ndarray, run: int) -> bool:
-    """Whether `run` equal values in a row are possible: then some of every sixteenth of it are
-    equal in a row too. Cheap, without false negatives.
-    """
-    step = max(run // 16, 1)
-    few = x[::step]
-    fewest = run // step - 1  # equal neighbours that such a run leaves at least
-    equal = few[1:] == few[:-1]
-    return len(equal) >= fewest and bool(
-        np.lib.stride_tricks.sliding_window_view(equal, max(fewest, 1)).all(-1).any()
-    )
-
-
-def _longest_run(x: np.ndarray) -> int:
-    """Length of the longest run of equal values, block by block: a night at once does not fit the
-    processor's cache.
-    """
-    best, edge = 0, -1
-    for at in range(0, len(x) - 1, BLOCK):
-        part = x[at : at + BLOCK + 1]
-        changes = np.flatnonzero(part[1:] != part[:-1]) + at
-        if len(changes):
-            best = max(best, int(changes[0]) - edge, int(np.diff(changes).max(initial=0)))
-            edge = int(changes[-1])
-    return max(best, len(x) - 1 - edge)
+def _longest_run(samples: np.ndarray, least: int) -> int:
+    """Length of the longest run of equal values, 0 where none has `least`."""
+    # such a run fills one of the blocks of half its length: most recordings need no closer look
+    size = least // 2
+    blocks = samples[: len(samples) // size * size].reshape(-1, size)
+    if not (blocks.min(1) == blocks.max(1)).any():
+        return 0
+    changes = np.flatnonzero(samples[1:] != samples[:-1])
+    longest = int(np.diff(changes, prepend=-1, append=len(samples) - 1).max())
+    return longest if longest >= least else 0
 
 
 def clip_stages(
@@ -415,11 +405,46 @@ def clip_stages(
     UserError: annotation_syntax for a stage without duration, annotation_overlap for two stages at
     one time.
     """
-    known: list[Annotation] = []
-    unknown: Counter[str] = Counter()
+    stages, findings = _select_stages(notes)
+    pieces: list[Annotation] = []
+    lost: dict[bool, list[float]] = {True: [], False: []}  # whether it is scored -> seconds
+    for note in stages:
+        inside = _clip_note(note._replace(onset=note.onset + shift), segments)
+        pieces += inside
+        beyond = note.duration - sum(piece.duration for piece in inside)
+        if beyond > 1e-6:
+            lost[note.label in STAGES].append(beyond)
+    findings += _report_lost(lost[True], len(lost[False]))
+    single, repeated = _remove_overlap(sorted(pieces))
+    unlabelled = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
+    epochs = max(0, math.ceil(unlabelled / EPOCH - 1e-6))
+    findings += [
+        *report_count(
+            Reason.ANNOTATION_OVERLAP,
+            "stages that repeat a part of the one before",
+            repeated,
+            "that part is kept once",
+        ),
+        *report_count(
+            Reason.UNLABELLED_EPOCHS,
+            "epochs without a known annotation",
+            epochs,
+            "they get no stage",
+        ),
+    ]
+    return single, findings
+
+
+def _select_stages(notes: Sequence[Annotation]) -> tuple[list[Annotation], list[Finding]]:
+    """Annotations with texts of `STAGES` or `UNSCORED`, and findings on the others.
+
+    Raises UserError: annotation_syntax for one without duration.
+    """
+    stages: list[Annotation] = []
+    others: Counter[str] = Counter()
     for note in notes:
         if note.label not in STAGES and note.label not in UNSCORED:
-            unknown[note.label if note.label.startswith("Sleep stage") else ""] += 1
+            others[note.label if note.label.startswith("Sleep stage") else ""] += 1
         elif note.duration <= 0:
             raise input_error(
                 Reason.ANNOTATION_SYNTAX,
@@ -427,60 +452,51 @@ def clip_stages(
                 "every stage has one",
             )
         else:
-            known.append(note._replace(onset=note.onset + shift))
-    findings = [_unknown_label_finding(label, count) for label, count in sorted(unknown.items())]
-    kept: list[Annotation] = []
-    lost: Counter[bool] = Counter()  # scored? -> annotations
-    beyond = 0.0
-    begins, ends = [begin for begin, _ in segments], [end for _, end in segments]
-    for note in known:
-        stop = note.onset + note.duration
-        touched = segments[bisect_right(ends, note.onset) : bisect_left(begins, stop)]
-        spans = [(max(note.onset, begin), min(stop, end)) for begin, end in touched]
-        pieces = [
-            Annotation(begin, end - begin, note.label) for begin, end in spans if end - begin > 1e-6
-        ]
-        kept += pieces
-        left = note.duration - sum(piece.duration for piece in pieces)
-        if left > 1e-6:
-            lost[note.label in STAGES] += 1
-            beyond += left if note.label in STAGES else 0.0
-    if count := lost[True]:
-        text = f"scored stages that reach beyond the signal: {count}, by {beyond / EPOCH:g} epochs in all"
-        findings.append(
-            input_warning(Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count)
+            stages.append(note)
+    return stages, [_unknown_label_finding(label, count) for label, count in sorted(others.items())]
+
+
+def _clip_note(note: Annotation, segments: Sequence[tuple[float, float]]) -> list[Annotation]:
+    """The parts of an annotation that lie in the segments."""
+    stop = note.onset + note.duration
+    first = bisect_right(segments, note.onset, key=itemgetter(1))
+    last = bisect_left(segments, stop, key=itemgetter(0))
+    spans = [(max(note.onset, begin), min(stop, end)) for begin, end in segments[first:last]]
+    return [
+        Annotation(begin, end - begin, note.label) for begin, end in spans if end - begin > 1e-6
+    ]
+
+
+def _report_lost(scored: Sequence[float], unscored: int) -> list[Finding]:
+    """A warning on stages beyond the signal, by their seconds there, else a note on the number of
+    other annotations beyond it.
+    """
+    effect = "that part is dropped"
+    if not scored:
+        text = "annotations without a stage (? or movement) that reach beyond the signal"
+        code = Reason.ANNOTATION_OUT_OF_RANGE
+        return report_count(code, text, unscored, effect, level="info")
+    epochs = sum(scored) / EPOCH
+    return [
+        input_warning(
+            Reason.ANNOTATION_OUT_OF_RANGE,
+            f"scored stages that reach beyond the signal: {len(scored)}, by {epochs:g} epochs in all",
+            effect,
+            count=len(scored),
         )
-    elif count := lost[False]:
-        text = f"annotations without a stage (? or movement) that reach beyond the signal: {count}"
-        findings.append(
-            replace(
-                input_warning(
-                    Reason.ANNOTATION_OUT_OF_RANGE, text, "that part is dropped", count=count
-                ),
-                level="info",
-            )
-        )
-    single, repeated = _remove_overlap(sorted(kept))
-    if repeated:
-        text = f"stages that repeat a part of the one before: {repeated}"
-        findings.append(
-            input_warning(Reason.ANNOTATION_OVERLAP, text, "that part is kept once", count=repeated)
-        )
-    unlabelled = sum(end - begin for begin, end in segments) - sum(note.duration for note in single)
-    if unlabelled > 1e-6:
-        epochs = math.ceil(unlabelled / EPOCH - 1e-6)
-        text = f"epochs without a known annotation: {epochs}"
-        findings.append(
-            input_warning(Reason.UNLABELLED_EPOCHS, text, "they get no stage", count=epochs)
-        )
-    return single, findings
+    ]
 
 
 def _unknown_label_finding(label: str, count: int) -> Finding:
     """A text that does not begin with 'Sleep stage' may hold a name: it is counted, never shown."""
-    text = f"annotations {safe_text(label) if label else 'with other texts than sleep stages'}: {count}"
-    warning = input_warning(Reason.UNKNOWN_LABEL, text, "not mapped to a stage", count=count)
-    return replace(warning, found=safe_text(label) if label else None)
+    text = safe_text(label) if label else "with other texts than sleep stages"
+    return input_warning(
+        Reason.UNKNOWN_LABEL,
+        f"annotations {text}: {count}",
+        "not mapped to a stage",
+        count=count,
+        found=safe_text(label) if label else None,
+    )
 
 
 def _remove_overlap(notes: list[Annotation]) -> tuple[list[Annotation], int]:
@@ -491,39 +507,64 @@ def _remove_overlap(notes: list[Annotation]) -> tuple[list[Annotation], int]:
     repeated = 0
     for note in notes:
         last = single[-1] if single else Annotation(-math.inf, 0.0, "")
-        over = last.onset + last.duration - note.onset
+        end = last.onset + last.duration
+        over = end - note.onset
         if over <= 1e-6:
             single.append(note)
             continue
         if note.label != last.label:
-            text = f"{last.label!r} lasts until {last.onset + last.duration:g} s, {note.label!r} begins at {note.onset:g} s"
             raise input_error(
-                Reason.ANNOTATION_OVERLAP, text, "expected one stage at a time", found=f"{over:g} s"
+                Reason.ANNOTATION_OVERLAP,
+                f"{last.label!r} lasts until {end:g} s, {note.label!r} begins at {note.onset:g} s",
+                "expected one stage at a time",
+                found=f"{over:g} s",
             )
         repeated += 1
         if note.duration - over > 1e-6:
-            single.append(Annotation(note.onset + over, note.duration - over, note.label))
+            single.append(Annotation(end, note.duration - over, note.label))
     return single, repeated
 
 
 # --- subject tables
 
 
+HEADINGS = {
+    "subject": "^(subject|nr)$",
+    "age": "^age$",
+    "sex": r"([mf])\s*=?\s*(\d)",
+    "night": "^night",
+    "lights": "light",
+}
+
+
+class SubjectColumns(NamedTuple):
+    """Positions of the columns of a subject table."""
+
+    subject: int
+    age: int
+    sex: int | None
+    letters: Mapping[int | None, str]  # number in the column of the sex -> F or M
+    nights: Sequence[tuple[int, int | None]]  # night, and when the lights were switched off
+
+
 def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Finding]]:
     """The table called `name`; without it, or when it is damaged, an empty one and a finding."""
-    found = [rel for rel in source.files if PurePosixPath(rel).name == name]
-    unknown = "age and sex stay unknown"
-    if not found:
-        return {}, [Finding(Reason.METADATA, f"{name} is missing", unknown, level="info")]
+    paths = [rel for rel in source.files if PurePosixPath(rel).name == name]
+    effect = "age and sex stay unknown"
+    if not paths:
+        return {}, [Finding(Reason.METADATA, f"{name} is missing", effect, level="info")]
     try:
-        table, bad = read_subjects(source.root / found[0])
+        table, bad = read_subjects(source.root / paths[0])
     except UserError as error:
         raise_system_error(error)
-        return {}, [input_warning(error.code, error.problem, unknown).at(found[0])]
-    text = f"cells for subject, night, age or sex that are not usable: {bad}"
-    return table, [
-        input_warning(Reason.METADATA, text, "dropped", count=bad).at(found[0])
-    ] if bad else []
+        return {}, [input_warning(error.code, error.problem, effect, file=paths[0])]
+    return table, report_count(
+        Reason.METADATA,
+        "cells for subject, night, age or sex that are not usable",
+        bad,
+        "dropped",
+        file=paths[0],
+    )
 
 
 def read_subjects(path: Path) -> tuple[SubjectTable, int]:
@@ -535,67 +576,80 @@ def read_subjects(path: Path) -> tuple[SubjectTable, int]:
 
     Raises UserError: metadata, when the file is not such a table.
     """
+    rows = _read_sheet(path)
+    texts = [[str(cell).strip().lower() for cell in row] for row in rows]
+    top = next((i for i, row in enumerate(texts[:5]) if "age" in row), None)
+    if top is None:
+        raise input_error(Reason.METADATA, "has no column 'age' in its first rows")
+    columns = _find_columns(texts[top])
+    table: SubjectTable = {}
+    bad = 0
+    for row, text in zip(rows[top + 1 :], texts[top + 1 :], strict=True):
+        if any(text):
+            nights, unusable = _parse_row(row, columns)
+            table |= nights
+            bad += unusable
+    return table, bad
+
+
+def _read_sheet(path: Path) -> list[list[object]]:
+    """The cells of the first sheet of an .xls file. Raises UserError (metadata)."""
     import xlrd
 
     try:
         data = path.read_bytes() if path.stat().st_size <= 1 << 22 else b""
         sheet = xlrd.open_workbook(file_contents=data, logfile=io.StringIO()).sheet_by_index(0)
-        rows = [[cell.value for cell in sheet.row(i)] for i in range(sheet.nrows)]
+        return [[cell.value for cell in sheet.row(i)] for i in range(sheet.nrows)]
     except Exception as error:  # the reader raises nearly anything on a damaged file
         raise_system_error(error, path, stored=False)
         raise input_error(
             Reason.METADATA, f"is not a readable .xls table ({type(error).__name__})"
         ) from None
-    top = next(
-        (
-            i
-            for i, row in enumerate(rows[:5])
-            if any(str(cell).strip().lower() == "age" for cell in row)
-        ),
-        None,
-    )
-    if top is None:
-        raise input_error(Reason.METADATA, "has no column 'age' in its first rows")
-    heads = [str(cell).strip().lower() for cell in rows[top]]
-    nights = [i for i, head in enumerate(heads) if head.startswith("night")]
-    lights = [i for i, head in enumerate(heads) if "light" in head]
-    subject = next((i for i, head in enumerate(heads) if head in {"subject", "nr"}), None)
-    sex = next((i for i, head in enumerate(heads) if SEX.search(head)), None)
-    if subject is None or not nights:
+
+
+def _find_columns(heads: Sequence[str]) -> SubjectColumns:
+    """The columns by their headings. Raises UserError (metadata)."""
+    places = {
+        name: [i for i, head in enumerate(heads) if re.search(pattern, head)]
+        for name, pattern in HEADINGS.items()
+    }
+    if not places["subject"] or not places["night"]:
         raise input_error(Reason.METADATA, "has no columns for subject and night")
-    code = (
-        {int(number): letter.upper() for letter, number in SEX.findall(heads[sex])}
-        if sex is not None
-        else {}
-    )
-    if len(code) == 1:  # 'sex (F=1)': whatever is not 1 is the other
-        ((number, letter),) = code.items()
-        code[3 - number] = "M" if letter == "F" else "F"
+    sex = next(iter(places["sex"]), None)
+    codes = re.findall(HEADINGS["sex"], heads[sex]) if sex is not None else []
+    letters: dict[int | None, str] = {int(number): letter.upper() for letter, number in codes}
+    if len(letters) == 1:  # 'sex (F=1)': whatever is not 1 is the other
+        ((letter, number),) = codes
+        letters[3 - int(number)] = "M" if letter == "f" else "F"
+    nights = list(zip_longest(places["night"], places["lights"][: len(places["night"])]))
+    return SubjectColumns(places["subject"][0], places["age"][0], sex, letters, nights)
+
+
+def _parse_row(row: Sequence[object], columns: SubjectColumns) -> tuple[SubjectTable, int]:
+    """The nights of a subject, and the number of unusable cells."""
+    subject, age = _to_integer(row[columns.subject]), _to_integer(row[columns.age])
+    attributes: dict[str, AttributeValue] = {}
+    if age is not None and 0 < age < 120:
+        attributes["age"] = age
+    if columns.sex is not None and (sex := columns.letters.get(_to_integer(row[columns.sex]))):
+        attributes["sex"] = sex
+    bad = (subject is None) + ("age" not in attributes) + ("sex" not in attributes)
     table: SubjectTable = {}
-    bad = 0
-    for row in (row for row in rows[top + 1 :] if any(str(cell).strip() for cell in row)):
-        who, age = _to_integer(row[subject]), _to_integer(row[heads.index("age")])
-        kind = code.get(_to_integer(row[sex]) or -1) if sex is not None else None
-        bad += (who is None) + (age is None or not 0 < age < 120) + (kind is None)
-        known: dict[str, AttributeValue] = {"age": age} if age is not None and 0 < age < 120 else {}
-        known |= {"sex": kind} if kind else {}
-        for column, light in zip(nights, [*lights, *[-1] * len(nights)], strict=False):
-            night = _to_integer(row[column])
-            bad += night is None
-            if who is not None and night is not None:
-                off = row[light] if light >= 0 else None
-                minutes = (
-                    round(off * 1440) % 1440 if isinstance(off, float) and 0 <= off < 1 else None
-                )
-                table[who, night] = known | (
-                    {}
-                    if minutes is None
-                    else {"lights_off": f"{minutes // 60:02d}:{minutes % 60:02d}"}
-                )
+    for column, light in columns.nights:
+        night = _to_integer(row[column])
+        bad += night is None
+        if subject is not None and night is not None:
+            lights_off = _parse_clock(row[light]) if light is not None else {}
+            table[subject, night] = {**attributes, **lights_off}
     return table, bad
 
 
-SEX = re.compile(r"([mf])\s*=?\s*(\d)")
+def _parse_clock(cell: object) -> dict[str, str]:
+    """A time of day, which a sheet holds as a part of the day."""
+    if not isinstance(cell, float) or not 0 <= cell < 1:
+        return {}
+    minutes = round(cell * 1440) % 1440
+    return {"lights_off": f"{minutes // 60:02d}:{minutes % 60:02d}"}
 
 
 def _to_integer(cell: object) -> int | None:

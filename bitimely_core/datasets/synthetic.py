@@ -22,8 +22,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from bitimely_core.datasets import physiology
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
-from bitimely_core.errors import Finding, Reason, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import Finding, Reason, check_choice, safe_text, usage_error
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets
@@ -121,24 +122,18 @@ def measure_band_powers(window: NativeWindow) -> np.ndarray:
     """Logarithms of the power of a window in the five bands of the EEG, summed over its channels,
     [channels x bands].
     """
-    out = []
+    powers = []
     for channel, samples in window.samples.items():
         frequency = np.fft.rfftfreq(max(len(samples), 2), 1 / (window.rates[channel] or 1.0))
         power = np.abs(np.fft.rfft(samples - samples.mean() if len(samples) else np.zeros(2))) ** 2
-        out += [
-            np.log(power[(frequency >= low) & (frequency < high)].sum() + 1e-9)
-            for low, high in BANDS.values()
-        ]
-    return np.array(out)
+        bands = [(frequency >= low) & (frequency < high) for low, high in BANDS.values()]
+        powers += [np.log(power[band].sum() + 1e-9) for band in bands]
+    return np.array(powers)
 
 
-def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
+def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
     """Logistic regression on the band powers of the recordings under the windows."""
-    parts = {"train": given.train, "validation": given.validation, "test": given.test}
-    powers = {
-        name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()
-    }
-    return given.fit_linear({name: np.array(found) for name, found in powers.items()})
+    return physiology.predict_from_features(data, data.channels, measure_band_powers)
 
 
 @datasets(
@@ -189,8 +184,7 @@ def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestU
 
 def check_options(size: object, seed: object) -> tuple[str, int]:
     """The options, checked. Raises UserError: unknown_name or config."""
-    if size not in SIZES:
-        raise unknown_name_error("size of the synthetic cohort", str(size), list(SIZES))
+    check_choice("size of the synthetic cohort", str(size), SIZES)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise usage_error(f"the seed is {safe_text(seed)}", "expected an integer from 0 on")
     return str(size), seed
@@ -209,17 +203,16 @@ def read_night(
                 file.write_bytes(data)
         except OSError as error:
             raise describe_os_error(error, Path(folder)) from None
+        attributes = {
+            "night": night,
+            "age": int(rng.integers(20, 80)),
+            "sex": "FM"[int(rng.integers(2))],
+        }
         return read_recording(
             files[0],
             files[1],
+            Record(recording_id=name, subject_id=name[:5], signals=[], attributes=attributes),
             names=(files[0].name, files[1].name),
-            recording_id=name,
-            subject_id=name[:5],
-            attributes={
-                "night": night,
-                "age": int(rng.integers(20, 80)),
-                "sex": "FM"[int(rng.integers(2))],
-            },
             keep_dates=keep_dates,
             marks=MARK,
         )
@@ -299,12 +292,13 @@ def make_night(
     )
 
     planted = []
-    for name, at, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
+    for name, first, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
         wave = size * make_waveform(name, length, spindle_rate)
-        frontal[at : at + length] += wave
-        posterior[at : at + length] += (0.2 if name == "blink" else 0.6) * wave
-        eyes[at : at + length] += (4.0 if name == "blink" else 0.3) * wave
-        planted.append(Annotation(at / RATE, length / RATE, MARK + name))
+        span = slice(first, first + length)
+        frontal[span] += wave
+        posterior[span] += (0.2 if name == "blink" else 0.6) * wave
+        eyes[span] += (4.0 if name == "blink" else 0.3) * wave
+        planted.append(Annotation(first / RATE, length / RATE, MARK + name))
 
     seconds = np.arange(epochs * int(EPOCH))
     per_second = np.repeat(level, int(EPOCH))
@@ -406,10 +400,9 @@ def _draw_positions(
         for slot, name in zip(np.sort(rng.permutation(slots)[: len(names)]), names, strict=False):
             _, (shortest, longest), (smallest, largest) = PLANTED[name]
             length = round(rng.uniform(shortest, longest) * RATE)
-            at = epoch * PER_EPOCH + int(
-                (slot + rng.random() * (1 - length / RATE / SLOT)) * SLOT * RATE
-            )
-            places.append((name, at, length, float(rng.uniform(smallest, largest))))
+            room = 1 - length / RATE / SLOT  # share of the slot
+            first = epoch * PER_EPOCH + int((slot + rng.random() * room) * SLOT * RATE)
+            places.append((name, first, length, float(rng.uniform(smallest, largest))))
     return places
 
 

@@ -13,13 +13,15 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from bitimely_core.datasets.reading import make_unit
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -91,6 +93,13 @@ class TserLayout:
     windows: bool = False
 
 
+class TserProblem(NamedTuple):
+    """A problem of a source."""
+
+    files: Mapping[str, str]  # TRAIN or TEST -> path
+    layout: TserLayout
+
+
 @dataclass(frozen=True, kw_only=True)
 class TserFile:
     """One file of a problem. `groups` and `splits` have one entry a case: its recording, and the
@@ -114,14 +123,8 @@ CASES = View(
 )
 OPEN = {
     "": CASES,
-    "classification": View(
-        channels=(),
-        rate=0.0,
-        window=0,
-        task="classification",
-        target="label",
-        split="official",
-        help="the class of a case",
+    "classification": replace(
+        CASES, task="classification", target="label", help="the class of a case"
     ),
     "regression": replace(CASES, task="regression", target="value", help="the number of a case"),
 }
@@ -155,150 +158,157 @@ def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
 def ts(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """A problem in .ts files: NAME_TRAIN.ts and NAME_TEST.ts, one recording a case."""
     source = require_source(source)
-    found = find_problems(source)
-    if len(found) > 1:
+    problems = find_problems(source)
+    if len(problems) > 1:
+        names = ", ".join(safe_text(name, 60) for name in list(problems)[:10])
         raise usage_error(
-            f"{len(found)} problems: {', '.join(safe_text(name, 60) for name in list(found)[:10])}",
-            "expected one",
-            "Give the folder of one of them",
+            f"{len(problems)} problems: {names}", "expected one", "Give the folder of one of them"
         )
-    yield from report_unclaimed(source, found, LAYOUT)
-    for files in found.values():
-        yield from list_units(source, {"": files}, {"": TserLayout()})
+    yield from report_unclaimed(source, problems, LAYOUT)
+    for files in problems.values():
+        yield from list_units(source, [TserProblem(files, TserLayout())])
 
 
 def find_problems(source: Source) -> dict[str, dict[str, str]]:
     """Problem (folder and name) -> TRAIN or TEST -> file. A .ts file whose name has neither counts
     as TRAIN.
     """
-    found: dict[str, dict[str, str]] = {}
-    for rel in [*source.files, *source.rejected]:
-        if PurePosixPath(rel).suffix.lower() == ".ts":
-            named = NAME.fullmatch(rel)
-            problem, kind = (named[1], named[2].upper()) if named else (rel[:-3], "TRAIN")
-            found.setdefault(problem, {})[kind] = rel
-    return found
+    problems: dict[str, dict[str, str]] = {}
+    for path in [*source.files, *source.rejected]:
+        if PurePosixPath(path).suffix.lower() == ".ts":
+            match = NAME.fullmatch(path)
+            problem, kind = (match[1], match[2].upper()) if match else (path[:-3], "TRAIN")
+            problems.setdefault(problem, {})[kind] = path
+    return problems
 
 
 # --- a problem, or several of one source
 
 
-def list_units(
-    source: Source, found: Mapping[str, Mapping[str, str]], layouts: Mapping[str, TserLayout]
-) -> Iterator[IngestUnit | Finding]:
-    """The files of one or several problems that were cut from the same recordings, as units;
-    `found`: problem -> TRAIN or TEST -> file.
+def list_units(source: Source, problems: Sequence[TserProblem]) -> Iterator[IngestUnit | Finding]:
+    """The files of one or several problems that were cut from the same recordings, as units.
 
     Raises UserError: faults that make a file, and so the problem, unusable: header_syntax,
     schema_mismatch, empty_file and so on.
     """
-    heads: dict[str, format_ts.TsHeader] = {}
-    notes: dict[str, list[Finding]] = {}
-    for files in found.values():
-        for rel in files.values():
-            with locate_errors(rel):
-                heads[rel] = format_ts.read_header(source.path(rel))
-            notes[rel] = []
-        if len(files) == 2:
-            train, test = files["TRAIN"], files["TEST"]
-            try:
-                format_ts.check_compatible(heads[train], heads[test], test)
-            except UserError as error:  # both files are named: either may be the wrong one
-                error.requirement = error.requirement.replace("TRAIN", PurePosixPath(train).name, 1)
-                raise
-            repeated = format_ts.find_duplicates(source.path(train), source.path(test))
-            notes[test] += [repeated.at(test)] if repeated else []
-        else:
-            ((kind, rel),) = files.items()
-            missing = "TEST" if kind == "TRAIN" else "TRAIN"
-            text, wanted = f"has no {missing} file", "split 80/10/10 by recording"
-            notes[rel].append(input_warning(Reason.MISSING_PAIR, text, wanted, file=rel))
-    names = [(rel, kind) for files in found.values() for kind, rel in files.items()]
-    windows = any(layout.windows for layout in layouts.values())
-    length = (
-        None
-        if any(layout.channels for layout in layouts.values())
-        else _find_padded_length([source.path(rel) for rel, _ in names], list(heads.values()))
-    )
-    groups, known = group_cases([(source.path(rel), heads[rel]) for rel, _ in names])
-    placed, findings = assign_case_splits(
-        groups, [kind for _, kind in names], windows=windows and not known
-    )
-    yield from (finding.at(names[-1][0]) for finding in findings)
-    if windows and not known:
+    headers: dict[str, format_ts.TsHeader] = {}
+    remarks: dict[str, list[Finding]] = {}
+    for problem in problems:
+        headers |= _read_headers(source, problem.files)
+        remarks |= _check_pair(source, problem.files, headers)
+    rows = [
+        (rel, kind, problem.layout) for problem in problems for kind, rel in problem.files.items()
+    ]
+    opened = [(source.path(rel), headers[rel]) for rel, _, _ in rows]
+    has_channels = any(layout.channels for _, _, layout in rows)
+    length = None if has_channels else _find_padded_length(opened)
+    groups, is_credible = group_cases(opened)
+    # neighbours in a file may overlap although they share no samples
+    is_unknown = not is_credible and any(layout.windows for _, _, layout in rows)
+    splits, findings = assign_case_splits(groups, [kind for _, kind, _ in rows], windows=is_unknown)
+    yield from (finding.at(rows[-1][0]) for finding in findings)
+    if is_unknown:
         yield input_warning(
             Reason.IDENTIFIER,
             "no two cases share samples, so their recordings cannot be identified",
             "the archive's own split is kept; a split by subject would be one by random windows",
-            file=names[0][0],
+            file=rows[0][0],
         )
-    layout_of = {
-        rel: layouts[problem] for problem, files in found.items() for rel in files.values()
-    }
-    for (rel, _), group, split in zip(names, groups, placed, strict=True):
+    for (rel, _, layout), (path, header), group, split in zip(
+        rows, opened, groups, splits, strict=True
+    ):
         file = TserFile(
-            rel=rel,
-            header=heads[rel],
-            layout=layout_of[rel],
-            groups=group,
-            splits=split,
-            length=length,
+            rel=rel, header=header, layout=layout, groups=group, splits=split, length=length
         )
-        yield IngestUnit(
-            name=rel,
-            files=(rel,),
-            read=partial(read_problem, source.path(rel), file),
-            findings=tuple(notes[rel]),
-        )
+        findings = remarks.get(rel, [])
+        yield make_unit(rel, (rel,), findings, partial(read_problem, path, file))
+
+
+def _read_headers(source: Source, files: Mapping[str, str]) -> dict[str, format_ts.TsHeader]:
+    """File -> its header."""
+    headers = {}
+    for rel in files.values():
+        with locate_errors(rel):
+            headers[rel] = format_ts.read_header(source.path(rel))
+    return headers
+
+
+def _check_pair(
+    source: Source, files: Mapping[str, str], headers: Mapping[str, format_ts.TsHeader]
+) -> dict[str, list[Finding]]:
+    """File -> warnings about TRAIN and TEST: one is missing, or cases are in both. Raises UserError
+    (schema_mismatch) where they do not fit.
+    """
+    if len(files) == 1:
+        ((kind, rel),) = files.items()
+        return {
+            rel: [
+                input_warning(
+                    Reason.MISSING_PAIR,
+                    f"has no {'TEST' if kind == 'TRAIN' else 'TRAIN'} file",
+                    "split 80/10/10 by recording",
+                    file=rel,
+                )
+            ]
+        }
+    train, test = files["TRAIN"], files["TEST"]
+    try:
+        format_ts.check_compatible(headers[train], headers[test], test)
+    except UserError as error:  # both files are named: either may be the wrong one
+        error.requirement = error.requirement.replace("TRAIN", PurePosixPath(train).name, 1)
+        raise
+    repeated = format_ts.find_duplicates(source.path(train), source.path(test))
+    return {test: [repeated.at(test)] if repeated else []}
 
 
 def read_problem(path: Path, file: TserFile) -> Records:
     """All cases of a file, each a recording with its label; faulty ones are counted."""
-    stem = PurePosixPath(file.rel).stem
     records: list[Record] = []
     faults: list[Finding] = []
     findings = [finding.at(file.rel) for finding in file.header.findings]
-    number = touched = 0
+    number = 0
     with locate_errors(file.rel):
-        for item in format_ts.read_cases(path, file.header):
-            if isinstance(item, Finding):
-                if item.row is None:
-                    findings.append(item.at(file.rel))
-                    continue
-                faults.append(item.at(file.rel))
+        for case in format_ts.read_cases(path, file.header):
+            if isinstance(case, Finding) and case.row is None:
+                findings.append(case.at(file.rel))
+                continue
+            if isinstance(case, Finding):
+                faults.append(case.at(file.rel))
             else:
                 try:
-                    signals = _make_signals(item, file)
+                    records.append(_make_record(case, number, file))
                 except UserError as error:
-                    faults.append(replace(error.finding, row=item.row, file=file.rel))
-                else:
-                    group = int(file.groups[number])
-                    attributes: dict[str, AttributeValue] = {"split": SPLITS[file.splits[number]]}
-                    if item.label is not None:
-                        attributes[
-                            file.layout.target
-                            or ("label" if isinstance(item.label, str) else "value")
-                        ] = item.label
-                    subject = f"{file.layout.subject or problem_name(stem)}-{group + 1:05d}"
-                    recording = f"{stem}-{number + 1:06d}"
-                    records.append(
-                        Record(
-                            recording_id=recording,
-                            subject_id=subject,
-                            signals=signals,
-                            attributes=attributes,
-                        )
-                    )
-                    touched += any(bool(np.isnan(signal.samples).any()) for signal in signals)
+                    faults.append(replace(error.finding, row=case.row, file=file.rel))
             number += 1
+    incomplete = sum(map(_has_missing_values, records))
     account = SourceRows(
         file=file.rel,
         kind="cases",
         seen=file.header.cases,
         quarantined=count_reasons(faults),
-        warned={str(Reason.MISSING_VALUES): touched} if touched else {},
+        warned={str(Reason.MISSING_VALUES): incomplete} if incomplete else {},
     )
     return Records(records=records, rows=[account], findings=[*findings, *report_faults(faults)])
+
+
+def _make_record(case: format_ts.TsCase, number: int, file: TserFile) -> Record:
+    """Case `number`, from 0, of a file. Raises UserError as `_make_signals`."""
+    stem = PurePosixPath(file.rel).stem
+    attributes: dict[str, AttributeValue] = {"split": SPLITS[file.splits[number]]}
+    if case.label is not None:
+        key = "label" if isinstance(case.label, str) else "value"
+        attributes[file.layout.target or key] = case.label
+    group = int(file.groups[number]) + 1
+    return Record(
+        recording_id=f"{stem}-{number + 1:06d}",
+        subject_id=f"{file.layout.subject or problem_name(stem)}-{group:05d}",
+        signals=_make_signals(case, file),
+        attributes=attributes,
+    )
+
+
+def _has_missing_values(record: Record) -> bool:
+    return any(bool(np.isnan(signal.samples).any()) for signal in record.signals)
 
 
 def problem_name(stem: str) -> str:
@@ -311,37 +321,36 @@ def _make_signals(case: format_ts.TsCase, file: TserFile) -> list[Signal]:
 
     Raises UserError: length, dimensions, timestamps.
     """
-    layout = file.layout
-    if not layout.channels:
-        clocks = case.times or (None,) * len(case.channels)
-        placed = [
-            place_on_grid(values, clock)
-            for values, clock in zip(case.channels, clocks, strict=True)
-        ]
-        return [
-            Signal(f"channel {i}", rate, "", _pad_values(values, file.length))
-            for i, (values, rate) in enumerate(placed, 1)
-        ]
-    left = list(case.channels)
-    out = []
-    for channel in layout.channels:
-        at = next(
-            (i for i, values in enumerate(left) if channel.length in {None, len(values)}), None
-        )
-        if at is None:
-            lengths = ", ".join(str(len(values)) for values in case.channels[:8])
-            wanted = ", ".join(str(channel.length) for channel in layout.channels)
+    channels = file.layout.channels
+    if channels:
+        return _name_by_length(case.channels, channels)
+    signals = []
+    clocks = case.times or (None,) * len(case.channels)
+    for i, (values, clock) in enumerate(zip(case.channels, clocks, strict=True), 1):
+        placed, rate = place_on_grid(values, clock)
+        signals.append(Signal(f"channel {i}", rate, "", _pad_values(placed, file.length)))
+    return signals
+
+
+def _name_by_length(values: Sequence[np.ndarray], channels: Sequence[TserChannel]) -> list[Signal]:
+    """The values of each channel: of those that no channel has yet the first of its length."""
+    remaining = list(values)
+    signals = []
+    for channel in channels:
+        fitting = [i for i, x in enumerate(remaining) if channel.length in {None, len(x)}]
+        if not fitting:
+            lengths = ", ".join(str(len(x)) for x in values[:8])
+            wanted = ", ".join(str(channel.length) for channel in channels)
             raise input_error(
                 Reason.LENGTH, f"has channels of {lengths} values", f"expected {wanted}"
             )
-        out.append(Signal(channel.name, channel.rate, channel.unit, left.pop(at)))
-    if left:
+        samples = remaining.pop(fitting[0])
+        signals.append(Signal(channel.name, channel.rate, channel.unit, samples))
+    if remaining:
         raise input_error(
-            Reason.DIMENSIONS,
-            f"has {len(case.channels)} channels",
-            f"expected {len(layout.channels)}",
+            Reason.DIMENSIONS, f"has {len(values)} channels", f"expected {len(channels)}"
         )
-    return out
+    return signals
 
 
 def _pad_values(values: np.ndarray, length: int | None) -> np.ndarray:
@@ -351,25 +360,22 @@ def _pad_values(values: np.ndarray, length: int | None) -> np.ndarray:
     return np.concatenate([values, np.full(length - len(values), np.nan, np.float32)])
 
 
-def _find_padded_length(paths: Sequence[Path], heads: Sequence[format_ts.TsHeader]) -> int | None:
+def _find_padded_length(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> int | None:
     """Length of the longest channel of a problem whose cases differ in length; None where none is
     to be filled up.
     """
-    if any(head.timestamps for head in heads) or len(
-        {head.lengths for head in heads} - {None}
-    ) == 1 == len({head.lengths for head in heads}):
+    headers = [header for _, header in files]
+    lengths = {header.lengths for header in headers}
+    if any(header.timestamps for header in headers) or (len(lengths) == 1 and None not in lengths):
         return None
-    longest = total = channels = 0
-    for path, head in zip(paths, heads, strict=True):
+    counts: list[int] = []  # values of each channel of each case
+    for path, header in files:
+        labelled = header.task != "none"
         for row, line, _ in format_ts.read_lines(path):
-            if row > head.data:
-                found = format_ts.count_values(line, timestamps=False, labelled=head.task != "none")
-                longest, total, channels = (
-                    max(longest, *found),
-                    total + sum(found),
-                    channels + len(found),
-                )
-    return longest if longest * channels <= MAX_SPREAD * total else None
+            if row > header.data:
+                counts += format_ts.count_values(line, timestamps=False, labelled=labelled)
+    longest = max(counts, default=0)
+    return longest if longest * len(counts) <= MAX_SPREAD * sum(counts) else None
 
 
 def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndarray, float]:
@@ -382,16 +388,17 @@ def place_on_grid(values: np.ndarray, times: np.ndarray | None) -> tuple[np.ndar
     if times is None or len(times) < 2:
         return values, 1.0
     step = float(np.diff(times).min())
-    places = (times - times[0]) / step
-    at = np.rint(places).astype(np.int64)
-    if at[-1] + 1 > MAX_SPREAD * len(at) or np.abs(places - at).max() > 0.01:
+    exact = (times - times[0]) / step
+    places = np.rint(exact).astype(np.int64)
+    size = int(places[-1]) + 1
+    if size > MAX_SPREAD * len(places) or np.abs(exact - places).max() > 0.01:
         raise input_error(
             Reason.TIMESTAMPS, "the times do not fit a regular grid", "resample or remove the case"
         )
-    if at[-1] + 1 == len(at):
+    if size == len(places):
         return values, 1.0 / step
-    grid = np.full(int(at[-1]) + 1, np.nan, np.float32)
-    grid[at] = values
+    grid = np.full(size, np.nan, np.float32)
+    grid[places] = values
     return grid, 1.0 / step
 
 
@@ -409,91 +416,72 @@ def group_cases(files: Sequence[tuple[Path, format_ts.TsHeader]]) -> tuple[list[
         int32 [cases] for each file, recordings numbered in the order of their first case; whether
         they are credible (at most half as many recordings as cases).
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     marks: list[np.ndarray] = []
     owners: list[np.ndarray] = []
-    counts = [header.cases for _, header in files]
-    first = 0
     for path, header in files:
-        for i, chosen in enumerate(_hash_cases(path, header)):
-            if len(chosen):
-                marks.append(chosen)
-                owners.append(np.full(len(chosen), first + i, np.int64))
-        first += header.cases
-    parent = list(range(first))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    if marks:
-        mark, owner = np.concatenate(marks), np.concatenate(owners)
-        order = np.lexsort((owner, mark))
-        mark, owner = mark[order], owner[order]
-        same = np.flatnonzero((mark[1:] == mark[:-1]) & (owner[1:] != owner[:-1]))
-        for a, b in zip(owner[same].tolist(), owner[same + 1].tolist(), strict=True):
-            one, other = sorted((root(a), root(b)))
-            parent[other] = one
-    roots = np.array([root(i) for i in range(first)], np.int64)
-    names, groups = np.unique(roots, return_inverse=True)  # roots are first cases, hence in order
-    return np.split(groups.astype(np.int32), np.cumsum(counts)[:-1]), bool(2 * len(names) <= first)
+        for hashes in _hash_cases(path, header):
+            owners.append(np.full(len(hashes), len(marks)))
+            marks.append(hashes)
+    mark, owner = np.concatenate(marks), np.concatenate(owners)
+    order = np.lexsort((owner, mark))
+    mark, owner = mark[order], owner[order]
+    same = np.flatnonzero(mark[1:] == mark[:-1])
+    cases = len(marks)
+    pairs = coo_array((np.ones(len(same)), (owner[same], owner[same + 1])), shape=(cases, cases))
+    count, numbers = connected_components(pairs, directed=False)
+    _, firsts, groups = np.unique(numbers, return_index=True, return_inverse=True)
+    groups = np.argsort(np.argsort(firsts))[groups].astype(np.int32)
+    ends = np.cumsum([header.cases for _, header in files])
+    return np.split(groups, ends[:-1]), bool(2 * count <= cases)
 
 
 def _hash_cases(path: Path, header: format_ts.TsHeader) -> Iterator[np.ndarray]:
     """Hashes (uint64) of each case: of its text without the label, and of the chosen stretches of
     one that is long enough.
     """
-    powers = _hash_powers(1024)
     for row, line, _ in format_ts.read_lines(path):
         if row <= header.data:
             continue
-        chosen = np.frombuffer(
-            hashlib.blake2b(format_ts.strip_label(line, header), digest_size=8).digest(), np.uint64
-        )
+        text = hashlib.blake2b(format_ts.strip_label(line, header), digest_size=8).digest()
+        hashes = np.frombuffer(text, np.uint64)
         field = b"" if header.timestamps else line.split(b":", 1)[0]
         if field.count(b",") + 1 >= MIN_VALUES and not field.translate(None, format_ts.PLAIN):
-            try:
+            with suppress(ValueError):
                 values = np.array(list(map(float, field.split(b","))), np.float32)
-            except ValueError:
-                values = np.zeros(0, np.float32)
-            if len(values) >= MIN_VALUES:
-                while len(powers[0]) <= len(values):
-                    powers = _hash_powers(2 * len(powers[0]))
-                chosen = np.concatenate([chosen, hash_stretches(values, *powers)])
-        yield chosen
+                hashes = np.concatenate([hashes, hash_stretches(values)])
+        yield hashes
 
 
+@lru_cache(1)
 def _hash_powers(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Powers [count] of an odd number modulo 2^64, and of its inverse."""
     base = 0x9E3779B97F4A7C15
-    inverse = pow(base, -1, 1 << 64)
-    out = []
-    for x in (base, inverse):
-        factors = np.full(count, x, np.uint64)
-        factors[0] = 1
-        out.append(np.cumprod(factors))
-    return out[0], out[1]
+    factors = np.ones((2, count), np.uint64)
+    factors[:, 1:] = np.array([[base], [pow(base, -1, 1 << 64)]], np.uint64)
+    powers, inverse = np.cumprod(factors, axis=1)
+    return powers, inverse
 
 
-def hash_stretches(values: np.ndarray, powers: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+def hash_stretches(values: np.ndarray) -> np.ndarray:
     """Hashes (uint64) of stretches of a quarter of `values` (float32 [n]), of every n/8 places in a
     row the smallest one.
     """
     n = len(values)
     length, width = n // 4, max(1, n // 8)
+    powers, inverse = _hash_powers(n)
     bits = np.ascontiguousarray(values + 0.0).view(np.uint32).astype(np.uint64)  # + 0.0: one zero
-    mixed = _mix_hash(bits) * powers[:n]
+    mixed = _mix_hash(bits) * powers
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed)])
     rolling = _mix_hash((sums[length:] - sums[:-length]) * inverse[: n - length + 1])
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])
     flat = changes[length - 1 :] - changes[: n - length + 1] < MIN_CHANGES
     worst = np.uint64(2**64 - 1)
     rolling[flat] = worst
-    smallest = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling))).min(
-        axis=1
-    )
-    chosen = np.unique(smallest)
+    windows = np.lib.stride_tricks.sliding_window_view(rolling, min(width, len(rolling)))
+    chosen = np.unique(windows.min(axis=1))
     return chosen[chosen != worst]
 
 
@@ -538,41 +526,26 @@ def assign_case_splits(
     inside: dict[str, set[int]] = {"TRAIN": set(), "TEST": set()}
     for group, kind in zip(groups, kinds, strict=True):
         inside[kind] |= set(group.tolist())
-    both = inside["TRAIN"] & inside["TEST"]
-    findings: list[Finding] = []
+    train, test = inside["TRAIN"], inside["TEST"]
+    both = train & test
+    split_groups = _split_groups_in_order if windows else _split_groups_by_hash
     split: dict[int, str] = {}
-    if inside["TRAIN"] and inside["TEST"] and 2 * len(both) <= len(inside["TEST"]):
-        split = dict.fromkeys(inside["TEST"], "test") | dict.fromkeys(both, "train")
-        free = sorted(inside["TRAIN"] - both)
-        split |= (
-            _split_groups_in_order(free, test=False)
-            if windows
-            else _split_groups_by_hash(free, test=False)
-        )
-        if both:
-            findings.append(_shared_finding(len(both), "they are train throughout"))
+    if train and test and 2 * len(both) <= len(test):
+        split = dict.fromkeys(test, "test") | dict.fromkeys(both, "train")
+        split |= split_groups(sorted(train - both), test=False)
+        effect = "they are train throughout"
     else:
-        every = sorted(inside["TRAIN"] | inside["TEST"])
-        split = (
-            _split_groups_in_order(every, test=True)
-            if windows
-            else _split_groups_by_hash(every, test=True)
-        )
-        if both:
-            findings.append(
-                _shared_finding(
-                    len(both),
-                    "the files split inside recordings: all are split again, by recording",
-                )
-            )
-    return [
-        np.array([SPLITS.index(split[g]) for g in group.tolist()], np.int8) for group in groups
-    ], findings
+        split = split_groups(sorted(train | test), test=True)
+        effect = "the files split inside recordings: all are split again, by recording"
+    places = [
+        np.array([SPLITS.index(split[i]) for i in group.tolist()], np.int8) for group in groups
+    ]
+    return places, [_shared_finding(len(both), effect)] if both else []
 
 
 def _split_groups_by_hash(groups: Sequence[int], *, test: bool) -> dict[int, str]:
-    found = split_by_hash([str(group) for group in groups], test=test)
-    return {group: found[str(group)] for group in groups}
+    splits = split_by_hash([str(group) for group in groups], test=test)
+    return {group: splits[str(group)] for group in groups}
 
 
 def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, str]:
@@ -584,6 +557,11 @@ def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, st
     return dict(zip(groups, ["train"] * (len(groups) - len(held_out)) + held_out, strict=True))
 
 
-def _shared_finding(count: int, done: str) -> Finding:
-    text = f"{count} recording{'s' * (count > 1)} {'have' if count > 1 else 'has'} cases in TRAIN and in TEST"
-    return input_warning(Reason.DUPLICATE_ACROSS_SPLITS, text, done, count=count)
+def _shared_finding(count: int, effect: str) -> Finding:
+    recordings = f"{count} recordings have" if count > 1 else "1 recording has"
+    return input_warning(
+        Reason.DUPLICATE_ACROSS_SPLITS,
+        f"{recordings} cases in TRAIN and in TEST",
+        effect,
+        count=count,
+    )
