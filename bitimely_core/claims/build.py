@@ -133,7 +133,7 @@ def build_sequences(
     labelled, counts = zip(
         *apply(partial(_label_and_count, chosen, shard.last_day), shards), strict=True
     )
-    selection = steps.select_vocabulary(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
+    selection = prevalence.select_codes(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
     every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
     # only what a model reads has a vocabulary of training subjects
     selection = replace(selection, phecodes=every, unseen=())

@@ -332,14 +332,11 @@ def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
     return pa.table(columns)
 
 
-def count_usage(
-    sequences: CodeSequences, cohort: pl.DataFrame, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
+def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> NDArray[np.int64]:
+    """Of the training sequences: subjects and events by id [2, size]; they add up over shards."""
     train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
-    of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
-    in_train = train[of_event]
-    pairs = sort_distinct(of_event[in_train] * size + sequences.ids[in_train])
-    return np.bincount(pairs % size, minlength=size), np.bincount(
-        sequences.ids[in_train], minlength=size
-    )
+    subject = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
+    in_train = train[subject]
+    ids = sequences.ids[in_train]
+    pairs = sort_distinct(subject[in_train] * size + ids)
+    return np.stack([np.bincount(part, minlength=size) for part in (pairs % size, ids)])

@@ -1,10 +1,11 @@
-"""The steps of section 2 for one shard of subjects, in the two passes of section 13.
-`build_sequences` is one shard.
+"""The steps from claims to sequences for one shard of subjects, in two passes over all shards
+(sections 2 and 13 of the builder's reference).
 
-Pass 1: `label_shard` each shard; the latest of their last days is the end of the data;
-`set_index_days` and `count_shard` each shard; add up
-the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `build_shard` each
-shard. No global decision is made in a shard.
+1. `label_shard` each shard. The latest of their last days is the end of the data. Then
+   `set_index_days` and `count_shard` each shard; the counts are added up.
+2. `prevalence.select_codes` chooses the vocabulary by these counts; `build_shard` each shard.
+
+No decision on all subjects is made in a shard.
 """
 
 from __future__ import annotations
@@ -165,43 +166,7 @@ def set_index_days(
 def count_shard(shard: ClaimsShard, choices: SequenceChoices) -> CodeCounts:
     """Pass 1: the counts for ratios and selection."""
     records, phecodes = _select_records(shard, choices)
-    frequency = choices.select == "frequency"
-    return prevalence.count_codes(
-        records,
-        phecodes,
-        shard.cohort,
-        shard.labels,
-        population=choices.population,
-        frequency=frequency,
-    )
-
-
-def select_vocabulary(
-    counts: CodeCounts,
-    names: Sequence[str],
-    choices: SequenceChoices,
-    floor: int = 0,
-    exempt: Collection[str] = (),
-) -> CodeSelection:
-    """Between the passes: ratios and vocabulary; `floor`, `exempt`: of codes that are not ICD, as
-    `prevalence.select_codes`.
-    """
-    wanted = (
-        "select",
-        "denominator",
-        "threshold",
-        "top_k",
-        "min_case_support",
-        "min_case_fraction",
-        "min_record_frequency",
-    )
-    return prevalence.select_codes(
-        counts,
-        names,
-        **{name: getattr(choices, name) for name in wanted},
-        floor=floor,
-        exempt=exempt,
-    )
+    return prevalence.count_codes(records, phecodes, shard.cohort, shard.labels, choices)
 
 
 def build_shard(
