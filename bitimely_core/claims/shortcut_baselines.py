@@ -188,7 +188,8 @@ def count_prevalence(rows: pl.DataFrame, names: Iterable[str]) -> Prevalence:
     for name in names:
         labels = {part: members[f"y_{name}"] for part, members in parts.items()}
         prevalence[name] = {
-            part: _make_prevalence_count(y.count(), (y == 1).sum()) for part, y in labels.items()
+            part: _make_prevalence_count(y.count(), int((y == 1).sum()))
+            for part, y in labels.items()
         }
     return prevalence
 
