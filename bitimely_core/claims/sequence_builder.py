@@ -286,49 +286,35 @@ def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
     `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the
     labels.
     """
-    own = cohort[sequences.subjects]
+    members = cohort[sequences.subjects]
     # not pa.array, which imports pandas
     offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()
-    months = pl.Series(
-        [
-            None if age is None else min(age, MAX_AGE_MONTHS)
-            for age in compute_ages(sequences, cohort)
-        ],
-        dtype=pl.Int16,
-    )
+    ages = pl.Series(compute_ages(sequences, cohort), dtype=pl.Int64).clip(None, MAX_AGE_MONTHS)
+
+    def make_lists(values: NDArray[Any], kind: type[pl.DataType]) -> pa.Array:
+        return pa.ListArray.from_arrays(offsets, pl.Series(values, dtype=kind).to_arrow())
+
     columns = {
-        "subject_id": own["subject_id"].cast(pl.Int64).to_arrow(),
-        "codes": pa.ListArray.from_arrays(
-            offsets, pl.Series(sequences.ids, dtype=pl.Int32).to_arrow()
-        ),
-        "times": pa.ListArray.from_arrays(
-            offsets, pl.Series(sequences.times.astype(np.float32)).to_arrow()
-        ),
-        **(
-            {}
-            if sequences.values is None
-            else {
-                "values": pa.ListArray.from_arrays(
-                    offsets, pl.Series(sequences.values, dtype=pl.Float32).to_arrow()
-                )
-            }
-        ),
-        "split": own["split"].cast(pl.String).to_arrow().cast(pa.string()).dictionary_encode(),
-        "age0_months": months.to_arrow(),
-        "sex": own["sex"].cast(pl.UInt8).to_arrow()
-        if "sex" in own.columns
-        else pa.nulls(own.height, pa.uint8()),
-        **{f"y_{name}": own[f"y_{name}"].cast(pl.Int8).to_arrow() for name in names},
-        **{
-            name: own[name].to_arrow()
-            for label in names
-            for name in (f"time_{label}", f"event_{label}")
-            if name in own.columns
-        },
-        "t_index": pl.Series(sequences.ends.astype(np.float32)).to_arrow()
-        if sequences.indexed
-        else pa.nulls(own.height, pa.float32()),
+        "subject_id": members["subject_id"].cast(pl.Int64).to_arrow(),
+        "codes": make_lists(sequences.ids, pl.Int32),
+        "times": make_lists(sequences.times.astype(np.float32), pl.Float32),
     }
+    if sequences.values is not None:
+        columns["values"] = make_lists(sequences.values, pl.Float32)
+    split = members["split"].cast(pl.String).to_arrow().cast(pa.string())
+    columns["split"] = split.dictionary_encode()
+    columns["age0_months"] = ages.cast(pl.Int16).to_arrow()
+    columns["sex"] = pa.nulls(members.height, pa.uint8())
+    if "sex" in members.columns:
+        columns["sex"] = members["sex"].cast(pl.UInt8).to_arrow()
+    for name in names:
+        columns[f"y_{name}"] = members[f"y_{name}"].cast(pl.Int8).to_arrow()
+    times = [f"{kind}_{name}" for name in names for kind in ("time", "event")]
+    for name in filter(members.columns.__contains__, times):
+        columns[name] = members[name].to_arrow()
+    columns["t_index"] = pa.nulls(members.height, pa.float32())
+    if sequences.indexed:
+        columns["t_index"] = pl.Series(sequences.ends.astype(np.float32)).to_arrow()
     return pa.table(columns)
 
 

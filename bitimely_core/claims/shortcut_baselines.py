@@ -59,8 +59,7 @@ def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
     total = cases.sum()
     if not total:
         return None
-    precision = np.cumsum(cases) / np.maximum(np.cumsum(n), 1)
-    return float(np.sum(cases / total * precision))
+    return float(np.sum(cases / total * np.cumsum(cases) / np.maximum(np.cumsum(n), 1)))
 
 
 def count_shortcuts(
