@@ -353,7 +353,9 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
         "subject",
         pl.col("day") - pl.col("first_day"),
         spoken["text"].gather(rows["code"]).alias("code"),
-        pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
+        pl.col("source").replace_strict(
+            range(5), label_rules.SOURCES, return_dtype=pl.Enum(label_rules.SOURCES)
+        ),
         spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
     ).sample(fraction=1.0, shuffle=True, seed=seed)
     again = steps.load_shard(
@@ -362,6 +364,8 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
         rule_labels=shard.rule_labels,
         rules=shard.rules,
         defining=shard.defining,
+        by_sex=False,
+        phecodes_of_codes={},
     )
     again = steps.set_index_days(again, choices, None)
     selection = prevalence.select_codes(steps.count_shard(again, choices), again.labels, choices)

@@ -36,19 +36,16 @@ from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
 from bitimely_core.claims.steps import ClaimsShard
 
+RATIO_COUNTS = ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")
 
-class EventLists(TypedDict):
-    """The events of one subject; `gaps` includes [SOS] and [EOS]."""
+
+class BuiltSequence(TypedDict):
+    """The sequence of one subject; `gaps` includes [SOS] and [EOS]."""
 
     codes: list[int]
     phecodes: list[str]
     times: list[float]
     gaps: list[float]
-
-
-class BuiltSequence(EventLists):
-    """The sequence of one subject."""
-
     split: str
     labels: dict[str, int | None]
     age0_months: int | None
@@ -62,7 +59,7 @@ class BuildResult(TypedDict):
     labels: dict[str, dict[str, int | None]]
     onset: dict[str, dict[str, str | None]]
     split: dict[str, str]
-    ratios: dict[str, dict[str, prevalence.RatioCounts]]
+    ratios: dict[str, dict[str, dict[str, float]]]  # label -> PheCode -> `RATIO_COUNTS`
     sequences: dict[str, BuiltSequence]
     funnel: dict[str, int | dict[str, int]]
 
@@ -293,16 +290,17 @@ def _assemble_result(
         ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
         for i, (number, age) in enumerate(zip(shard_sequences.subjects, ages, strict=True)):
             subject = subjects[number]
+            events = slice(shard_sequences.offsets[i], shard_sequences.offsets[i + 1])
+            ids = shard_sequences.ids[events].tolist()
             sequences[subject] = {
-                **_read_sequence(shard_sequences, i, selection.phecodes),
+                "codes": ids,
+                "phecodes": [selection.phecodes[code - len(SPECIAL)] for code in ids],
+                "times": shard_sequences.times[events].tolist(),
+                "gaps": shard_sequences.gaps(i).tolist(),
                 "split": split[subject],
                 "labels": dict(labels[subject]),
                 "age0_months": age,
             }
-    ratios = {
-        name: {phecode: ratio.counts() for phecode, ratio in candidates.items()}
-        for name, candidates in selection.ratios.items()
-    }
     counts = {
         "events": sum(len(shard_sequences.ids) for shard_sequences in built),
         "subjects_in": len(labels),
@@ -315,23 +313,21 @@ def _assemble_result(
         "labels": labels,
         "onset": onsets,
         "split": split,
-        "ratios": ratios,
+        "ratios": _list_ratios(selection),
         "sequences": sequences,
         "funnel": account.funnel().model_dump() | counts,
     }
 
 
+def _list_ratios(selection: CodeSelection) -> dict[str, dict[str, dict[str, float]]]:
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
+    for name, candidates in selection.ratios.items():
+        ratios[name] = {
+            phecode: {count: getattr(ratio, count) for count in RATIO_COUNTS}
+            for phecode, ratio in candidates.items()
+        }
+    return ratios
+
+
 def _format_onset(day: int | None) -> str | None:
     return None if day is None else dates.format_day(day)
-
-
-def _read_sequence(sequences: CodeSequences, i: int, phecodes: Sequence[str]) -> EventLists:
-    """The events of sequence i."""
-    span = slice(sequences.offsets[i], sequences.offsets[i + 1])
-    ids = sequences.ids[span].tolist()
-    return {
-        "codes": ids,
-        "phecodes": [phecodes[number - len(SPECIAL)] for number in ids],
-        "times": sequences.times[span].tolist(),
-        "gaps": sequences.gaps(i).tolist(),
-    }

@@ -8,7 +8,7 @@ print what each of them withholds. `protected_scores` withholds in scores of mod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class CountDisclosure:
     """Decisions on the counts of a token set."""
 
     withheld: frozenset[Key] = frozenset()
-    carriers: Carriers | None = None  # None: scores of single codes are printed
+    carriers: Carriers = field(default_factory=dict)
     exact: bool = True  # --small-counts
 
     def get(self, count: int, *key: str) -> int | None:
@@ -99,14 +99,14 @@ class CountDisclosure:
         """The score of the best single code: only with enough people with and without the code in
         and out of the cases.
         """
-        score = scores.best.count.get(part) if scores.best else None
-        if self.carriers is None or label not in self.carriers:
-            return self.get_score(score, label, part) if self.exact else None
-        subjects, cases = scores.subjects.get(part, 0), scores.cases.get(part, 0)
-        cases_with, others_with = self.carriers[label].get(part, (0, 0))
-        if not privacy.has_open_table(cases_with, cases, cases_with + others_with, subjects):
+        if scores.best is None:
             return None
-        return self.get_score(score, label, part)
+        score = scores.best.count[part]
+        if self.exact:
+            return score
+        cases_with, others_with = self.carriers[label][part]
+        table = (cases_with, scores.cases[part], cases_with + others_with, scores.subjects[part])
+        return self.get_score(score, label, part) if privacy.has_open_table(*table) else None
 
 
 def open_disclosure(folder: Path) -> CountDisclosure:
@@ -344,7 +344,7 @@ def _list_shortcuts(
         "length alone": disclosure.get_score(scores.length[ALL], label),
         "best single code": disclosure.get_code_score(scores, label),
         "which": scores.best.phecode if scores.best else None,
-        "length alone, test": disclosure.get_score(scores.length.get("test"), label, "test"),
+        "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
         "single code, test": disclosure.get_code_score(scores, label, "test"),
         "largest possible ratio": bound if has_bound else None,
     }

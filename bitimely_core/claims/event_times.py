@@ -21,9 +21,8 @@ def parse_horizons(value: object) -> tuple[int, ...] | None:
     """Horizons in days, ascending, from `365,730`, numbers or None. Raises ValueError."""
     if value is None:
         return None
-    if isinstance(value, str):
-        value = value.split(",")
-    texts = [str(part).strip() for part in (value if isinstance(value, list | tuple) else [value])]
+    parts = value.split(",") if isinstance(value, str) else value
+    texts = [str(part).strip() for part in (parts if isinstance(parts, list | tuple) else [parts])]
     horizons = tuple(sorted({int(text) for text in texts if text.isdecimal()}))
     if not horizons or horizons[0] < 1 or len(horizons) != len(texts):
         raise ValueError(

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
-from typing import TypedDict
 
 import numpy as np
 import polars as pl
@@ -44,18 +43,6 @@ class CodeCounts:
         )
 
 
-class RatioCounts(TypedDict):
-    """A prevalence ratio with its counts: cases and reference subjects, and those of them who carry
-    the PheCode.
-    """
-
-    ratio: float
-    n_case_with: int
-    n_case: int
-    n_ref_with: int
-    n_ref: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrevalenceRatio:
     """Prevalence of a PheCode among the cases of a label over that in the reference group."""
@@ -67,16 +54,6 @@ class PrevalenceRatio:
     n_ref: int
     interval: tuple[float, float] | None  # 95 %
     selected: bool = False
-
-    def counts(self) -> RatioCounts:
-        """Ratio and the four counts."""
-        return {
-            "ratio": self.ratio,
-            "n_case_with": self.n_case_with,
-            "n_case": self.n_case,
-            "n_ref_with": self.n_ref_with,
-            "n_ref": self.n_ref,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,9 @@ ALL = "all"
 # average precision of the best single code above which the label leaks into the input
 LEAK_SCORE = 0.9
 
-ShortcutTally = dict[tuple[str, str], "NDArray[np.int64]"]
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+ShortcutTally = dict[tuple[str, str], Ints]
 """(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by
 feature, then value.
 """
@@ -44,7 +46,7 @@ Prevalence = dict[str, dict[str, PrevalenceCount]]
 """Label -> split -> subjects with a label, cases, prevalence."""
 
 
-def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | None:
+def average_precision(score: Array, positive: Array) -> float | None:
     """Step-wise sum of precision over the steps of recall, tied scores as one step; None without
     positives.
     """
@@ -54,7 +56,7 @@ def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | No
     return _average_grouped(n[::-1], cases[::-1])
 
 
-def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
+def _average_grouped(n: Array, cases: Array) -> float | None:
     """Average precision of groups of tied scores in falling order: subjects and cases of each."""
     total = cases.sum()
     if not total:
@@ -63,10 +65,7 @@ def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
 
 
 def count_shortcuts(
-    offsets: NDArray[Any],
-    ids: NDArray[Any],
-    labels: Mapping[str, NDArray[Any]],
-    split: NDArray[Any],
+    offsets: Array, ids: Array, labels: Mapping[str, Array], split: Array
 ) -> ShortcutTally:
     """The tables of one shard.
 
@@ -108,7 +107,7 @@ def count_shortcuts(
     return tally
 
 
-def _sum_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
+def _sum_rows(rows: Array) -> Ints:
     """One row a (feature, value), the others added to it."""
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     if not len(rows):
@@ -137,7 +136,7 @@ def score_shortcuts(
 
 
 def _score_label(
-    parts: Mapping[str, NDArray[np.int64]], phecodes: Mapping[int, str], own_codes: Sequence[str]
+    parts: Mapping[str, Ints], phecodes: Mapping[int, str], own_codes: Sequence[str]
 ) -> ShortcutScores:
     """The scores of a label from its tables by split."""
     parts = {**parts, ALL: _sum_rows(np.concatenate(list(parts.values())))}
@@ -168,7 +167,7 @@ def _score_label(
     )
 
 
-def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int64]) -> float | None:
+def _score_feature(rows: Ints, feature: int, total: Ints) -> float | None:
     """Average precision of a feature; subjects without a row have the value 0."""
     first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
     counted = rows[first:last, 2:][::-1]
@@ -213,7 +212,7 @@ def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:
     )
 
 
-def count_agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
+def count_agreement(label: Array, flag: Array) -> dict[str, int]:
     """A rule against a flag of the source, or another rule: tp, fp, fn, tn over the subjects where
     both are 0 or 1 [S].
     """

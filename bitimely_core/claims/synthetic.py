@@ -43,6 +43,7 @@ from bitimely_core.claims.synthetic_draws import (
     OF_UNKNOWN,
     SOURCES,
     STATES,
+    Array,
     SyntheticHistory,
     SyntheticRows,
     compute_sigmoid,
@@ -180,7 +181,7 @@ def _add_counts(body: dict[str, Any], ledger: Mapping[str, int]) -> None:
 def _claims_csv(
     config: CohortConfig,
     history: SyntheticHistory,
-    names: np.ndarray,
+    names: Array,
     rng: np.random.Generator,
     ledger: Counter[str],
     *,
@@ -236,10 +237,10 @@ class CodeSpellings(NamedTuple):
     2 + blank`, and what it shows.
     """
 
-    text: np.ndarray
-    padded: np.ndarray
-    lower: np.ndarray
-    blank: np.ndarray
+    text: Array
+    padded: Array
+    lower: Array
+    blank: Array
 
 
 @functools.cache
@@ -263,7 +264,7 @@ def _list_spellings() -> CodeSpellings:
 
 
 def _count_rows(
-    ledger: Counter[str], written: SyntheticHistory, form: np.ndarray, *, first: np.ndarray
+    ledger: Counter[str], written: SyntheticHistory, form: Array, *, first: Array
 ) -> None:
     """Add the rows of a block to the ledger (dotted key -> rows).
 
@@ -325,7 +326,7 @@ def _format_subjects(
     config: CohortConfig,
     intercept: float,
     history: SyntheticHistory,
-    names: np.ndarray,
+    names: Array,
     rng: np.random.Generator,
 ) -> dict[str, list[str]]:
     """Lines of patients.csv, labels.csv and truth.csv of the first `len(names)` subjects of a
@@ -357,7 +358,7 @@ def _format_subjects(
     }
 
 
-def _format_days(days: np.ndarray) -> np.ndarray:
+def _format_days(days: Array) -> Array:
     """Days as text, objects of the same shape; `NO_DAY` is empty."""
     distinct, places = np.unique(days, return_inverse=True)
     texts = np.where(

@@ -30,6 +30,7 @@ MONTH, YEAR = 30.4375, 365.25  # days
 NO_DAY = -50_000  # of a row without a date, before all others
 SOURCES = ("inpatient", "physician", "outpatient", "emergency")
 INPATIENT, PHYSICIAN = 0, 1
+Array = np.ndarray
 # each part of a block draws from its own
 STREAMS = ("people", "states", "care", "visits", "mess", "spelling", "labels")
 
@@ -82,34 +83,34 @@ MAPPED = np.array([phecode != "" for _, _, phecode in CODES])
 class SyntheticSubjects(NamedTuple):
     """The subjects of a block, one value each [B]; days are integers."""
 
-    birth: np.ndarray
-    birth_written: np.ndarray  # 0 not at all, 1 year and month, 2 the day
-    sex: np.ndarray  # 1 male, 2 female
-    start: np.ndarray  # first day of registration
-    end: np.ndarray  # last one: of the calendar, on leaving, or of life
-    dead: np.ndarray  # whether life ended on it
-    frailty: np.ndarray  # factor of the hazards
-    silent: np.ndarray  # no claim, no disease
-    rate: np.ndarray  # visits a month
+    birth: Array
+    birth_written: Array  # 0 not at all, 1 year and month, 2 the day
+    sex: Array  # 1 male, 2 female
+    start: Array  # first day of registration
+    end: Array  # last one: of the calendar, on leaving, or of life
+    dead: Array  # whether life ended on it
+    frailty: Array  # factor of the hazards
+    silent: Array  # no claim, no disease
+    rate: Array  # visits a month
 
 
 class SyntheticRows(NamedTuple):
     """Rows of a block [N]: subject of the block, day, index into `CODES`, index into `SOURCES`."""
 
-    subject: np.ndarray
-    day: np.ndarray
-    code: np.ndarray
-    source: np.ndarray
+    subject: Array
+    day: Array
+    code: Array
+    source: Array
 
 
 class SyntheticHistory(NamedTuple):
     """A block before it is written."""
 
     subjects: SyntheticSubjects
-    onset: np.ndarray  # day [B, 12], infinite for never
+    onset: Array  # day [B, 12], infinite for never
     claims: SyntheticRows  # by subject, day and code; no two alike
-    until: np.ndarray  # last day of the input [B]
-    score: np.ndarray  # z of the tempo signal [B]
+    until: Array  # last day of the input [B]
+    score: Array  # z of the tempo signal [B]
 
 
 class SolvedHazards(NamedTuple):
@@ -155,7 +156,7 @@ def bisect(rising: Callable[[float], float], wanted: float, low: float, high: fl
     return (low + high) / 2
 
 
-def compute_sigmoid(x: np.ndarray) -> np.ndarray:
+def compute_sigmoid(x: Array) -> Array:
     """The logistic function."""
     return 1 / (1 + np.exp(-x))
 
@@ -169,7 +170,7 @@ def make_generator(key: int, block: int, part: str) -> np.random.Generator:
     )
 
 
-def _draw_limits(key: int, block: int) -> np.ndarray:
+def _draw_limits(key: int, block: int) -> Array:
     """Integrated hazard of each state at its onset, exponential draws [B, 12]."""
     return make_generator(key, block, "states").exponential(size=(BLOCK, len(STATES)))
 
@@ -232,8 +233,8 @@ def draw_subjects(config: CohortConfig, rng: np.random.Generator) -> SyntheticSu
 
 
 def compute_onsets(
-    config: CohortConfig, subjects: SyntheticSubjects, limits: np.ndarray, hazards: dict[str, float]
-) -> np.ndarray:
+    config: CohortConfig, subjects: SyntheticSubjects, limits: Array, hazards: dict[str, float]
+) -> Array:
     """First day of each state [B, 12], infinite for never: when its hazard, summed month by month,
     reaches its limit, a draw of `limits` [B, 12].
 
@@ -243,7 +244,7 @@ def compute_onsets(
     months = _count_days(config) / MONTH
     middle = np.arange(math.ceil(months)) + 0.5  # of each month since the start of registration [K]
     follow = (subjects.end - subjects.start)[:, None] / MONTH
-    onsets: dict[str, np.ndarray] = {}  # months until the onset [B, 1]
+    onsets: dict[str, Array] = {}  # months until the onset [B, 1]
     for name, limit in zip(STATES, limits.T[:, :, None], strict=True):
         state = config.states[name]
         slope = state.slope / 10  # a year
@@ -273,16 +274,14 @@ def compute_onsets(
     return subjects.start[:, None] + np.floor(np.hstack(list(onsets.values())) * MONTH)
 
 
-def _share_cases(total: np.ndarray, exponent: float) -> float:
+def _share_cases(total: Array, exponent: float) -> float:
     """The share of cases under a hazard of 10^exponent, where `total` is the sum of a hazard of 1
     for each subject.
     """
     return float(np.mean(-np.expm1(-(10**exponent) * total)))
 
 
-def _find_crossing(
-    rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray
-) -> np.ndarray:
+def _find_crossing(rate: Array, total: Array, limit: Array, follow: Array) -> Array:
     """Months [B, 1] until `total`, the running sum of `rate` [B, K], reaches a limit [B, 1];
     infinite for never, or not in `follow`.
     """
@@ -297,7 +296,7 @@ def _count_days(config: CohortConfig) -> int:
 
 
 def _draw_care(
-    config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndarray, rng: np.random.Generator
+    config: CohortConfig, subjects: SyntheticSubjects, onset: Array, rng: np.random.Generator
 ) -> SyntheticRows:
     """Rows of diseases: stays at onset, later renewals of the diagnosis, and claims that ruled a
     disease out.
@@ -353,12 +352,12 @@ def _draw_visits(
     )
 
 
-def _weight_background(config: CohortConfig) -> np.ndarray:
+def _weight_background(config: CohortConfig) -> Array:
     weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config.visits.zipf
     return weights / weights.sum()
 
 
-def _choose_share(draws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _choose_share(draws: Array, shares: Array) -> Array:
     """Index of the share of each draw from 0 to 1."""
     return np.searchsorted(np.cumsum(shares / shares.sum())[:-1], draws, side="right")
 

@@ -301,9 +301,7 @@ def _build_task_shard(
     rows = shard.rows.join(numbers, on="subject", how="inner", maintain_order="left")
     rows = rows.with_columns(subject="number").drop("number")
     built = steps.build_shard(replace(shard, rows=rows, cohort=cohort), choices, selection)
-    table = pl.from_arrow(sequence_builder.to_table(built, cohort, [name]))
-    assert isinstance(table, pl.DataFrame)
-    table = table.with_columns(
+    table = sequence_builder.to_frame(built, cohort, [name]).with_columns(
         pl.col("split").cast(pl.String),
         prediction_time=cohort["prediction_time"].gather(built.subjects),
     )

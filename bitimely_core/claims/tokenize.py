@@ -335,8 +335,7 @@ def _build_shard(
     """Write the sequences of a shard."""
     names, size = plan.names, len(SPECIAL) + len(selection.phecodes)
     built = steps.build_shard(shard, plan.choices, selection)
-    frame = pl.from_arrow(sequence_builder.to_table(built, shard.cohort, names))
-    assert isinstance(frame, pl.DataFrame)
+    frame = sequence_builder.to_frame(built, shard.cohort, names)
     of_shard, in_all = SAMPLED_SEQUENCES
     sampled = max(1, min(of_shard, in_all // len(plan.manifest.shards)))
     gaps = frame["times"].head(sampled).list.diff(null_behavior="drop").explode().drop_nulls()

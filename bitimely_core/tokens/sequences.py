@@ -380,17 +380,12 @@ def open_sequences(
         frame, events = _read_shards(
             folder, manifest.shards[:shards], mapped=mapped, numbered=numbered
         )
-        vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
+        codes = pl.read_parquet(folder / "vocab.parquet", columns=["code"])["code"].to_list()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
         raise token_error(
             folder, "not readable", "expected sequences and their vocabulary in Parquet"
         ) from error
-    ids = vocabulary["id"].to_list()
-    if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):
-        raise token_error(
-            folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on"
-        )
     index = _make_index(frame, manifest.class_names)
     check_subjects(index, options.split, folder)
     statistics = PredictionStatistics if manifest.base else SequenceStatistics
@@ -406,7 +401,7 @@ def open_sequences(
         numbers=events.get("values"),
         firsts=np.append(0, np.cumsum(frame["length"].to_numpy())).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
-        vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
+        vocabulary=(*SPECIAL, *codes),
         age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         sex=frame["sex"].fill_null(0).to_numpy(),
     )
