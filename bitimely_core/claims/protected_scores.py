@@ -4,8 +4,7 @@ with fewer digits where such counts could be computed from scores (docs/privacy.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -33,6 +32,7 @@ AREAS = ("auroc", "auprc")  # of a label, its mean and that of all decisions
 OF_TIMES = ("auroc", "c_index", "brier")  # of a label at a horizon
 CONSTANT = ("majority", "prior")  # baselines whose scores are functions of the counts alone
 DIFFERENCES = ("difference", "p")
+T = TypeVar("T")
 Estimate = TypeVar("Estimate", bound=Uncertainty)
 HIDDEN = MetricValue(n_defined=None, undefined_reason=privacy.WITHHELD)
 HIDDEN_SIZE = {"n": None, "n_subjects": None, "intervals": None}
@@ -63,6 +63,11 @@ def _has_few_subjects(scores: Scores) -> bool:
     return privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
 
 
+def _map_items(function: Callable[[str, T], T], values: Mapping[str, T]) -> dict[str, T]:
+    """The values by name, each after `function` of its name and itself."""
+    return {name: function(name, value) for name, value in values.items()}
+
+
 # ---- several labels
 
 
@@ -78,35 +83,66 @@ class WithheldLabels:
 
     def hides(self, metric: str) -> bool:
         """Whether a metric of all labels is withheld."""
-        return (
-            not self.has_means
-            or (bool(self.undecided) and metric in OF_THRESHOLDS)
-            or (not self.has_areas and metric.startswith(AREAS))
-        )
+        if metric in OF_THRESHOLDS and self.undecided:
+            return True
+        return not self.has_means or (metric.startswith(AREAS) and not self.has_areas)
+
+    def protect_metric(self, name: str, metric: MetricValue) -> MetricValue:
+        """A metric of all labels: with few digits beside a closed label."""
+        if self.hides(name):
+            return HIDDEN
+        return _round_metric(metric) if self.closed else metric
+
+    def protect_label(self, name: str, label: ClassScores) -> ClassScores:
+        """The scores of one label."""
+        changed: dict[str, object] = {}
+        if name in self.undecided:
+            changed |= dict.fromkeys(THRESHOLDED, HIDDEN)
+        if name in self.unranked:
+            changed |= dict.fromkeys(AREAS, HIDDEN)
+        if name in self.closed:
+            changed |= {**HIDDEN_COUNTS, "base_rate": None}
+        return label.model_copy(update=changed)
+
+    def protect_baseline(self, name: str, baseline: Baseline) -> Baseline:
+        """The scores of a baseline; none if they show the counts of a closed label."""
+        metrics = _map_items(self.protect_metric, baseline.metrics)
+        if name in CONSTANT and self.closed:
+            metrics = dict.fromkeys(metrics, HIDDEN)
+        by_class = baseline.by_class and {
+            label: areas for label, areas in baseline.by_class.items() if label not in self.unranked
+        }
+        return baseline.model_copy(update={"metrics": metrics, "by_class": by_class})
+
+    def protect_comparison(self, comparison: Comparison, main: str | None) -> Comparison:
+        """The differences to another run of the metrics that are written, with few digits."""
+        metrics = {
+            name: _round_estimate(pair, (*DIFFERENCES, "first", "second"))
+            for name, pair in comparison.metrics.items()
+            if not self.hides(name)
+        }
+        changed: dict[str, object] = {"metrics": metrics}
+        if self.closed or main not in metrics:
+            changed["sentence"] = None  # it names counts of rows
+        return comparison.model_copy(update=changed)
 
 
 def _choose_labels(scores: Scores, disclosure: CountDisclosure) -> WithheldLabels:
     """What is withheld of multi-label scores: that from which a count of few people follows."""
     few, by_class = _has_few_subjects(scores), scores.by_class
-    closed = {
-        name
-        for name, label in by_class.items()
-        if few
-        or not disclosure.has_counts(name, "after", scores.split)
-        or privacy.is_small(label.subjects)
-    }
-    small_cells = {
-        name for name, label in by_class.items() if _has_few_in_confusion(label, scores.n or 0)
-    }
-    ranked = {
-        name
-        for name, label in by_class.items()
-        if (label.auroc.value, label.auprc.value) != (None, None)
-    }
+    closed, undecided, ranked = set[str](), set[str](), set[str]()
+    for name, label in by_class.items():
+        is_open = disclosure.has_counts(name, "after", scores.split)
+        if few or not is_open or privacy.is_small(label.subjects):
+            closed.add(name)
+        if _has_few_in_confusion(label, scores.n or 0):
+            undecided.add(name)
+        if (label.auroc.value, label.auprc.value) != (None, None):
+            ranked.add(name)
     unranked = _add_companion(closed, ranked, by_class)
     return WithheldLabels(
         closed=closed,
-        undecided=closed | small_cells,
+        undecided=undecided | closed,
         unranked=unranked,
         has_means=not closed or not (few or len(by_class) == 1),
         has_areas=len(unranked & ranked) != 1,
@@ -137,86 +173,23 @@ def _has_few_in_confusion(label: ClassScores, n: int) -> bool:
 
 def _protect_labels(scores: Scores, withheld: WithheldLabels) -> Scores:
     """Multi-label scores without what is withheld."""
-    few = _has_few_subjects(scores)
-    notices, remarks = list(map(privacy.round_message, scores.notices)), scores.remarks
+    changed: dict[str, object] = {
+        "metrics": _map_items(withheld.protect_metric, scores.metrics),
+        "by_class": _map_items(withheld.protect_label, scores.by_class),
+        "baselines": _map_items(withheld.protect_baseline, scores.baselines),
+        "compared": scores.compared and _map_items(withheld.protect_baseline, scores.compared),
+    }
+    notices, few = list(map(privacy.round_message, scores.notices)), _has_few_subjects(scores)
     if withheld.undecided:
         notices.append(privacy.NOTICE)
+        if scores.comparison is not None:
+            changed["comparison"] = withheld.protect_comparison(scores.comparison, scores.main)
     if withheld.undecided and few:
         reason = f"No confidence intervals: {privacy.WITHHELD}."
-        remarks = [reason if line.startswith("No conf") else line for line in remarks]
-    changed: dict[str, object] = {
-        "metrics": _protect_metrics(scores.metrics, withheld),
-        "by_class": {
-            name: _protect_label(name, label, withheld) for name, label in scores.by_class.items()
-        },
-        "baselines": _protect_baselines(scores.baselines, withheld),
-        "compared": scores.compared and _protect_baselines(scores.compared, withheld),
-        "notices": notices,
-        "remarks": remarks,
-        **(HIDDEN_SIZE if few else {}),
-    }
-    if scores.comparison is not None and withheld.undecided:
-        changed["comparison"] = _protect_comparison(scores.comparison, scores.main, withheld)
-    return scores.model_copy(update=changed)
-
-
-def _protect_metrics(
-    metrics: Mapping[str, MetricValue], withheld: WithheldLabels
-) -> dict[str, MetricValue]:
-    """Metrics of all labels: with few digits beside a closed label."""
-    return {
-        name: HIDDEN
-        if withheld.hides(name)
-        else _round_metric(metric)
-        if withheld.closed
-        else metric
-        for name, metric in metrics.items()
-    }
-
-
-def _protect_label(name: str, label: ClassScores, withheld: WithheldLabels) -> ClassScores:
-    """The scores of one label."""
-    changed: dict[str, object] = {}
-    if name in withheld.undecided:
-        changed |= dict.fromkeys(THRESHOLDED, HIDDEN)
-    if name in withheld.unranked:
-        changed |= dict.fromkeys(AREAS, HIDDEN)
-    if name in withheld.closed:
-        changed |= {**HIDDEN_COUNTS, "base_rate": None}
-    return label.model_copy(update=changed)
-
-
-def _protect_baselines(
-    baselines: Mapping[str, Baseline], withheld: WithheldLabels
-) -> dict[str, Baseline]:
-    """The scores of baselines; none of one that shows the counts of a closed label."""
-    protected = {}
-    for name, baseline in baselines.items():
-        by_class = baseline.by_class
-        if by_class is not None:
-            by_class = {
-                label: areas for label, areas in by_class.items() if label not in withheld.unranked
-            }
-        if withheld.closed and name in CONSTANT:
-            metrics = dict.fromkeys(baseline.metrics, HIDDEN)
-        else:
-            metrics = _protect_metrics(baseline.metrics, withheld)
-        protected[name] = baseline.model_copy(update={"metrics": metrics, "by_class": by_class})
-    return protected
-
-
-def _protect_comparison(
-    comparison: Comparison, main: str | None, withheld: WithheldLabels
-) -> Comparison:
-    """The differences to another run of the metrics that are written, with few digits."""
-    metrics = {
-        name: _round_estimate(pair, (*DIFFERENCES, "first", "second"))
-        for name, pair in comparison.metrics.items()
-        if not withheld.hides(name)
-    }
-    is_open = main in metrics and not withheld.closed  # the sentence names counts of rows
-    sentence = comparison.sentence if is_open else None
-    return comparison.model_copy(update={"metrics": metrics, "sentence": sentence})
+        changed["remarks"] = [
+            reason if line.startswith("No conf") else line for line in scores.remarks
+        ]
+    return scores.model_copy(update={**changed, "notices": notices, **(HIDDEN_SIZE if few else {})})
 
 
 # ---- times to event
@@ -226,24 +199,25 @@ def _protect_times(scores: Scores) -> Scores:
     """Scores of times to event: counts by risk group without those of few people; a label with few
     events has no scores, and neither have the means over labels, from which they could be computed.
     """
-    risk_groups = scores.risk_groups or {}
+    risk_groups, n = scores.risk_groups or {}, scores.n or 0
     closed = {label for label, groups in risk_groups.items() if has_few_events(groups)}
-    baselines = {
-        name: baseline.model_copy(
-            update={"metrics": _hide_or_round(baseline.metrics, bool(closed))}
-        )
-        for name, baseline in scores.baselines.items()
-    }
+
+    def protect_label(name: str, label: ClassScores) -> ClassScores:
+        """The scores of a label at a horizon, without counts."""
+        metrics = {key: getattr(label, key) for key in OF_TIMES}
+        defined = {key: metric for key, metric in metrics.items() if metric is not None}
+        hidden = parse_horizon(name)[0] in closed
+        return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden=hidden)})
+
+    def protect_baseline(name: str, baseline: Baseline) -> Baseline:
+        metrics = _hide_or_round(baseline.metrics, hidden=bool(closed))
+        return baseline.model_copy(update={"metrics": metrics})
+
     changed: dict[str, object] = {
-        "metrics": _hide_or_round(scores.metrics, bool(closed)),
-        "by_class": {
-            name: _protect_risk(label, parse_horizon(name)[0] in closed)
-            for name, label in scores.by_class.items()
-        },
-        "baselines": baselines,
-        "risk_groups": {
-            label: protect_groups(groups, scores.n or 0) for label, groups in risk_groups.items()
-        },
+        "metrics": _hide_or_round(scores.metrics, hidden=bool(closed)),
+        "by_class": _map_items(protect_label, scores.by_class),
+        "baselines": _map_items(protect_baseline, scores.baselines),
+        "risk_groups": {label: protect_groups(groups, n) for label, groups in risk_groups.items()},
         "comparison": None if closed else scores.comparison,
         "notices": [*map(privacy.round_message, scores.notices), privacy.NOTICE],
         **(HIDDEN_SIZE if _has_few_subjects(scores) else {}),
@@ -251,16 +225,9 @@ def _protect_times(scores: Scores) -> Scores:
     return scores.model_copy(update=changed)
 
 
-def _hide_or_round(metrics: Mapping[str, MetricValue], hidden: bool) -> dict[str, MetricValue]:
+def _hide_or_round(metrics: Mapping[str, MetricValue], *, hidden: bool) -> dict[str, MetricValue]:
     """Metrics that are all withheld, or have few digits."""
     return {name: HIDDEN if hidden else _round_metric(metric) for name, metric in metrics.items()}
-
-
-def _protect_risk(label: ClassScores, hidden: bool) -> ClassScores:
-    """The scores of a label at a horizon, without counts."""
-    metrics = {name: getattr(label, name) for name in OF_TIMES}
-    defined = {name: metric for name, metric in metrics.items() if metric is not None}
-    return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden)})
 
 
 def has_few_events(groups: RiskGroups) -> bool:
@@ -347,29 +314,26 @@ def _link_tenths(system: CountSystem, groups: RiskGroups) -> None:
     """
     if not (groups.groups and groups.deciles):
         return
-    thirds = [str(g) for g in range(len(groups.groups))]
-    tenths = [f"d{g}" for g in range(len(groups.deciles))]
-    ends = (
-        list(accumulate(group.n or 0 for group in groups.groups)),
-        list(accumulate(group.n or 0 for group in groups.deciles)),
-    )
-    _link_divisions(
-        system, ("n", ""), [[("n", g) for g in keys] for keys in (thirds, tenths)], ends
-    )
+    sizes = [[group.n or 0 for group in part] for part in (groups.groups, groups.deciles)]
+
+    def link(count: str, horizon: str, third: Key, tenth: Key) -> None:
+        """Link a count of the thirds and the tenths; their keys end with these parts."""
+        thirds, tenths = (list(accumulate(numbers)) for numbers in sizes)
+        divisions = [
+            {(count, str(g), *third): end for g, end in enumerate(thirds)},
+            {(count, f"d{g}", *tenth): end for g, end in enumerate(tenths)},
+        ]
+        _link_divisions(system, (count, horizon), divisions)
+
+    link("n", "", (), ())
     places = {point.day: str(k) for k, point in enumerate(groups.groups[0].points)}
     for h, day in enumerate(groups.horizons):
         for count in ("risk", "events"):
             # a tenth has a point at each horizon, a third more of them
-            keys = [[(count, g, places[day]) for g in thirds], [(count, g, str(h)) for g in tenths]]
-            _link_divisions(system, (count, str(h)), keys, ends)
+            link(count, str(h), (places[day],), (str(h),))
 
 
-def _link_divisions(
-    system: CountSystem,
-    name: Key,
-    divisions: Sequence[Sequence[Key]],
-    ends: Sequence[Sequence[int]],
-) -> None:
+def _link_divisions(system: CountSystem, name: Key, divisions: Sequence[Mapping[Key, int]]) -> None:
     """Link the parts of two divisions of the same people in one order.
 
     The limits of both cut the people into cells. A cell that begins and ends with a part is that
@@ -378,15 +342,15 @@ def _link_divisions(
     Args:
         system: has the counts of all parts.
         name: of this count; the keys of its cells begin with `between` and the name.
-        divisions: keys of the parts of each division.
-        ends: place in the order at which each part ends.
+        divisions: key of each part, in order -> place in the order of people at which it ends.
     """
-    cells: dict[Key, list[Key]] = {part: [] for parts in divisions for part in parts}
-    for end in sorted({*ends[0], *ends[1]}):
+    limits = {part: end for division in divisions for part, end in division.items()}
+    cells: dict[Key, list[Key]] = {part: [] for part in limits}
+    for end in sorted(set(limits.values())):
         parts = [
-            keys[bisect_left(limits, end)] for keys, limits in zip(divisions, ends, strict=True)
+            next(part for part, limit in division.items() if limit >= end) for division in divisions
         ]
-        ending, *others = (part for part, limits in zip(parts, ends, strict=True) if end in limits)
+        ending, *others = (part for part in parts if limits[part] == end)
         cell = ending
         if cells[ending]:
             cell = ("between", *name, str(end))

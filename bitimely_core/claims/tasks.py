@@ -157,8 +157,8 @@ def write_task_sequences(
 
 
 def _check_base(cache: Cache, base: EventSequences) -> None:
-    """Raises UserError (config, exit 2) for a cache without true dates, and for sequences of another
-    cache or with a split of their own.
+    """Raises UserError (config, exit 2) for a cache without true dates, and for sequences of
+    another cache or with a split of their own.
     """
     if cache.events_manifest.clock != "calendar":
         raise usage_error(
@@ -271,8 +271,8 @@ def _write_task(
 def _list_notices(statistics: PredictionStatistics) -> list[str]:
     n_silent = statistics.without_codes
     text = (
-        f"{n_silent:,} of {statistics.rows:,} rows have no known code before their prediction time: "
-        "their input is [UNK]."
+        f"{n_silent:,} of {statistics.rows:,} rows have no known code before their prediction "
+        "time: their input is [UNK]."
     )
     return [round_message(text)] if n_silent else []
 
