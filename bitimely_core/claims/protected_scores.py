@@ -4,6 +4,7 @@ with fewer digits where such counts could be computed from scores (docs/privacy.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -232,11 +233,10 @@ def _hide_or_round(metrics: Mapping[str, MetricValue], *, hidden: bool) -> dict[
 
 def has_few_events(groups: RiskGroups) -> bool:
     """Whether 1 to 10 people have the event up to some horizon."""
-    for day in groups.horizons:
-        points = [point for group in groups.groups for point in group.points if point.day == day]
-        if privacy.is_small(sum(point.events or 0 for point in points)):
-            return True
-    return False
+    events = Counter[float]()
+    for group in groups.groups:
+        events.update({point.day: point.events or 0 for point in group.points})
+    return any(privacy.is_small(events[day]) for day in groups.horizons)
 
 
 def protect_groups(groups: RiskGroups, n: int) -> RiskGroups:
@@ -344,8 +344,8 @@ def _link_divisions(system: CountSystem, name: Key, divisions: Sequence[Mapping[
         name: of this count; the keys of its cells begin with `between` and the name.
         divisions: key of each part, in order -> place in the order of people at which it ends.
     """
-    limits = {part: end for division in divisions for part, end in division.items()}
-    cells: dict[Key, list[Key]] = {part: [] for part in limits}
+    limits = {**divisions[0], **divisions[1]}
+    cells = defaultdict[Key, list[Key]](list)
     for end in sorted(set(limits.values())):
         parts = [
             next(part for part, limit in division.items() if limit >= end) for division in divisions

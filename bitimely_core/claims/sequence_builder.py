@@ -9,6 +9,7 @@ Legend: S sequences, E events of all of them together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -284,7 +285,7 @@ def to_frame(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
     if sequences.values is not None:
         lists["values"] = make_lists(sequences.values, pl.Float32)
     members = cohort[sequences.subjects]
-    times = [f"{kind}_{name}" for name in names for kind in ("time", "event")]
+    times = itertools.chain.from_iterable((f"time_{name}", f"event_{name}") for name in names)
     sex = pl.col("sex") if "sex" in members.columns else pl.lit(None)
     ends = pl.lit(None)
     if sequences.indexed:

@@ -146,13 +146,13 @@ def _score_label(
         return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
 
     features = {phecode: code for code, phecode in sorted(phecodes.items())}
-    on_train = {
-        phecode: _score_feature(parts["train"], code, totals["train"])
-        for phecode, code in features.items()
-    }
     best = None
-    if any(value is not None for value in on_train.values()):
-        phecode = max(on_train, key=lambda phecode: on_train[phecode] or 0.0)
+    if features and totals["train"][1]:  # without cases no score is defined
+
+        def score_on_train(phecode: str) -> float:
+            return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
+
+        phecode = max(features, key=score_on_train)
         best = BestCode(phecode=phecode, count=score(features[phecode]))
     return ShortcutScores(
         subjects={part: int(total[0]) for part, total in totals.items()},

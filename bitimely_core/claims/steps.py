@@ -185,12 +185,12 @@ def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.Da
     phecodes_of_codes = _roll_up_codes(shard, choices)
     phecodes = prevalence.sort_phecodes(set().union(*phecodes_of_codes))
     index = {phecode: i for i, phecode in enumerate(phecodes)}
-    pairs = [
-        (code, number)
-        for code, names in enumerate(phecodes_of_codes)
-        for number in sorted(index[name] for name in names)
-    ]
-    table = pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row")
+    numbers = [sorted(index[name] for name in names) for names in phecodes_of_codes]
+    table = pl.DataFrame(
+        {"code": range(len(numbers)), "phecode": numbers},
+        schema={"code": pl.Int32, "phecode": pl.List(pl.Int32)},
+    )
+    table = table.explode("phecode").drop_nulls()
     rows = shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False)
     if "index_day" in shard.cohort.columns:
         # none of subjects without an index day

@@ -211,22 +211,13 @@ def _claims_csv(
     _count_rows(
         ledger, history._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0
     )
-    vocabs, texts = (
-        [f",{vocab}" if vocab_column else "" for vocab in VOCABS],
-        _list_spellings().text,
-    )
-    tails = np.array(
-        [
-            f",{text}{vocabs[i // 16 % 2]},{name}\n"
-            for i, text in enumerate(texts)
-            for name in SOURCES
-        ],
-        object,
-    )
+    vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
+    codes = [f",{text}{vocabs[i // 16 % 2]}," for i, text in enumerate(_list_spellings().text)]
     rows = zip(
         (names + ",")[subject],
         _format_days(day),
-        tails[form[keep] * len(SOURCES) + source],
+        np.array(codes, object)[form[keep]],
+        np.array([f"{name}\n" for name in SOURCES], object)[source],
         strict=True,
     )
     return "".join(map("".join, rows)).encode()
