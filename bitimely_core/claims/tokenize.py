@@ -214,7 +214,11 @@ def select_members(plan: SequencePlan) -> Members:
         parts.append(part)
         defining |= phecodes
     record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
-    name, day, left_out = rules.outcome.rule, record["outcome_day"], ~record["left_out"].is_null()
+    name, day, left_out = (
+        rules.outcome.rule,
+        record["outcome_day"],
+        record["left_out"].is_not_null(),
+    )
     subjects = subjects.with_columns(
         record["index_day"].set(left_out, None),
         day.is_not_null().cast(pl.Int8).set(left_out, None).alias(f"y_{name}"),
