@@ -8,24 +8,34 @@ whatever is computed from a withheld count is withheld too. Rows of files are ro
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-# smaller counts of people are withheld, 0 is not: the rule of the publisher of Medicare's data
+# counts of people below it are withheld, 0 is not: the rule of the publisher of Medicare's data
 SMALL = 11
-FEASIBLE = 5  # possible values that are left of a withheld count, at least
+FEASIBLE = 5  # least number of values that a withheld count can have, by all that is printed
 ROUNDING = 10  # counts of rows are rounded up to multiples of it
 DECIMALS = 3  # of scores beside withheld counts
 WITHHELD = "withheld"  # in the place of a number
 NOTICE = (
-    f"Counts of 1 to {SMALL - 1} people are withheld, and so are counts and scores from which they could be computed; counts of rows are rounded "
-    f"up to multiples of {ROUNDING}. Show them with --small-counts, for synthetic or consented data only."
+    f"Counts of 1 to {SMALL - 1} people are withheld, and so are counts and scores from which "
+    f"they could be computed; counts of rows are rounded up to multiples of {ROUNDING}. "
+    "Show them with --small-counts, for synthetic or consented data only."
 )
-SHOWN = "Counts below 11 are shown (--small-counts): for synthetic or consented data only. Do not share this page otherwise."
+SHOWN = (
+    "Counts below 11 are shown (--small-counts): for synthetic or consented data only. "
+    "Do not share this page otherwise."
+)
+# the number of `3 rows` or `3 of 40 stays` in a message
+COUNT_IN_MESSAGE = re.compile(
+    r"(?<![\w.,:'-])\d[\d,]*(?= (?:of |different |of the )?"
+    r"(?:\d|(?:row|line|subject|claim|stay|id)s?\b))"
+)
+NUMBER_IN_TEXT = re.compile(r"(?<![\w.-])\d[\d,]*(?!\.?\w)")
 
 Key = TypeVar("Key", bound=Hashable)
 Sums = Sequence[tuple[Key, Sequence[Key]]]  # total, parts
@@ -38,10 +48,11 @@ def is_small(count: int | None) -> bool:
 
 def has_small_count(text: str) -> bool:
     """Whether a text has a number of 1 to 10, as `12 train, 7 test`."""
-    return any(
-        is_small(int(number.replace(",", "")))
-        for number in re.findall(r"(?<![\w.-])\d[\d,]*(?!\.?\w)", text)
-    )
+    return any(is_small(_read_count(number)) for number in NUMBER_IN_TEXT.findall(text))
+
+
+def _read_count(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def round_rows(count: int) -> int:
@@ -55,16 +66,13 @@ def round_message(text: str) -> str:
     """A message with its counts of rows and subjects rounded up."""
 
     def replace(match: re.Match[str]) -> str:
-        count = int(match[0].replace(",", ""))
-        # of a message that is rounded already
-        bound = "" if text[: match.start()].endswith("at most ") else "at most "
-        return f"{bound}{round_rows(count):,}" if count else match[0]
+        count = _read_count(match[0])
+        if not count:
+            return match[0]
+        is_rounded = text[: match.start()].endswith("at most ")
+        return f"{'' if is_rounded else 'at most '}{round_rows(count):,}"
 
-    return re.sub(
-        r"(?<![\w.,:'-])\d[\d,]*(?= (?:of |different |of the )?(?:\d|rows?\b|lines?\b|subjects?\b|claims?\b|stays?\b|ids?\b))",
-        replace,
-        text,
-    )
+    return COUNT_IN_MESSAGE.sub(replace, text)
 
 
 def show_count(count: Any) -> Any:
@@ -83,23 +91,22 @@ def round_score(score: float | None) -> float | None:
 
 
 def count_feasible(margin: int, other: int, total: int, cell: int) -> int:
-    """Values of 1 to 10 that a cell of a two by two table can have, its margins (the sums that hold
-    the cell) and total known.
+    """Number of values of 1 to 10 that a cell of a two by two table can have.
+
+    The two margins, which are the sums that hold the cell, and the total are known.
     """
     assert is_small(cell)
     return min(margin, other, SMALL - 1) - max(margin + other - total, 1) + 1
 
 
-def has_open_table(with_code: int, of: int, all_with: int, total: int) -> bool:
-    """Whether no cell of a two by two table is of 1 to 10: `with_code` of `of`, out of `all_with`
-    of `total`.
+def has_open_table(with_code: int, cases: int, all_with: int, total: int) -> bool:
+    """Whether no cell of a two by two table is of 1 to 10 people.
+
+    `with_code` of the `cases` and `all_with` of all `total` people carry a code.
     """
-    return not any(
-        map(
-            is_small,
-            (with_code, of - with_code, all_with - with_code, total - of - all_with + with_code),
-        )
-    )
+    others_with = all_with - with_code
+    cells = (with_code, cases - with_code, others_with, total - cases - others_with)
+    return not any(map(is_small, cells))
 
 
 def find_withheld(
@@ -115,9 +122,9 @@ def find_withheld(
             are never chosen.
 
     Returns:
-        Every printed count of 1 to 10 and those withheld beside them: whoever knows the others, and
-        which of the withheld ones are of 1 to 10, finds at least `FEASIBLE` values for each of
-        these, as far as counts in `order` can bring that about.
+        Every printed count of 1 to 10, and those withheld beside them. A reader who knows all other
+        counts, and which of the withheld ones are of 1 to 10, finds at least `FEASIBLE` values for
+        each of these, as far as counts in `order` can bring that about.
     """
     withheld = {key for key, count in counts.items() if is_small(count) and key not in unprinted}
     while True:
@@ -137,82 +144,90 @@ def _choose_complement(
     hidden: Collection[Key],
     order: Mapping[Key, Any],
 ) -> Key | None:
-    """The first printed count in `order` that shares a sum with `key`, or with a hidden count that
-    is linked to it.
-    """
-    reached, open_sums = {key}, list(sums)
-    while True:
-        near = [(total, *parts) for total, parts in open_sums if reached & {total, *parts}]
-        found = [
-            one
-            for keys in near
-            for one in keys
-            if one not in hidden and one in order and counts[one]
+    """The first printed count in `order` among the nearest ones that are linked to `key`."""
+    for linked in _iter_linked(key, sums, hidden):
+        printed = [
+            member
+            for member in linked
+            if member in order and member not in hidden and counts[member]
         ]
-        if found or not near:
-            return min(found, key=lambda one: (order[one], counts[one]), default=None)
-        open_sums = [(total, parts) for total, parts in open_sums if not reached & {total, *parts}]
-        reached |= {one for keys in near for one in keys if one in hidden}
+        if printed:
+            return min(printed, key=lambda member: (order[member], counts[member]))
+    return None
+
+
+def _iter_linked(key: Key, sums: Sums[Key], hidden: Collection[Key]) -> Iterator[list[Key]]:
+    """The members of the sums that hold `key`; then those of the sums that hold a hidden one of
+    these; and so on.
+    """
+    reached, waiting = {key}, [(total, *parts) for total, parts in sums]
+    while near := [members for members in waiting if reached.intersection(members)]:
+        linked = list(itertools.chain.from_iterable(near))
+        yield linked
+        waiting = [members for members in waiting if members not in near]
+        reached |= set(linked).intersection(hidden)
 
 
 def _find_narrow(
     counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key], withheld: Collection[Key]
 ) -> list[Key]:
-    """The counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is printed,
-    the smallest sets first.
+    """The hidden counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is
+    printed, those with the fewest values first.
     """
-    small = [key for key in hidden if is_small(counts[key])]
-    if not small:
+    values = np.array([counts[key] for key in hidden], dtype=float)
+    small = np.flatnonzero((values > 0) & (values < SMALL))
+    if not len(small):
         return []
     from scipy.optimize import linprog
 
+    matrix, right = _list_equations(counts, sums, hidden)
+    bounds = [_bound_count(counts[key], is_withheld=key in withheld) for key in hidden]
+    # the least and the greatest value of each small count in the solutions so far
+    low, high = values[small], values[small]
+
+    def widen(weights: np.ndarray) -> None:
+        """Add the solution with the least weighted sum."""
+        solution = linprog(weights, A_eq=matrix, b_eq=right, bounds=bounds, method="highs")
+        if solution.status == 0:
+            np.minimum(low, solution.x[small], out=low)
+            np.maximum(high, solution.x[small], out=high)
+
+    def count_values() -> np.ndarray:
+        return np.floor(high + 1e-6) - np.ceil(low - 1e-6) + 1
+
+    alone = np.eye(len(hidden))[small]  # the weights of each small count
+    widen(alone.sum(0))
+    widen(-alone.sum(0))
+    for i, weights in enumerate(alone):
+        for direction in (weights, -weights):
+            if count_values()[i] < FEASIBLE:
+                widen(direction)
+    numbers = count_values()
+    return [hidden[small[i]] for i in np.argsort(numbers, kind="stable") if numbers[i] < FEASIBLE]
+
+
+def _list_equations(
+    counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the sums say about the hidden counts: the matrix [equations, hidden] and the right
+    sides.
+    """
     place = {key: i for i, key in enumerate(hidden)}
-    rows: list[np.ndarray] = []
-    right: list[int] = []
-    for total, parts in sums:
-        row, value = np.zeros(len(hidden)), 0
+    matrix, right = np.zeros((len(sums), len(hidden))), np.zeros(len(sums))
+    for equation, (total, parts) in enumerate(sums):
         for key, sign in ((total, -1), *((part, 1) for part in parts)):
             if key in place:
-                row[place[key]] += sign
+                matrix[equation, place[key]] += sign
             else:
-                value -= sign * counts[key]
-        if row.any():
-            rows.append(row)
-            right.append(value)
-    bounds = [
-        (1, SMALL - 1)
-        if is_small(counts[key])
-        else (SMALL, None)
-        if key in withheld and counts[key]
-        else (0, None)
-        for key in hidden
-    ]
-    targets = [place[key] for key in small]
-    # extremes of the solutions so far
-    low, high = (np.array([counts[key] for key in small], dtype=float) for _ in range(2))
+                right[equation] -= sign * counts[key]
+    informative = matrix.any(axis=1)
+    return matrix[informative], right[informative]
 
-    def solve(weights: np.ndarray) -> None:
-        found = linprog(
-            weights,
-            A_eq=np.array(rows) if rows else None,
-            b_eq=right or None,
-            bounds=bounds,
-            method="highs",
-        )
-        if found.status == 0:
-            values = found.x[targets]
-            np.minimum(low, values, out=low)
-            np.maximum(high, values, out=high)
 
-    def width(i: int) -> int:
-        return math.floor(high[i] + 1e-6) - math.ceil(low[i] - 1e-6) + 1
-
-    every = np.zeros(len(hidden))
-    every[targets] = 1.0
-    solve(every)
-    solve(-every)
-    for i, at in enumerate(targets):
-        for direction in (1.0, -1.0):
-            if width(i) < FEASIBLE:
-                solve(direction * np.eye(len(hidden))[at])
-    return [small[i] for i in sorted(range(len(small)), key=width) if width(i) < FEASIBLE]
+def _bound_count(count: int, *, is_withheld: bool) -> tuple[int, int | None]:
+    """The least and the greatest value (None: any) of a hidden count, as far as it is known that it
+    is small, or withheld though it is not.
+    """
+    if is_small(count):
+        return 1, SMALL - 1
+    return SMALL if is_withheld and count else 0, None

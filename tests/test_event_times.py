@@ -19,7 +19,7 @@ from sksurv.util import Surv
 
 from bitimely_cli.main import main
 from bitimely_core import tokens
-from bitimely_core.claims import disclosure
+from bitimely_core.claims import protected_scores
 from bitimely_core.claims.event_times import add_event_times, add_record_times, parse_horizons
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.evaluate import hazard_baselines, survival
@@ -263,7 +263,7 @@ def test_counts_between_thirds_and_tenths_are_withheld():
     found = survival.describe_groups(
         np.stack([np.ceil(time), event], 1)[:, None], risk, ["chf@365d"], 4
     )["chf"]
-    shown, _ = disclosure._protect_groups(found, 1500)
+    shown = protected_scores.protect_groups(found, 1500)
     for key in ("events", "at_risk"):
         tenths, thirds = (
             [getattr(group.points[-1], key) for group in of] for of in (shown.deciles, shown.groups)
@@ -324,15 +324,14 @@ def test_small_counts_and_their_increments_are_withheld():
         for d, n, e in ((100, 400, 50), (200, 300, 55))
     ]
     group = RiskGroup(name="lowest", n=500, predicted=[0.1], points=points)
-    found, is_open = disclosure._protect_groups(RiskGroups(horizons=[200], groups=[group]), 900)
-    one = found.groups[0]
-    assert is_open
+    enough = RiskGroups(horizons=[200], groups=[group])
+    one = protected_scores.protect_groups(enough, 900).groups[0]
+    assert not protected_scores.has_few_events(enough)
     assert None in {one.points[0].events, one.points[1].events}  # 5 between them
     few = [points[0].model_copy(update={"events": 7}), points[1].model_copy(update={"events": 9})]
-    found, is_open = disclosure._protect_groups(
-        RiskGroups(horizons=[200], groups=[group.model_copy(update={"points": few})]), 900
-    )
-    assert not is_open
+    rare = RiskGroups(horizons=[200], groups=[group.model_copy(update={"points": few})])
+    found = protected_scores.protect_groups(rare, 900)
+    assert protected_scores.has_few_events(rare)
     assert all(point.events is None and point.incidence is None for point in found.groups[0].points)
 
 

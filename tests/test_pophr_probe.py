@@ -6,12 +6,14 @@ import itertools
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from bitimely_core.claims import prevalence, shortcut_baselines
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.schemas.tokens import SequenceFunnel
 
 
@@ -96,9 +98,10 @@ def test_every_figure_equals_that_of_the_subjects_themselves(seed: int) -> None:
     assert found.best is not None
     assert found.best.phecode == max(on_train, key=lambda name: on_train[name])
     assert found.best.count == found.own[found.best.phecode]
-    assert (
-        shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"].cases == (y == 1).sum()
-    )
+    rows = pl.DataFrame({"split": split, "y_chf": pl.Series(y).replace(-1, None)})
+    counted = shortcut_baselines.count_prevalence(rows, ["chf"])["chf"]
+    assert (counted["all"].subjects, counted["all"].cases) == ((y >= 0).sum(), (y == 1).sum())
+    assert counted["test"].cases == ((y == 1) & (split == "test")).sum()
 
 
 def test_without_cases_there_is_no_score() -> None:
@@ -107,6 +110,7 @@ def test_without_cases_there_is_no_score() -> None:
             np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])
         ),
         {5: "008"},
+        {"x": []},
     )["x"]
     assert (found.best, found.length["train"], found.prevalence["test"], found.leak) == (
         None,
@@ -169,21 +173,16 @@ def test_support_as_a_share_is_exact() -> None:
     for n, phecode in enumerate(("001", "002", "003"), 10):
         counts.cases_with["x", phecode] = counts.known_with["x", phecode] = n
     # 11 of 20, although 0.55 * 20 > 11 in binary
-    found = prevalence.select_codes(counts, ["x"], min_case_fraction=0.55)
+    found = prevalence.select_codes(counts, ["x"], SequenceChoices(min_case_fraction=0.55))
     assert list(found.ratios["x"]) == ["002", "003"]
     assert found.max_attainable == {"x": 3.0}
-    assert not any(
-        one.selected
-        for one in prevalence.select_codes(counts, ["x"], select=False).ratios["x"].values()
-    )
+    every = prevalence.select_codes(counts, ["x"], SequenceChoices(select=False))
+    assert not any(ratio.selected for ratio in every.ratios["x"].values())
 
 
 def test_selection_by_frequency() -> None:
     counts = prevalence.CodeCounts()
     counts.records.update({"001": 1, "250": 1, "1000": 998})
-    assert prevalence.select_codes(
-        counts, [], select="frequency", min_record_frequency=0.001
-    ).phecodes == ["1000"]
-    assert prevalence.select_codes(
-        counts, [], select="frequency", min_record_frequency=0.0009
-    ).phecodes == ["001", "250", "1000"]
+    for least, phecodes in ((0.001, ["1000"]), (0.0009, ["001", "250", "1000"])):
+        choices = SequenceChoices(select="frequency", min_record_frequency=least)
+        assert prevalence.select_codes(counts, [], choices).phecodes == phecodes

@@ -12,7 +12,7 @@ import pytest
 from engines import SPARK_ENGINE
 from naive_builder import RULES, assert_same_result, build_naively, random_params, random_tables
 
-from bitimely_core.claims import clean, codes, label_rules, phecode_maps, splits, steps
+from bitimely_core.claims import clean, codes, label_rules, phecode_maps, prevalence, splits, steps
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.claims.choices import SequenceChoices, parse_landmark
 
@@ -233,7 +233,7 @@ def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
         end = max(part.last_day for part in parts if part.last_day is not None)
         parts = [steps.set_index_days(part, choices, end) for part in parts]
         counts = sum((steps.count_shard(part, choices) for part in parts), start=steps.CodeCounts())
-        selection = steps.select_vocabulary(counts, parts[0].labels, choices)
+        selection = prevalence.select_codes(counts, parts[0].labels, choices)
         kept = {}
         for part in parts:
             own = steps.build_shard(part, choices, selection)
@@ -353,7 +353,9 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
         "subject",
         pl.col("day") - pl.col("first_day"),
         spoken["text"].gather(rows["code"]).alias("code"),
-        pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
+        pl.col("source").replace_strict(
+            range(5), label_rules.SOURCES, return_dtype=pl.Enum(label_rules.SOURCES)
+        ),
         spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
     ).sample(fraction=1.0, shuffle=True, seed=seed)
     again = steps.load_shard(
@@ -362,9 +364,11 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
         rule_labels=shard.rule_labels,
         rules=shard.rules,
         defining=shard.defining,
+        by_sex=False,
+        phecodes_of_codes={},
     )
     again = steps.set_index_days(again, choices, None)
-    selection = steps.select_vocabulary(steps.count_shard(again, choices), again.labels, choices)
+    selection = prevalence.select_codes(steps.count_shard(again, choices), again.labels, choices)
     own = steps.build_shard(again, choices, selection)
     assert (
         sorted([*selection.phecodes, *selection.unseen], key=wanted["selected"].index)

@@ -23,7 +23,7 @@ import pytest
 
 from bitimely_cli.main import main
 from bitimely_core import evaluate, manifests, privacy
-from bitimely_core.claims.disclosure import protect_scores
+from bitimely_core.claims.protected_scores import protect_scores
 from bitimely_core.page import Page
 from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
 from bitimely_core.schemas.tokens import SequenceStatistics

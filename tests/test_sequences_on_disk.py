@@ -101,7 +101,14 @@ def write_large(folder: Path, like: Path, n_shards: int, of: int = 1000, events:
         )
         labels = [pl.lit(0, pl.Int8).alias(f"y_{name}") for name in old.class_names]
         shards |= sequences.write_shard(
-            folder, k, frame.with_columns(*labels, t_index=pl.lit(None, pl.Float32))
+            folder,
+            k,
+            frame.with_columns(
+                *labels,
+                age0_months=pl.lit(700, pl.Int16),
+                sex=pl.lit(1, pl.UInt8),
+                t_index=pl.lit(None, pl.Float32),
+            ),
         )
     changed = {"base": "x", "events": subjects * events, "shards": [], "findings": []}
     sequences.publish_sequences(

@@ -20,6 +20,7 @@ from samples import SAMPLES, require_sample
 
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
+from bitimely_core.claims import synthetic_draws
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.synthetic import write_cohort
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
@@ -151,7 +152,10 @@ def _tempo(cohort: Cohort) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarr
     """Events up to the index day (subject, one of 12 codes or -1, position from the end, age in
     months), labels, scores of the truth.
     """
-    twelve = [codes[0].replace(".", "") for codes in (*module.PRODROME, *module.BACKGROUND[:9])]
+    twelve = [
+        codes[0].replace(".", "")
+        for codes in (*synthetic_draws.PRODROME, *synthetic_draws.BACKGROUND[:9])
+    ]
     events = (
         cohort.claims.filter((pl.col("kind") == "valid") & (pl.col("day") <= pl.col("index_date")))
         .unique(["patient_id", "day", "code"])
@@ -498,7 +502,7 @@ def test_stays_have_many_codes_on_one_day_and_go_over_to_icd10(cohort: Cohort) -
 
 
 def test_demo_map_is_complete_and_plain() -> None:
-    codes = [entry for entry in module.CODES if entry[2]]
+    codes = [entry for entry in synthetic_draws.CODES if entry[2]]
     assert 45 <= len(codes) <= 65
     for column, pattern in (
         (0, r"\d{3}(\.\d{1,2})?"),
@@ -509,14 +513,15 @@ def test_demo_map_is_complete_and_plain() -> None:
     for column in (0, 1):
         keys = [
             entry[column].replace(".", "")
-            for entry in module.CODES
+            for entry in synthetic_draws.CODES
             if entry[column] not in MALFORMED - {"428.0", "E11.9"}
         ]
         unmapped = [
-            entry[column].replace(".", "") for entry in (*module.PREVENTIVE, *module.UNKNOWN)
+            entry[column].replace(".", "")
+            for entry in (*synthetic_draws.PREVENTIVE, *synthetic_draws.UNKNOWN)
         ]
         assert len(set(keys)) == len(
-            {entry[column] for entry in module.CODES} - (MALFORMED - {"428.0", "E11.9"})
+            {entry[column] for entry in synthetic_draws.CODES} - (MALFORMED - {"428.0", "E11.9"})
         )
         heads = {entry[column].replace(".", "")[:3] for entry in codes if "." not in entry[column]}
         assert not {key[:3] for key in unmapped} & heads  # no fallback finds a PheCode for them
@@ -531,11 +536,13 @@ def test_demo_map_agrees_with_phecode_1_2() -> None:
             folder / "phecode_map_v1_2_icd9cm.csv", infer_schema=False
         ).iter_rows(named=True)
     }
-    for nine, _, phecode in module.CODES:
+    for nine, _, phecode in synthetic_draws.CODES:
         if phecode:
             assert real[nine].partition(".")[0] == phecode.partition(".")[0], nine
     assert not {
-        nine for nine, _, phecode in (*module.PREVENTIVE, *module.UNKNOWN) if not phecode
+        nine
+        for nine, _, phecode in (*synthetic_draws.PREVENTIVE, *synthetic_draws.UNKNOWN)
+        if not phecode
     } & set(real)
 
 
@@ -573,7 +580,7 @@ def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
     code = pl.col("icd").str.strip_chars().str.to_uppercase()
     good = claims.filter(~code.is_in(MALFORMED) & (pl.col("date") != ""))
     texts = {
-        vocab: {entry[i].replace(".", "") for entry in module.CODES}
+        vocab: {entry[i].replace(".", "") for entry in synthetic_draws.CODES}
         for i, vocab in enumerate(("icd9", "icd10"))
     }
     texts["icd9"] |= {"4900", "4960", "3110", "4620", "4860"}

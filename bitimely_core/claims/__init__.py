@@ -1,18 +1,34 @@
 """Claims and EHR histories: sources to a cleaned cache, to labels, to sequences of PheCodes on an
 irregular clock.
 
-dates, codes, phecode_maps           texts to days, codes and PheCodes; each distinct text is read once
-label_rules, labels                  labels as data; onsets, index dates and labels of subjects
-clean                                claims as text to integers; every excluded row is counted by reason
-prevalence                           PheCodes selected by prevalence ratio
-choices                              choices of sequences, checked; presets
-sequence_builder, steps              sequences of a shard of subjects, in two passes
-engines, cluster                     shards in this process, or on the executors of a Spark cluster
-build                                these steps on tables in memory
-shortcut_baselines                   scores of sequence length and of single codes
-sources, pass1_clean, pass2_write    raw files to the cache
-sequence_plan, shard_map             choices of a build, and the shards of the cache as they want them
-tokenize, tasks, meds_export         the cache to sequences, to sequences up to prediction times, to MEDS
+From raw files to the cache:
+
+sources, options, job         layouts of raw files, options of an ingest, and both checked
+dates, codes, phecode_maps    texts to days, to codes and to PheCodes
+clean, distinct               claims as text to integers; each distinct text is read once
+subjects, splits              raw ids to pseudonyms; train, validation and test
+label_rules, labels           labels as data; onsets, index dates and labels of subjects
+pass1_clean, spill            pass 1: clean rows by shard, in memory or on the disk
+pass2_write, ingest_report    pass 2: the shards of the cache; the report on all rows
+ingest                        these steps, from a source to the published cache
+
+From the cache to sequences:
+
+choices, sequence_plan        choices of a build, checked alone and against the cache
+cohorts, event_times          who is at risk of an outcome, and times to it
+engines, cluster              shards in this process, or on the executors of a Spark cluster
+shard_map                     the shards of the cache as a plan wants them
+steps, sequence_builder       the sequences of a shard, in two passes
+prevalence, code_values       PheCodes selected by prevalence ratio; numbers of other codes
+shortcut_baselines            scores of sequence length and of single codes
+tokenize, tasks               the cache to sequences, and to sequences up to prediction times
+build_findings                warnings and notices of a build
+build                         the same steps on tables in memory
+disclosure, protected_scores  which counts and scores may be printed
+meds_export                   sequences to MEDS
+
+kind                          the operations on all of them, as the kind of data `events`
+synthetic, synthetic_draws, synthetic_config    claims of a made-up population
 """
 
 from __future__ import annotations

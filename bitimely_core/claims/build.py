@@ -1,5 +1,4 @@
-"""`build_sequences`: longitudinal claims in memory to irregularly timed PheCode sequences with
-rule-based labels.
+"""`build_sequences`: claims in memory to irregularly timed PheCode sequences with labels by rules.
 
 The steps and their order are normative (section 2 of the builder's reference).
 """
@@ -37,19 +36,16 @@ from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
 from bitimely_core.claims.steps import ClaimsShard
 
+RATIO_COUNTS = ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")
 
-class EventLists(TypedDict):
-    """The events of one subject; `gaps` includes [SOS] and [EOS]."""
+
+class BuiltSequence(TypedDict):
+    """The sequence of one subject; `gaps` includes [SOS] and [EOS]."""
 
     codes: list[int]
     phecodes: list[str]
     times: list[float]
     gaps: list[float]
-
-
-class BuiltSequence(EventLists):
-    """The sequence of one subject."""
-
     split: str
     labels: dict[str, int | None]
     age0_months: int | None
@@ -63,7 +59,7 @@ class BuildResult(TypedDict):
     labels: dict[str, dict[str, int | None]]
     onset: dict[str, dict[str, str | None]]
     split: dict[str, str]
-    ratios: dict[str, dict[str, prevalence.RatioCounts]]
+    ratios: dict[str, dict[str, dict[str, float]]]  # label -> PheCode -> `RATIO_COUNTS`
     sequences: dict[str, BuiltSequence]
     funnel: dict[str, int | dict[str, int]]
 
@@ -120,11 +116,7 @@ def build_sequences(
     check_value("vocab", vocab, tuple(FAMILIES))
     check_value("engine", engine, engines.ENGINES)
     rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
-    defining = {
-        phecode
-        for phecodes in find_defining_phecodes(parsed, book.tables).values()
-        for phecode in phecodes
-    }
+    defining = set[str]().union(*find_defining_phecodes(parsed, book.tables).values())
     cohort = _assign_splits(cohort, split, split_override)
     shard = ClaimsShard(rows=rows, codes=book.codes, cohort=cohort, rules=parsed, defining=defining)
     on_spark = engine == "spark"
@@ -133,7 +125,7 @@ def build_sequences(
     labelled, counts = zip(
         *apply(partial(_label_and_count, chosen, shard.last_day), shards), strict=True
     )
-    selection = steps.select_vocabulary(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
+    selection = prevalence.select_codes(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
     every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
     # only what a model reads has a vocabulary of training subjects
     selection = replace(selection, phecodes=every, unseen=())
@@ -201,32 +193,35 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
             schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32}
         )
     _require_columns(subjects, "subjects", ("subject_id",))
-    own = _check_subject_ids(subjects, "subjects").schema["subject_id"]
+    registered = _check_subject_ids(subjects, "subjects").schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():
         raise ValueError("a subject_id of subjects has two rows")
-    if own != dtype and not (events.is_empty() or subjects.is_empty()):
-        raise ValueError(f"subject_id is {dtype} in events and {own} in subjects")
-    known = {"birth_day": "birth", "obs_end": "obs_end"}
+    if subjects.is_empty():
+        registered = dtype
+    elif registered != dtype and not events.is_empty():
+        raise ValueError(f"subject_id is {dtype} in events and {registered} in subjects")
     days = {
-        new: dates.parse_days(subjects[old]) if old in subjects.columns else pl.lit(None, pl.Int32)
-        for new, old in known.items()
+        name: dates.parse_days(subjects[column])
+        if column in subjects.columns
+        else pl.lit(None, pl.Int32)
+        for name, column in (("birth_day", "birth"), ("obs_end", "obs_end"))
     }
-    return subjects.select(pl.col("subject_id").cast(dtype if subjects.is_empty() else own), **days)
+    return subjects.select(pl.col("subject_id").cast(registered), **days)
 
 
 def _clean_events(
     events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab: str
 ) -> tuple[pl.DataFrame, pl.DataFrame, clean.RowAccount]:
     """The valid rows, and the subjects: registered, or with a valid row."""
-    used = events.select(
-        name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns
-    )
-    events = used.cast({"subject_id": registered.schema["subject_id"]}) if used.is_empty() else used
+    columns = ("subject_id", "date", "code", "vocab", "source")
+    events = events.select(name for name in columns if name in events.columns)
+    if events.is_empty():
+        events = events.cast({"subject_id": registered.schema["subject_id"]})
     rows, account = clean.clean_rows(
         events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day")
     )
-    known = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
-    cohort = known.join(registered, on="subject_id", how="left").sort("subject_id")
+    ids = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
+    cohort = ids.join(registered, on="subject_id", how="left").sort("subject_id")
     numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
     rows = rows.join(numbers, on="subject_id", maintain_order="left").select(
         "subject", "day", "code", "source", "row"
@@ -239,11 +234,10 @@ def _assign_splits(
 ) -> pl.DataFrame:
     """The subjects with their split: that of `override`, or by their hash."""
     subjects = [str(subject) for subject in cohort["subject_id"]]
-    seed, train, validation = _read_shares(split)
+    seed, *shares = _read_shares(split)
     if override is None:
         names = [
-            splits.assign_split(splits.hash_subject(subject, seed), train, validation)
-            for subject in subjects
+            splits.assign_split(splits.hash_subject(subject, seed), *shares) for subject in subjects
         ]
     else:
         if missing := [subject for subject in subjects if subject not in override]:
@@ -256,22 +250,15 @@ def _read_shares(split: Mapping[str, object] | None) -> tuple[int, float, float]
     """Seed and shares of the hash split, with the defaults of those that are absent. Raises
     ValueError.
     """
-    chosen: dict[str, object] = {
-        "seed": splits.SEED,
-        "train": splits.TRAIN,
-        "validation": splits.VALIDATION,
-        **(split or {}),
-    }
-    if len(chosen) > 3:
+    defaults = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION}
+    chosen: dict[str, object] = {**defaults, **(split or {})}
+    if len(chosen) > len(defaults):
         raise ValueError(f"split has seed, train and validation, found {split!r}")
     seed = chosen["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
-    return (
-        seed,
-        _check_share("train", chosen["train"]),
-        _check_share("validation", chosen["validation"]),
-    )
+    train, validation = (_check_share(name, chosen[name]) for name in ("train", "validation"))
+    return seed, train, validation
 
 
 def _check_share(name: str, value: object) -> float:
@@ -294,18 +281,22 @@ def _assemble_result(
     sequences: dict[str, BuiltSequence] = {}
     for shard, shard_sequences in zip(shards, built, strict=True):
         subjects = [str(subject) for subject in shard.cohort["subject_id"]]
-        for subject, facts in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
-            labels[subject] = {rule.name: facts[f"y_{rule.name}"] for rule in rules}
+        for subject, row in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
+            labels[subject] = {rule.name: row[f"y_{rule.name}"] for rule in rules}
             onsets[subject] = {
-                rule.name: _format_onset(facts[f"onset_{rule.name}"]) for rule in rules
+                rule.name: _format_onset(row[f"onset_{rule.name}"]) for rule in rules
             }
-            split[subject] = facts["split"]
+            split[subject] = row["split"]
         ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
-        for i, (row, age) in enumerate(zip(shard_sequences.subjects.tolist(), ages, strict=True)):
-            subject = subjects[row]
-            sequence = _read_sequence(shard_sequences, i, selection.phecodes)
+        for i, (number, age) in enumerate(zip(shard_sequences.subjects, ages, strict=True)):
+            subject = subjects[number]
+            events = slice(shard_sequences.offsets[i], shard_sequences.offsets[i + 1])
+            ids = shard_sequences.ids[events].tolist()
             sequences[subject] = {
-                **sequence,
+                "codes": ids,
+                "phecodes": [selection.phecodes[code - len(SPECIAL)] for code in ids],
+                "times": shard_sequences.times[events].tolist(),
+                "gaps": shard_sequences.gaps(i).tolist(),
                 "split": split[subject],
                 "labels": dict(labels[subject]),
                 "age0_months": age,
@@ -322,26 +313,21 @@ def _assemble_result(
         "labels": labels,
         "onset": onsets,
         "split": split,
-        "ratios": {
-            name: {phecode: ratio.counts() for phecode, ratio in ratios.items()}
-            for name, ratios in selection.ratios.items()
-        },
+        "ratios": _list_ratios(selection),
         "sequences": sequences,
         "funnel": account.funnel().model_dump() | counts,
     }
 
 
+def _list_ratios(selection: CodeSelection) -> dict[str, dict[str, dict[str, float]]]:
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
+    for name, candidates in selection.ratios.items():
+        ratios[name] = {
+            phecode: {count: getattr(ratio, count) for count in RATIO_COUNTS}
+            for phecode, ratio in candidates.items()
+        }
+    return ratios
+
+
 def _format_onset(day: int | None) -> str | None:
     return None if day is None else dates.format_day(day)
-
-
-def _read_sequence(sequences: CodeSequences, i: int, phecodes: Sequence[str]) -> EventLists:
-    """The events of sequence i."""
-    span = slice(sequences.offsets[i], sequences.offsets[i + 1])
-    ids = sequences.ids[span].tolist()
-    return {
-        "codes": ids,
-        "phecodes": [phecodes[number - len(SPECIAL)] for number in ids],
-        "times": sequences.times[span].tolist(),
-        "gaps": sequences.gaps(i).tolist(),
-    }

@@ -1,5 +1,5 @@
-"""The choices of sequences that do not require reading the source again, checked; and the
-presets.
+"""The choices of a build of sequences, checked, and the presets. None of them requires reading the
+source again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from bitimely_core.claims import codes, dates, event_times, prevalence
+from bitimely_core.claims import codes, dates, event_times
 from bitimely_core.claims.labels import Landmark
 
 T = TypeVar("T")
@@ -17,8 +17,8 @@ T = TypeVar("T")
 CHOICES = {
     "level": codes.LEVELS,
     "leakage": ("keep", "drop_icd", "drop_phecode"),
-    "population": prevalence.POPULATIONS,
-    "denominator": prevalence.DENOMINATORS,
+    "population": ("subjects", "observed"),
+    "denominator": ("all", "controls"),
     "dedupe": ("day", "month", "none", "first_per_age30"),
     "min_codes_unit": ("events", "records", "unique"),
     "time": ("months", "calendar_month", "age30"),
@@ -56,7 +56,7 @@ def _check_range(name: str, value: object, least: float, most: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceChoices:
-    """Choices that do not require reading the source again. Defaults: the preset `paper`.
+    """Choices of a build of sequences. The defaults are the preset `paper`.
 
     Raises ValueError for an unknown value.
     """
@@ -64,14 +64,14 @@ class SequenceChoices:
     level: str = "integer"  # roll-up of PheCodes: integer, first_decimal or full
     leakage: str = "keep"  # keep, drop_icd or drop_phecode
     landmark: Landmark | None = None
-    # reference population of the ratios: all subjects, or observed: those with a record
-    population: str = "subjects"
-    denominator: str = "all"  # reference group: all of them, or controls
+    population: str = "subjects"  # of the ratios: all subjects, or observed: those with a record
+    denominator: str = "all"  # reference group of the ratios: all of them, or controls
     threshold: float = 5.0  # PheCodes with a greater ratio are selected
     top_k: int = 5  # number selected for a label without any such PheCode
     min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
-    min_case_fraction: float = 0.0  # the same as a share of the cases
-    # False: every one of a training subject; frequency: by `min_record_frequency`
+    min_case_fraction: float = 0.0  # the same as a share of the cases; the larger limit applies
+    # True: PheCodes above the threshold of any label; False: every PheCode of a training subject;
+    # frequency: those with more than `min_record_frequency` of the records of training subjects
     select: bool | str = True
     min_record_frequency: float = 0.001
     dedupe: str = "day"  # day, month, none or first_per_age30
@@ -79,10 +79,10 @@ class SequenceChoices:
     min_codes_unit: str = "events"  # events, records or unique
     max_events: int | None = None  # only the last ones are kept
     time: str = "months"  # clock: months, calendar_month or age30
-    # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw,
-    # as they are
+    # numbers of codes that are not ICD: none, deciles (those of the training subjects, as a part
+    # of the code) or raw (the numbers)
     values: str = "none"
-    # labels are times to event; horizons of the predicted risks in days
+    # horizons, in days, of the predicted risks; labels are then times to event
     time_to_event: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -118,10 +118,10 @@ PRESETS = {
 
 
 def parse_landmark(parameters: Mapping[str, object] | None) -> Landmark | None:
-    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for
-    those that are absent.
+    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days. Those that are
+    absent have their defaults.
 
-    Raises ValueError: for other parameters or values.
+    Raises ValueError for other parameters or values.
     """
     if parameters is None:
         return None

@@ -32,6 +32,17 @@ SHIPPED = {
 YEAR = 365.25  # days
 SEXES = {"male": 1, "female": 2}
 UNMATCHED = "unmatched"
+RECORD_DAYS = (  # columns of a cohort record
+    "index_day",
+    "observation_start",
+    "observation_end",
+    "death_day",
+    "risk_start",
+    "risk_end",
+    "risk_full",
+    "outcome_day",
+    "age_days",
+)
 
 Days = Annotated[int, Field(ge=0)]
 
@@ -88,13 +99,20 @@ class CohortRisk(CohortPart):
     keep_outcomes: bool = False  # subjects with an outcome need no `min_days`
     keep_deaths: bool = False  # nor do those who die in it
 
+    @property
+    def least_days(self) -> int:
+        """Days from the first to the last at risk that are required."""
+        if self.min_days is not None:
+            return self.min_days
+        return 0 if self.to_day is None else self.to_day - self.from_day
+
 
 class CohortControls(CohortPart):
     """Controls for each case, drawn without replacement among the subjects without outcome in the
     same split.
     """
 
-    ratio: Annotated[int, Field(ge=1)]
+    ratio: Annotated[int, Field(ge=1)]  # controls a case
     # greatest difference of the ages on the index days
     caliper_years: Annotated[float, Field(ge=0, strict=False)] = 1.0
     sex: bool = True  # the same
@@ -116,24 +134,25 @@ class CohortRules(CohortPart):
     controls: CohortControls | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        names = {rule.name for rule in label_rules.parse_rules(self.rule)}
-        at, outcome, risk = self.index, self.outcome, self.risk or CohortRisk()
-        for where, name in (("outcome", outcome.rule), ("index", at.rule)):
+    def _check_index(self) -> Self:
+        names = [rule.name for rule in label_rules.parse_rules(self.rule)]
+        for section, name in (("outcome", self.outcome.rule), ("index", self.index.rule)):
             if name is not None and name not in names:
-                raise ValueError(
-                    f"{where}.rule is one of {', '.join(sorted(names))}, found {name!r}"
-                )
-        for key in ("rule", "date"):
-            if (getattr(at, key) is None) == (at.at == {"rule": "event", "date": "date"}[key]):
-                raise ValueError(
-                    f"index.{key} is given exactly where index.at is {'event' if key == 'rule' else 'date'!r}"
-                )
-        if risk.to_day is not None and risk.to_day < risk.from_day:
+                expected = ", ".join(sorted(names))
+                raise ValueError(f"{section}.rule is one of {expected}, found {name!r}")
+        for key, anchor in (("rule", "event"), ("date", "date")):
+            if (getattr(self.index, key) is not None) != (self.index.at == anchor):
+                raise ValueError(f"index.{key} is given exactly where index.at is {anchor!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_risk(self) -> Self:
+        risk = self.risk
+        if risk is not None and risk.to_day is not None and risk.to_day < risk.from_day:
             raise ValueError(
                 f"risk.to_day is at least risk.from_day, found {risk.to_day} and {risk.from_day}"
             )
-        if outcome.kind == "prevalent" and (self.risk or outcome.washout_days):
+        if self.outcome.kind == "prevalent" and (risk or self.outcome.washout_days):
             raise ValueError("a prevalent outcome has neither [risk] nor washout_days")
         return self
 
@@ -154,19 +173,20 @@ def load_cohort(name: str | Path) -> CohortRules:
         return CohortRules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        text, shipped = f"cannot be read ({error.strerror})", f"shipped are {', '.join(SHIPPED)}"
         raise usage_error(
-            text, shipped, "Check --cohort", code=Reason.NOT_FOUND, file=str(path)
-        ) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where, hint = ".".join(map(str, first["loc"])), "Correct the definition"
-        raise usage_error(
-            safe_text(first["msg"]), hint=hint, file=str(path), field=where or None
+            f"cannot be read ({error.strerror})",
+            f"shipped are {', '.join(SHIPPED)}",
+            "Check --cohort",
+            code=Reason.NOT_FOUND,
+            file=str(path),
         ) from None
     except ValueError as error:
+        problem, field = str(error), ""
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            problem, field = first["msg"], ".".join(map(str, first["loc"]))
         raise usage_error(
-            safe_text(str(error)), hint="Correct the definition", file=str(path)
+            safe_text(problem), hint="Correct the definition", file=str(path), field=field or None
         ) from None
 
 
@@ -188,36 +208,31 @@ def apply_cohort(
         data_end: the last valid day of the data set, used where the end of observation is not
             known.
     """
+    outcomes = pl.DataFrame(schema={"subject": pl.Int64, "day": pl.Int64})
     wanted = [
         rule
         for rule in label_rules.parse_rules(rules.rule)
         if rule.name in {rules.outcome.rule, rules.index.rule}
     ]
-    outcomes = pl.DataFrame(schema={"subject": pl.Int64, "day": pl.Int64})
     for rule, subject, day, source in labels.iter_rule_rows(rows, codes, wanted, subjects):
-        sets = [
-            label_rules.find_completed_sets(own, days, c)
-            for c, own, days in labels.iter_clause_rows(rule, subject, day, source)
+        completed = [
+            label_rules.find_completed_sets(numbers, days, clause)
+            for clause, numbers, days in labels.iter_clause_rows(rule, subject, day, source)
         ]
-        met = pl.DataFrame(
-            {
-                "subject": np.concatenate([s for s, _ in sets]),
-                "day": np.concatenate([d for _, d in sets]),
-            }
-        ).unique()
+        met = pl.concat([_make_days(*days) for days in completed]).unique()
         if rule.name == rules.index.rule:
             subjects = _add_first(subjects, met, "event_day")
         if rule.name == rules.outcome.rule:
             outcomes = met
-            rows_of_rule = pl.DataFrame(
-                {"subject": subject.astype(np.int64), "day": day.astype(np.int64)}
-            )
-            subjects = _add_first(subjects, rows_of_rule, "diagnosis_day")
-            doubtful = pl.col("birth_day").is_null() & pl.int_range(pl.len()).is_in(
-                met["subject"].implode()
-            )
+            subjects = _add_first(subjects, _make_days(subject, day), "diagnosis_day")
+            has_outcome = pl.int_range(pl.len()).is_in(met["subject"].implode())
+            doubtful = pl.col("birth_day").is_null() & has_outcome
             subjects = subjects.with_columns(doubtful=doubtful & (rule.min_age_years is not None))
     return select_subjects(rules, subjects, outcomes, data_end)
+
+
+def _make_days(subject: np.ndarray, day: np.ndarray) -> pl.DataFrame:
+    return pl.DataFrame({"subject": subject.astype(np.int64), "day": day.astype(np.int64)})
 
 
 def _add_first(subjects: pl.DataFrame, days: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -256,14 +271,13 @@ def select_subjects(
         survival analysis is `outcome_day`; else death is at `death_day` if that is at most
         `risk_end`; else the subject is censored after `risk_end`.
     """
-    index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
-    absent = {"event_day": pl.Int64, "diagnosis_day": pl.Int64, "doubtful": pl.Boolean}
+    index, risk = rules.index, rules.risk or CohortRisk()
+    optional = {"event_day": pl.Int64, "diagnosis_day": pl.Int64, "doubtful": pl.Boolean}
     frame = subjects.with_columns(
         pl.lit(None, kind).alias(name)
-        for name, kind in absent.items()
+        for name, kind in optional.items()
         if name not in subjects.columns
-    )
-    frame = frame.with_columns(
+    ).with_columns(
         pl.col("first_day", "birth_day", "obs_start", "obs_end", "death_day").cast(pl.Int64)
     )
     start = pl.col("obs_start") if index.require_start else pl.coalesce("obs_start", "first_day")
@@ -275,37 +289,22 @@ def select_subjects(
         "event": pl.col("event_day"),
         "date": pl.lit(index.date and dates.to_day(index.date), pl.Int64),
     }[index.at]
+    day = pl.col("index_day")
     frame = frame.with_columns(index_day=anchor + index.after_days).with_columns(
-        age_days=pl.col("index_day") - pl.col("birth_day")
+        age_days=day - pl.col("birth_day")
     )
-    if outcome.kind == "incident":
-        full = (
-            pl.col("observation_end") if risk.to_day is None else pl.col("index_day") + risk.to_day
-        )
-        frame = frame.with_columns(risk_start=pl.col("index_day") + risk.from_day, risk_full=full)
-        frame = frame.with_columns(risk_end=pl.min_horizontal("risk_full", "observation_end"))
-    else:
-        frame = frame.with_columns(
-            pl.lit(None, pl.Int64).alias(name) for name in ("risk_start", "risk_full", "risk_end")
-        )
+    first = full = last = pl.lit(None, pl.Int64)
+    if rules.outcome.kind == "incident":
+        first = day + risk.from_day
+        full = pl.col("observation_end") if risk.to_day is None else day + risk.to_day
+        last = pl.min_horizontal(full, "observation_end")
+    frame = frame.with_columns(risk_start=first, risk_full=full, risk_end=last)
     frame = _add_outcomes(rules, frame, outcomes)
-    reasons = _list_tests(rules, frame)
-    left = pl.coalesce(
+    left_out = pl.coalesce(
         pl.when(test.fill_null(value=False)).then(pl.lit(reason))
-        for reason, test in reasons.items()
+        for reason, test in _list_tests(rules, frame).items()
     )
-    days = (
-        "index_day",
-        "observation_start",
-        "observation_end",
-        "death_day",
-        "risk_start",
-        "risk_end",
-        "risk_full",
-        "outcome_day",
-        "age_days",
-    )
-    return frame.select("subject_id", "sex", "split", *days, left_out=left)
+    return frame.select("subject_id", "sex", "split", *RECORD_DAYS, left_out=left_out)
 
 
 def _add_outcomes(rules: CohortRules, frame: pl.DataFrame, outcomes: pl.DataFrame) -> pl.DataFrame:
@@ -317,24 +316,21 @@ def _add_outcomes(rules: CohortRules, frame: pl.DataFrame, outcomes: pl.DataFram
     )
     day, lookback = pl.col("day"), rules.outcome.lookback_days
     recent = pl.lit(value=True) if lookback is None else day > pl.col("index_day") - lookback
-    found = outcomes.select(pl.all().cast(pl.Int64)).join(spans, on="subject")
+    spans = outcomes.select(pl.all().cast(pl.Int64)).join(spans, on="subject")
     if rules.outcome.kind == "prevalent":
-        ends = (
-            found.filter(recent & (day <= pl.col("index_day")))
-            .group_by("subject")
-            .agg(outcome_day=day.max())
-        )
-        prior = found.clear()
+        counted, outcome_day = spans.filter(recent & (day <= pl.col("index_day"))), day.max()
+        prior = spans.clear()
     else:
-        ends = (
-            found.filter(day.is_between("risk_start", "risk_end"))
-            .group_by("subject")
-            .agg(outcome_day=day.min())
-        )
-        prior = found.filter(recent & (day < pl.col("risk_start")))
+        counted, outcome_day = spans.filter(day.is_between("risk_start", "risk_end")), day.min()
+        prior = spans.filter(recent & (day < pl.col("risk_start")))
     return (
         frame.with_columns(subject=pl.int_range(pl.len(), dtype=pl.Int64))
-        .join(ends, on="subject", how="left", maintain_order="left")
+        .join(
+            counted.group_by("subject").agg(outcome_day=outcome_day),
+            on="subject",
+            how="left",
+            maintain_order="left",
+        )
         .with_columns(prior=pl.col("subject").is_in(prior["subject"].implode()))
     )
 
@@ -343,44 +339,49 @@ def _list_tests(rules: CohortRules, frame: pl.DataFrame) -> dict[str, pl.Expr]:
     """Reason to leave a subject out -> test of `frame`, in order; without those that the definition
     does not ask for.
     """
-    index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
+    tests = _list_index_tests(rules.index, frame)
+    if rules.outcome_rule.min_age_years is not None:
+        tests["unknown age"] = pl.col("doubtful")
+    if rules.outcome.kind == "incident":
+        tests |= _list_risk_tests(rules.outcome, rules.risk or CohortRisk())
+    return tests
+
+
+def _list_index_tests(index: CohortIndex, frame: pl.DataFrame) -> dict[str, pl.Expr]:
+    """Tests of what is required of the index day."""
     day, start, end = pl.col("index_day"), pl.col("observation_start"), pl.col("observation_end")
     tests = {
         "no index day": day.is_null() | start.is_null(),
         "outside the observation": ~day.is_between(start, end),
     }
-    if index.min_age_years is not None or index.max_age_years is not None:
-        low = labels.find_birthdays(frame["birth_day"], index.min_age_years or 0)
-        high = (
-            labels.find_birthdays(frame["birth_day"], index.max_age_years + 1)
-            if index.max_age_years is not None
-            else low + 10**6
-        )
-        tests["age"] = (
-            pl.col("birth_day").is_null() | (day < pl.Series(low)) | (day >= pl.Series(high))
-        )
+    least, most = index.min_age_years, index.max_age_years
+    if least is not None or most is not None:
+        outside = day < pl.Series(labels.find_birthdays(frame["birth_day"], least or 0))
+        if most is not None:
+            outside |= day >= pl.Series(labels.find_birthdays(frame["birth_day"], most + 1))
+        tests["age"] = pl.col("birth_day").is_null() | outside
     if index.sex is not None:
         tests["sex"] = pl.col("sex").fill_null(0) != SEXES[index.sex]
     if index.min_observation_days:
         tests["short observation"] = day - start < index.min_observation_days
-    if rules.outcome_rule.min_age_years is not None:
-        tests["unknown age"] = pl.col("doubtful")
-    if outcome.kind == "prevalent":
-        return tests
+    return tests
+
+
+def _list_risk_tests(outcome: CohortOutcome, risk: CohortRisk) -> dict[str, pl.Expr]:
+    """Tests of what is required of the time at risk of an incident outcome."""
+    tests, first, last = {}, pl.col("risk_start"), pl.col("risk_end")
     if outcome.washout_days:
-        tests["diagnosis in the washout"] = pl.col("diagnosis_day") < start + outcome.washout_days
+        washed_out = pl.col("observation_start") + outcome.washout_days
+        tests["diagnosis in the washout"] = pl.col("diagnosis_day") < washed_out
     if outcome.exclude_prior:
         tests["prior outcome"] = pl.col("prior")
-    tests["no time at risk"] = pl.col("risk_end") < pl.col("risk_start")
-    full = 0 if risk.to_day is None else risk.to_day - risk.from_day
-    if least := full if risk.min_days is None else risk.min_days:
-        short = pl.col("risk_end") < pl.col("risk_start") + least
-        short &= pl.col("outcome_day").is_null() if risk.keep_outcomes else pl.lit(value=True)
-        short &= (
-            (pl.col("death_day") > pl.col("risk_end")).fill_null(value=True)
-            if risk.keep_deaths
-            else pl.lit(value=True)
-        )
+    tests["no time at risk"] = last < first
+    if risk.least_days:
+        short = last < first + risk.least_days
+        if risk.keep_outcomes:
+            short &= pl.col("outcome_day").is_null()
+        if risk.keep_deaths:
+            short &= (pl.col("death_day") > last).fill_null(value=True)
         tests["short follow-up"] = short
     return tests
 
@@ -400,29 +401,32 @@ def describe_reasons(rules: CohortRules) -> dict[str, str]:
         "event": f"the first day of {index.rule}",
         "date": str(index.date),
     }[index.at]
+    delay = f"{index.after_days} days after " if index.after_days else ""
     low, high = index.min_age_years or 0, index.max_age_years
-    since = (
-        "ever" if outcome.lookback_days is None else f"in the {outcome.lookback_days} days up to it"
-    )
+    age = f"younger than {low} years on the index day, or of unknown age"
+    if high is not None:
+        age = f"not {low} to {high} years old on the index day"
+    days = outcome.lookback_days
+    since = "ever" if days is None else f"in the {days} days up to it"
     end = "the end of observation" if risk.to_day is None else f"day {risk.to_day}"
-    full = 0 if risk.to_day is None else risk.to_day - risk.from_day
-    least = full if risk.min_days is None else risk.min_days
-    kept = " or ".join(["the outcome"] * risk.keep_outcomes + ["death"] * risk.keep_deaths)
+    follow_up = f"followed for fewer than {risk.least_days} days after the first at risk"
+    if ends := ["the outcome"] * risk.keep_outcomes + ["death"] * risk.keep_deaths:
+        follow_up += f", without {' or '.join(ends)}"
+    ratio = rules.controls.ratio if rules.controls else 0
     return {
-        "no index day": f"no index day ({f'{index.after_days} days after ' * bool(index.after_days)}{anchor})",
+        "no index day": f"no index day ({delay}{anchor})",
         "outside the observation": "not observed on the index day",
-        "age": f"not {low} to {high} years old on the index day"
-        if high is not None
-        else f"younger than {low} years on the index day, or of unknown age",
+        "age": age,
         "sex": f"not {index.sex}",
-        "short observation": f"observed for fewer than {index.min_observation_days} days before the index day",
+        "short observation": f"observed for fewer than {index.min_observation_days} days before "
+        "the index day",
         "unknown age": f"of unknown age, with claims of {outcome.rule}",
-        "diagnosis in the washout": f"a claim with a code of {outcome.rule} in the first {outcome.washout_days} days of observation (prevalent)",
+        "diagnosis in the washout": f"a claim with a code of {outcome.rule} in the first "
+        f"{outcome.washout_days} days of observation (prevalent)",
         "prior outcome": f"{outcome.rule} before the time at risk, {since}",
         "no time at risk": f"no day at risk (day {risk.from_day} to {end} after the index day)",
-        "short follow-up": f"followed for fewer than {least} days after the first at risk"
-        + (kept and f", without {kept}"),
-        UNMATCHED: f"not matched ({rules.controls.ratio if rules.controls else 0} controls a case)",
+        "short follow-up": follow_up,
+        UNMATCHED: f"not matched ({ratio} controls a case)",
     }
 
 
@@ -442,10 +446,9 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     age, case = record["age_days"].fill_null(0).to_numpy(), np.full(record.height, -1)
     usable = pl.col("left_out").is_null() & pl.col("age_days").is_not_null()
     usable &= (pl.col("sex").fill_null(0) > 0) if rule.sex else pl.lit(value=True)
-    kept = record.with_columns(place=pl.int_range(pl.len())).filter(usable)
-    for _, stratum in kept.group_by(
-        ["split", "sex"] if rule.sex else ["split"], maintain_order=True
-    ):
+    members = record.with_columns(place=pl.int_range(pl.len())).filter(usable)
+    strata = ["split", "sex"] if rule.sex else ["split"]
+    for _, stratum in members.group_by(strata, maintain_order=True):
         cases = stratum.filter(pl.col("outcome_day").is_not_null())["place"].to_numpy()
         controls = (
             stratum.filter(pl.col("outcome_day").is_null())
@@ -455,15 +458,14 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
         reach = rule.caliper_years * YEAR
         low = np.searchsorted(age[controls], age[cases] - reach, "left")
         high = np.searchsorted(age[controls], age[cases] + reach, "right")
-        for own, first, last in zip(cases, low, high, strict=True):
+        for place, first, last in zip(cases, low, high, strict=True):
             free = controls[first:last][case[controls[first:last]] < 0]
             drawn = free[np.argsort(rank[free])[: rule.ratio]]
             if len(drawn):
-                case[drawn] = case[own] = own
+                case[drawn] = case[place] = place
     missed = pl.col("left_out").is_null() & pl.Series(case < 0)
-    own = pl.Series(case).replace(-1, None)
     record = record.with_columns(
-        case=record["subject_id"].gather(own),
+        case=record["subject_id"].gather(pl.Series(case).replace(-1, None)),
         left_out=pl.when(missed).then(pl.lit(UNMATCHED)).otherwise("left_out"),
     )
     return record.sort("row").drop("row")

@@ -2,17 +2,15 @@
 (`privacy`, docs/privacy.md).
 
 All pages and messages on one token set use the same decisions, so that no two of them together
-print what each of them withholds.
+print what each of them withholds. `protected_scores` withholds in scores of models.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -21,15 +19,6 @@ from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas.ingest import AgreementCell
-from bitimely_core.schemas.scores import (
-    Baseline,
-    ClassScores,
-    MetricValue,
-    RiskGroup,
-    RiskGroups,
-    Scores,
-    Uncertainty,
-)
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     PrevalenceCount,
@@ -38,11 +27,12 @@ from bitimely_core.schemas.tokens import (
     ShortcutScores,
 )
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
-from bitimely_core.types import parse_horizon
 
 Key = tuple[str, ...]
 PARTS = (*SPLITS, ALL)
 FEW_CODES = ("left out", "few codes")
+# of labels after the filters: which part is withheld first beside a small count
+PART_ORDER = {"validation": 3, "train": 4, "test": 5, ALL: 7}
 Carriers = Mapping[str, Mapping[str, tuple[int, int]]]
 """Label -> split or all -> subjects with the best single code of the label, among the cases and
 among the others.
@@ -86,7 +76,7 @@ class CountDisclosure:
     """Decisions on the counts of a token set."""
 
     withheld: frozenset[Key] = frozenset()
-    carriers: Carriers | None = None  # None: scores of single codes are printed
+    carriers: Carriers = field(default_factory=dict)
     exact: bool = True  # --small-counts
 
     def get(self, count: int, *key: str) -> int | None:
@@ -98,29 +88,25 @@ class CountDisclosure:
         return not {(label, stage, part, kind) for kind in ("known", "cases")} & self.withheld
 
     def get_score(self, score: float | None, label: str, part: str = ALL) -> float | None:
-        """A score of the sequence length."""
-        return (
-            score
-            if self.exact
-            else privacy.round_score(score)
-            if self.has_counts(label, "after", part)
-            else None
-        )
+        """A score of the sequence length, with few digits unless small counts are shown; None if it
+        is withheld.
+        """
+        if self.exact:
+            return score
+        return privacy.round_score(score) if self.has_counts(label, "after", part) else None
 
     def get_code_score(self, scores: ShortcutScores, label: str, part: str = ALL) -> float | None:
         """The score of the best single code: only with enough people with and without the code in
         and out of the cases.
         """
-        score = scores.best.count.get(part) if scores.best else None
-        if self.carriers is None or label not in self.carriers:
-            return self.get_score(score, label, part) if self.exact else None
-        subjects, cases = scores.subjects.get(part, 0), scores.cases.get(part, 0)
-        own, others = self.carriers[label].get(part, (0, 0))
-        return (
-            self.get_score(score, label, part)
-            if privacy.has_open_table(own, cases, own + others, subjects)
-            else None
-        )
+        if scores.best is None:
+            return None
+        score = scores.best.count[part]
+        if self.exact:
+            return score
+        cases_with, others_with = self.carriers[label][part]
+        table = (cases_with, scores.cases[part], cases_with + others_with, scores.subjects[part])
+        return self.get_score(score, label, part) if privacy.has_open_table(*table) else None
 
 
 def open_disclosure(folder: Path) -> CountDisclosure:
@@ -128,19 +114,13 @@ def open_disclosure(folder: Path) -> CountDisclosure:
     manifest = SequenceManifest.read(folder)
     if manifest.options.small_counts:
         return CountDisclosure()
-    audit = count_splits(folder)
-    splits = {part: int(found["windows"]) for part, found in audit.items()}
+    system = _link_sizes({part: int(row["windows"]) for part, row in count_splits(folder).items()})
     if manifest.base:
-        return CountDisclosure(
-            withheld=link_counts(
-                splits, _count_labels(folder, manifest), None, folder, "all"
-            ).find_withheld(),
-            exact=False,
-        )
+        for label, counts in _count_labels(folder, manifest).items():
+            _link_label(system, label, counts)
+        return CountDisclosure(withheld=system.find_withheld(), exact=False)
     statistics = SequenceStatistics.load(folder / "statistics.json")
-    system = link_counts(
-        splits, statistics.prevalence["after"], statistics, folder, get_denominator(manifest)
-    )
+    _link_statistics(system, statistics, _count_ratio_groups(folder, manifest))
     best = {label: scores.best.phecode for label, scores in statistics.leaks.items() if scores.best}
     return CountDisclosure(
         withheld=system.find_withheld(), carriers=count_carriers(folder, best), exact=False
@@ -156,89 +136,95 @@ def has_withheld_labels(folder: Path) -> bool:
 
 def _count_labels(folder: Path, manifest: SequenceManifest) -> Prevalence:
     """Label -> split -> sequences with a label, cases."""
-    labels = {f"y_{name}": name for name in manifest.class_names}
-    frame = pl.concat(
-        [pl.read_parquet(folder / name, columns=["split", *labels]) for name in manifest.shards]
-    )
-    values = {name: frame[column].fill_null(-1).to_numpy() for column, name in labels.items()}
-    return count_prevalence(values, frame["split"].cast(pl.String).to_numpy())
+    columns = ["split", *(f"y_{name}" for name in manifest.class_names)]
+    parts = [pl.read_parquet(folder / name, columns=columns) for name in manifest.shards]
+    return count_prevalence(pl.concat(parts), manifest.class_names)
 
 
-def get_denominator(manifest: SequenceManifest) -> str:
-    """Reference group of the prevalence ratios: all or controls."""
-    return str((manifest.options.model_extra or {}).get("denominator", "all"))
-
-
-def link_counts(
-    splits: Mapping[str, int],
-    after: Prevalence,
-    statistics: SequenceStatistics | None,
-    folder: Path,
-    denominator: str,
-) -> CountSystem:
-    """The counts of subjects, or of sequences, that the pages of a token set print, and those that
-    could be computed from them.
-
-    `splits`: sequences by split; `after`: of each label and split. `statistics` are None for
-    sequences up to prediction times.
+def _has_controls(manifest: SequenceManifest) -> bool:
+    """Whether the reference group of the prevalence ratios are the controls, and not all
+    subjects.
     """
+    return (manifest.options.model_extra or {}).get("denominator") == "controls"
+
+
+def _count_ratio_groups(folder: Path, manifest: SequenceManifest) -> list[tuple[str, int, int]]:
+    """Label, known subjects and cases behind the prevalence ratios of each label."""
+    ratios = pl.read_parquet(folder / "ratios.parquet")
+    groups = ratios.group_by("target", maintain_order=True).agg(pl.col("n_case", "n_ref").first())
+    controls = _has_controls(manifest)
+    return [
+        (label, reference + cases * controls, cases)
+        for label, cases, reference in groups.iter_rows()
+    ]
+
+
+# ---- the counts and the sums that link them
+
+
+def _link_sizes(splits: Mapping[str, int]) -> CountSystem:
+    """The number of sequences, in all and by split."""
     system = CountSystem()
     system.add_printed(("out", ALL), sum(splits.values()), 1)
     for part, n in splits.items():
         system.add_printed(("out", part), n)
     system.add_sum(("out", ALL), [("out", part) for part in splits])
-    if statistics is not None:
-        system.add_printed(("in",), statistics.funnel.subjects_in, 0)
-        system.add_printed(("no birth",), statistics.funnel.no_birth)
-        system.add_difference(("in",), [("out", ALL)], ("excluded",))
-        system.add_difference(("excluded",), [("no birth",)], ("few codes",))
-    for label, counts in after.items():
-        for part in PARTS:
-            known, cases = ((label, "after", part, kind) for kind in ("known", "cases"))
-            rank = {"validation": 3, "train": 4, "test": 5, ALL: 7}[part]
-            system.add_printed(known, counts[part].subjects, rank)
-            system.add_printed(cases, counts[part].cases, rank)
-            system.add_difference(known, [cases], (label, "after", part, "others"))
-            system.add_difference(("out", part), [known], (label, "after", part, "unknown"))
-        for kind in ("known", "cases"):
-            system.add_sum(
-                (label, "after", ALL, kind), [(label, "after", part, kind) for part in SPLITS]
-            )
-        if statistics is not None:
-            _link_label(system, label, statistics.prevalence["before"][label])
-    if statistics is not None:
-        ratios = (
-            pl.read_parquet(folder / "ratios.parquet")
-            .group_by("target")
-            .agg(pl.col("n_case", "n_ref").first())
-        )
-        for label, cases, reference in ratios.iter_rows():
-            for kind, n in (
-                ("known", reference + cases * (denominator == "controls")),
-                ("cases", cases),
-            ):
-                system.add_printed((label, "ratio", "train", kind), n, 6)
-                system.add_difference(
-                    (label, "before", "train", kind),
-                    [(label, "ratio", "train", kind)],
-                    (label, "unobserved", "train", kind),
-                )
-        _link_agreement(system, statistics.agreement)
-        if statistics.cohort is not None:
-            _link_flow(system, statistics.cohort, next(iter(after)))
     return system
 
 
-def _link_label(system: CountSystem, label: str, before: Mapping[str, PrevalenceCount]) -> None:
-    """The counts of a label before the filters."""
+def _link_label(system: CountSystem, label: str, after: Mapping[str, PrevalenceCount]) -> None:
+    """The counts of a label after the filters."""
+    for part in PARTS:
+        known, cases = (label, "after", part, "known"), (label, "after", part, "cases")
+        system.add_printed(known, after[part].subjects, PART_ORDER[part])
+        system.add_printed(cases, after[part].cases, PART_ORDER[part])
+        system.add_difference(known, [cases], (label, "after", part, "others"))
+        system.add_difference(("out", part), [known], (label, "after", part, "unknown"))
+    _link_splits(system, label, "after")
+
+
+def _link_splits(system: CountSystem, label: str, stage: str) -> None:
+    """The sums of a label over the splits."""
+    for kind in ("known", "cases"):
+        system.add_sum((label, stage, ALL, kind), [(label, stage, part, kind) for part in SPLITS])
+
+
+def _link_statistics(
+    system: CountSystem, statistics: SequenceStatistics, ratio_groups: list[tuple[str, int, int]]
+) -> None:
+    """What the page of a token set prints beside the number of sequences, and what could be
+    computed from it.
+    """
+    system.add_printed(("in",), statistics.funnel.subjects_in, 0)
+    system.add_printed(("no birth",), statistics.funnel.no_birth)
+    system.add_difference(("in",), [("out", ALL)], ("excluded",))
+    system.add_difference(("excluded",), [("no birth",)], ("few codes",))
+    after = statistics.prevalence["after"]
+    for label, counts in after.items():
+        _link_label(system, label, counts)
+        _link_excluded(system, label, statistics.prevalence["before"][label])
+    for label, n_known, n_cases in ratio_groups:
+        for kind, n in (("known", n_known), ("cases", n_cases)):
+            ratio = (label, "ratio", "train", kind)
+            system.add_printed(ratio, n, 6)
+            system.add_difference(
+                (label, "before", "train", kind), [ratio], (label, "unobserved", "train", kind)
+            )
+    _link_agreement(system, statistics.agreement)
+    if statistics.cohort is not None:
+        _link_flow(system, statistics.cohort, next(iter(after)))
+
+
+def _link_excluded(system: CountSystem, label: str, before: Mapping[str, PrevalenceCount]) -> None:
+    """The counts of a label before the filters, and of those whom the filters exclude."""
     for part in (ALL, *SPLITS):
         known, cases, others = (
             (label, "before", part, kind) for kind in ("known", "cases", "others")
         )
-        printed = {ALL: 2, "train": 6}.get(part)
+        order = {ALL: 2, "train": 6}.get(part)
         for key, n in ((known, before[part].subjects), (cases, before[part].cases)):
-            system.add_printed(key, n, printed)
-            if printed is None:
+            system.add_printed(key, n, order)
+            if order is None:
                 system.unprinted.add(key)
         system.add_difference(known, [cases], others)
         for kind in ("cases", "others"):
@@ -247,29 +233,43 @@ def _link_label(system: CountSystem, label: str, before: Mapping[str, Prevalence
                 [(label, "after", part, kind)],
                 (label, "excluded", part, kind),
             )
-    for kind in ("known", "cases"):
-        system.add_sum(
-            (label, "before", ALL, kind), [(label, "before", part, kind) for part in SPLITS]
-        )
+    _link_splits(system, label, "before")
     system.add_difference(
         ("in",), [(label, "before", ALL, "known")], (label, "before", ALL, "unknown")
     )
-    gone = [(label, "excluded", ALL, kind) for kind in ("cases", "others")]
-    system.add_difference(("excluded",), gone, (label, "excluded", ALL, "unknown"))
+    excluded = [(label, "excluded", ALL, kind) for kind in ("cases", "others")]
+    system.add_difference(("excluded",), excluded, (label, "excluded", ALL, "unknown"))
 
 
 def _link_flow(system: CountSystem, flow: CohortFlow, label: str) -> None:
     """The steps of the choice of a cohort, from all subjects to those whose label is known."""
     before: Key = ("in",)
     for step in flow.steps:
-        left, out = ("left", step.reason), ("left out", step.reason)
-        system.add_printed(left, step.left, 1)
-        system.add_printed(out, step.left_out, 2)
-        system.add_sum(before, [left, out])
-        before = left
+        remaining, left_out = ("left", step.reason), ("left out", step.reason)
+        system.add_printed(remaining, step.left, 1)
+        system.add_printed(left_out, step.left_out, 2)
+        system.add_sum(before, [remaining, left_out])
+        before = remaining
     system.add_sum(before, [(label, "before", ALL, "known")])
     system.add_printed(FEW_CODES, system.counts[before] - system.counts["out", ALL], 2)
     system.add_sum(before, [FEW_CODES, ("out", ALL)])
+
+
+def _link_agreement(system: CountSystem, cells: list[AgreementCell]) -> None:
+    """Cells of label rules against labels of the source; their margins may be the counts of these
+    labels.
+    """
+    for (rule, flag), table in group_agreement(cells).items():
+        keys = {cell: (rule, flag, cell) for cell in table}
+        for cell, count in table.items():
+            system.add_printed(keys[cell], count, 2)
+        for label, positive in ((rule, ("tp", "fp")), (flag, ("tp", "fn"))):
+            if (label, "before", ALL, "cases") in system.counts:
+                system.add_sum((label, "before", ALL, "cases"), [keys[cell] for cell in positive])
+                system.add_sum((label, "before", ALL, "known"), list(keys.values()))
+
+
+# ---- tables of the page
 
 
 class FlowRow(NamedTuple):
@@ -285,7 +285,8 @@ def flow_table(statistics: SequenceStatistics, disclosure: CountDisclosure) -> l
     flow, out = statistics.cohort, statistics.funnel.subjects_out
     assert flow is not None
     (label,) = statistics.prevalence["before"]
-    few = flow.steps[-1].left - out
+    few_codes = "too few codes up to the index day for a sequence"
+    outcome = f"members of the cohort with the outcome ({label})"
     return [
         FlowRow("all subjects", None, disclosure.get(flow.subjects, "in")),
         *(
@@ -297,40 +298,23 @@ def flow_table(statistics: SequenceStatistics, disclosure: CountDisclosure) -> l
             for step in flow.steps
         ),
         FlowRow(
-            "too few codes up to the index day for a sequence",
-            disclosure.get(few, *FEW_CODES),
+            few_codes,
+            disclosure.get(flow.steps[-1].left - out, *FEW_CODES),
             disclosure.get(out, "out", ALL),
         ),
-        FlowRow(
-            f"members of the cohort with the outcome ({label})",
-            None,
-            disclosure.get(flow.cases, label, "before", ALL, "cases"),
-        ),
+        FlowRow(outcome, None, disclosure.get(flow.cases, label, "before", ALL, "cases")),
     ]
-
-
-def _link_agreement(system: CountSystem, cells: list[AgreementCell]) -> None:
-    """Cells of label rules against labels of the source; their margins may be the counts of these
-    labels.
-    """
-    for (rule, flag), n in group_agreement(cells).items():
-        keys = {cell: (rule, flag, cell) for cell in n}
-        for cell, count in n.items():
-            system.add_printed(keys[cell], count, 2)
-        for label, parts in ((rule, ("tp", "fp")), (flag, ("tp", "fn"))):
-            if (label, "before", ALL, "cases") in system.counts:
-                system.add_sum((label, "before", ALL, "cases"), [keys[cell] for cell in parts])
-                system.add_sum((label, "before", ALL, "known"), list(keys.values()))
 
 
 def group_agreement(cells: list[AgreementCell]) -> dict[tuple[str, str], dict[str, int]]:
     """(rule, flag) -> tp, fp, fn, tn."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    tables = {
+        pair: dict.fromkeys(("tp", "fp", "fn", "tn"), 0)
+        for pair in sorted({(cell.rule, cell.flag) for cell in cells})
+    }
     for cell in cells:
-        found.setdefault((cell.rule, cell.flag), dict.fromkeys(("tp", "fp", "fn", "tn"), 0))[
-            cell.cell
-        ] = cell.n
-    return dict(sorted(found.items()))
+        tables[cell.rule, cell.flag][cell.cell] = cell.n
+    return tables
 
 
 def shortcut_table(
@@ -341,27 +325,29 @@ def shortcut_table(
 
     None: undefined, or withheld by `disclosure`.
     """
-    return [
-        {
-            "label": label,
-            "cases": disclosure.get(scores.cases["all"], label, "after", "all", "cases"),
-            "prevalence before": statistics.prevalence["before"][label]["all"].prevalence
-            if disclosure.has_counts(label, "before")
-            else None,
-            "prevalence (chance)": scores.prevalence["all"]
-            if disclosure.has_counts(label, "after")
-            else None,
-            "length alone": disclosure.get_score(scores.length["all"], label),
-            "best single code": disclosure.get_code_score(scores, label),
-            "which": scores.best.phecode if scores.best else None,
-            "length alone, test": disclosure.get_score(scores.length.get("test"), label, "test"),
-            "single code, test": disclosure.get_code_score(scores, label, "test"),
-            "largest possible ratio": statistics.max_attainable.get(label)
-            if disclosure.has_counts(label, "before", "train")
-            else None,
-        }
-        for label, scores in statistics.leaks.items()
-    ]
+    return [_list_shortcuts(statistics, disclosure, label) for label in statistics.leaks]
+
+
+def _list_shortcuts(
+    statistics: SequenceStatistics, disclosure: CountDisclosure, label: str
+) -> ShortcutRow:
+    """The row of a label."""
+    scores = statistics.leaks[label]
+    before = statistics.prevalence["before"][label][ALL].prevalence
+    chance, bound = scores.prevalence[ALL], statistics.max_attainable.get(label)
+    has_bound = disclosure.has_counts(label, "before", "train")
+    return {
+        "label": label,
+        "cases": disclosure.get(scores.cases[ALL], label, "after", ALL, "cases"),
+        "prevalence before": before if disclosure.has_counts(label, "before") else None,
+        "prevalence (chance)": chance if disclosure.has_counts(label, "after") else None,
+        "length alone": disclosure.get_score(scores.length[ALL], label),
+        "best single code": disclosure.get_code_score(scores, label),
+        "which": scores.best.phecode if scores.best else None,
+        "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
+        "single code, test": disclosure.get_code_score(scores, label, "test"),
+        "largest possible ratio": bound if has_bound else None,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,390 +365,61 @@ def list_ratio_rows(sequences: EventSequences, disclosure: CountDisclosure) -> l
     """The selected PheCodes by label: the printed ratios in falling order, then those that are
     withheld by code, which shows no order.
     """
-    table = pl.read_parquet(sequences.folder / "ratios.parquet").filter("selected")
-    controls = get_denominator(sequences.manifest) == "controls"
-    tables = {}  # (label, code) -> cases with it, cases, subjects with it, subjects
-    for row in table.iter_rows(named=True):
-        a, cases, known_with, known = (
-            row[name] for name in ("n_case_with", "n_case", "n_ref_with", "n_ref")
-        )
-        tables[row["target"], row["code"]] = (
-            a,
-            cases,
-            known_with + a * controls,
-            known + cases * controls,
-        )
-    closed = (
-        set()
-        if disclosure.exact
-        else {key for key, of in tables.items() if not privacy.has_open_table(*of)}
-    )
-    # the row of another label would show too much
-    narrow = {code for label, code in closed if _is_narrow(*tables[label, code])}
+    ratios = pl.read_parquet(sequences.folder / "ratios.parquet").filter("selected")
+    controls = _has_controls(sequences.manifest)
+    closed = set[tuple[str, str]]() if disclosure.exact else _find_closed_ratios(ratios, controls)
     rows = []
-    for row in table.iter_rows(named=True):
-        label, code = row["target"], row["code"]
-        own = disclosure.has_counts(label, "ratio", "train")
-        counts = [
-            disclosure.get(row["n_case"], label, "ratio", "train", "cases"),
-            disclosure.get(row["n_ref"], label, "ratio", "train", "known"),
-        ]
-        if controls and not own:
-            counts = [None, None]
-        is_open = own and (label, code) not in closed and code not in narrow
-        numbers = (row["ratio"], row["lo"], row["hi"]) if is_open else (None, None, None)
-        cells = (
-            row["n_case_with"] if is_open else None,
-            counts[0],
-            row["n_ref_with"] if is_open else None,
-            counts[1],
-        )
-        rows.append(RatioRow(label=label, code=code, numbers=numbers, counts=cells))
-    return sorted(
-        rows,
-        key=lambda row: (
-            row.label,
-            row.counts[0] is None or row.numbers[0] is None,
-            -(row.numbers[0] or 0.0),
-            phecode_sort_key(row.code),
-        ),
-    )
+    for ratio in ratios.iter_rows(named=True):
+        label, code = ratio["target"], ratio["code"]
+        has_counts = disclosure.has_counts(label, "ratio", "train")
+        n_case = disclosure.get(ratio["n_case"], label, "ratio", "train", "cases")
+        n_ref = disclosure.get(ratio["n_ref"], label, "ratio", "train", "known")
+        if controls and not has_counts:
+            n_case = n_ref = None
+        if has_counts and (label, code) not in closed:
+            numbers = (ratio["ratio"], ratio["lo"], ratio["hi"])
+            counts = (ratio["n_case_with"], n_case, ratio["n_ref_with"], n_ref)
+        else:
+            numbers, counts = (None, None, None), (None, n_case, None, n_ref)
+        rows.append(RatioRow(label=label, code=code, numbers=numbers, counts=counts))
+    return sorted(rows, key=_order_ratio)
 
 
-def _is_narrow(a: int, cases: int, known_with: int, known: int) -> bool:
+def _order_ratio(row: RatioRow) -> tuple[Any, ...]:
+    is_withheld = row.counts[0] is None or row.numbers[0] is None
+    return row.label, is_withheld, -(row.numbers[0] or 0.0), phecode_sort_key(row.code)
+
+
+def _find_closed_ratios(ratios: pl.DataFrame, controls: bool) -> set[tuple[str, str]]:
+    """(label, code) of the ratios that are withheld.
+
+    A table of cases and carriers with a cell of 1 to 10 people is withheld. Where its margins leave
+    such a cell too few values, the rows of its code at all labels are withheld, since they show the
+    number of carriers.
+    """
+    tables = {}  # (label, code) -> cases with the code, cases, subjects with it, subjects
+    for row in ratios.iter_rows(named=True):
+        cases_with, cases = row["n_case_with"], row["n_case"]
+        carriers, subjects = row["n_ref_with"], row["n_ref"]
+        if controls:
+            carriers, subjects = carriers + cases_with, subjects + cases
+        tables[row["target"], row["code"]] = (cases_with, cases, carriers, subjects)
+    closed = {key for key, table in tables.items() if not privacy.has_open_table(*table)}
+    narrow = {code for label, code in closed if _is_narrow(*tables[label, code])}
+    return closed | {(label, code) for label, code in tables if code in narrow}
+
+
+def _is_narrow(cases_with: int, cases: int, carriers: int, subjects: int) -> bool:
     """Whether the margins of a two by two table leave a cell of 1 to 10 too few values."""
-    others, without = known - cases, known - known_with
+    others, without = subjects - cases, subjects - carriers
     cells = (
-        (a, cases, known_with),
-        (cases - a, cases, without),
-        (known_with - a, others, known_with),
-        (others - known_with + a, others, without),
+        (cases_with, cases, carriers),
+        (cases - cases_with, cases, without),
+        (carriers - cases_with, others, carriers),
+        (others - carriers + cases_with, others, without),
     )
     return any(
         privacy.is_small(cell)
-        and privacy.count_feasible(margin, other, known, cell) < privacy.FEASIBLE
+        and privacy.count_feasible(margin, other, subjects, cell) < privacy.FEASIBLE
         for cell, margin, other in cells
-    )
-
-
-# ---- scores of models
-
-
-# of a label: with its support they show the cells of its confusion matrix
-THRESHOLDED = ("precision", "recall", "f1")
-OF_THRESHOLDS = ("macro_f1", "accuracy")  # of all labels
-AREAS = ("auroc", "auprc")  # of a label, its mean and that of all decisions
-CONSTANT = ("majority", "prior")  # baselines whose scores are functions of the counts alone
-DIFFERENCES = ("difference", "p")
-Estimate = TypeVar("Estimate", bound=Uncertainty)
-HIDDEN = MetricValue(n_defined=None, undefined_reason=privacy.WITHHELD)
-
-
-def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
-    """The scores as they are written: without counts of few people, and without or with fewer
-    digits where they could be computed from scores.
-
-    A label with a withheld count has no scores, and one other label none either, so that a mean
-    over labels does not show them.
-    """
-    disclosure = open_disclosure(sequences.folder)
-    empty = privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
-    if scores.task == "survival" and not disclosure.exact:
-        return _protect_times(scores)
-    if disclosure.exact or scores.task != "multilabel":
-        return (
-            scores
-            if disclosure.exact or not empty
-            else scores.model_copy(update={"n": None, "n_subjects": None})
-        )
-    closed = {
-        name
-        for name, one in scores.by_class.items()
-        if empty
-        or not disclosure.has_counts(name, "after", scores.split)
-        or privacy.is_small(one.subjects)
-    }
-    cells = {
-        name
-        for name, one in scores.by_class.items()
-        if name in closed or _has_few_in_confusion(one, scores.n or 0)
-    }
-    few_rows = set(closed)
-    defined = {
-        name
-        for name, one in scores.by_class.items()
-        if one.auroc.value is not None or one.auprc.value is not None
-    }
-    if len(few_rows & defined) == 1 and defined - few_rows:
-        few_rows.add(
-            min(defined - few_rows, key=lambda name: (scores.by_class[name].support or 0, name))
-        )
-    none = bool(closed) and (empty or len(scores.by_class) == 1)
-    of_one = (
-        {name for name in scores.metrics if name.startswith(AREAS)}
-        if len(few_rows & defined) == 1
-        else set()
-    )  # mean of a single label
-
-    def protect(
-        metrics: Mapping[str, MetricValue], *, constant: bool = False
-    ) -> dict[str, MetricValue]:
-        hidden = (
-            metrics.keys()
-            if none or (constant and closed)
-            else {*OF_THRESHOLDS, *of_one}
-            if cells
-            else of_one
-        )
-        return {
-            name: HIDDEN if name in hidden else _round_metric(metric) if closed else metric
-            for name, metric in metrics.items()
-        }
-
-    by_class = {}
-    for name, one in scores.by_class.items():
-        hidden = [*THRESHOLDED] * (name in cells) + [*AREAS] * (name in few_rows)
-        gone = (
-            {"support": None, "subjects": None, "base_rate": None, "unknown": None}
-            if name in closed
-            else {}
-        )
-        by_class[name] = one.model_copy(update={**dict.fromkeys(hidden, HIDDEN), **gone})
-
-    def protect_baselines(found: Mapping[str, Baseline]) -> dict[str, Baseline]:
-        out = {}
-        for name, baseline in found.items():
-            kept = {
-                label: of
-                for label, of in (baseline.by_class or {}).items()
-                if label not in few_rows
-            }
-            own = None if baseline.by_class is None else kept
-            out[name] = baseline.model_copy(
-                update={
-                    "metrics": protect(baseline.metrics, constant=name in CONSTANT),
-                    "by_class": own,
-                }
-            )
-        return out
-
-    notices = list(map(privacy.round_message, scores.notices))
-    n = {
-        "notices": notices,
-        "n": None if empty else scores.n,
-        "n_subjects": None if empty else scores.n_subjects,
-        "intervals": None if empty else scores.intervals,
-    }
-    baselines, compared = (
-        protect_baselines(scores.baselines),
-        scores.compared and protect_baselines(scores.compared),
-    )
-    changed: dict[str, object] = {
-        "metrics": protect(scores.metrics),
-        "by_class": by_class,
-        "baselines": baselines,
-        "compared": compared,
-        **n,
-    }
-    if scores.comparison is not None and (closed or cells):
-        kept_pairs = (
-            {}
-            if none
-            else {
-                k: _round_estimate(v, (*DIFFERENCES, "first", "second"))
-                for k, v in scores.comparison.metrics.items()
-                if k not in {*OF_THRESHOLDS, *of_one}
-            }
-        )
-        # it names counts of rows
-        sentence = scores.comparison.sentence if scores.main in kept_pairs and not closed else None
-        changed["comparison"] = scores.comparison.model_copy(
-            update={"metrics": kept_pairs, "sentence": sentence}
-        )
-    if closed or cells:
-        changed["remarks"] = [
-            f"No confidence intervals: {privacy.WITHHELD}."
-            if one.startswith("No conf") and empty
-            else one
-            for one in scores.remarks
-        ]
-        changed["notices"] = [*notices, privacy.NOTICE]
-    return scores.model_copy(update=changed)
-
-
-def _protect_times(scores: Scores) -> Scores:
-    """Scores of times to event: counts by risk group without those of few people; a label with few
-    events has no scores, and neither have the means over labels, from which they could be computed.
-    """
-    found = {
-        label: _protect_groups(groups, scores.n or 0)
-        for label, groups in (scores.risk_groups or {}).items()
-    }
-    closed = {label for label, (_, is_open) in found.items() if not is_open}
-    by_class = {}
-    for name, one in scores.by_class.items():
-        gone: dict[str, object] = {"support": None, "subjects": None, "unknown": None}
-        own = ("auroc", "c_index", "brier")
-        hidden = parse_horizon(name)[0] in closed
-        values = {
-            key: HIDDEN if hidden else _round_metric(value)
-            for key in own
-            if (value := getattr(one, key)) is not None
-        }
-        by_class[name] = one.model_copy(update={**gone, **values})
-
-    def protect(metrics: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
-        return {
-            name: HIDDEN if closed else _round_metric(metric) for name, metric in metrics.items()
-        }
-
-    few = privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
-    changed: dict[str, object] = {
-        "metrics": protect(scores.metrics),
-        "by_class": by_class,
-        "baselines": {
-            name: one.model_copy(update={"metrics": protect(one.metrics)})
-            for name, one in scores.baselines.items()
-        },
-        "risk_groups": {label: groups for label, (groups, _) in found.items()},
-        "comparison": None if closed else scores.comparison,
-        "notices": [*map(privacy.round_message, scores.notices), privacy.NOTICE],
-        **({"n": None, "n_subjects": None, "intervals": None} if few else {}),
-    }
-    return scores.model_copy(update=changed)
-
-
-def _protect_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
-    """The groups of `out` subjects as they are printed, and whether the events at all horizons may
-    be known; tenths only where they cost no count of the thirds.
-    """
-    thirds, is_open = _withhold_groups(
-        found.model_copy(update={"deciles": None if found.deciles is None else []}), out
-    )
-    if not found.deciles:
-        return thirds, is_open
-    both, _ = _withhold_groups(found, out)
-    return both if both.groups == thirds.groups else thirds, is_open
-
-
-def _withhold_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
-    """`_protect_groups` of thirds and tenths together."""
-    system = CountSystem()
-    system.add_printed(("out",), out)
-    tenths = [(f"d{g}", group) for g, group in enumerate(found.deciles or [])]
-    for g, group in [*enumerate(found.groups), *tenths]:
-        first = 10 * isinstance(g, str)  # tenths are withheld before thirds
-        system.add_printed(("n", str(g)), group.n or 0, 4 - first)
-        for k, point in enumerate(group.points):
-            at = (str(g), str(k))
-            before = (str(g), str(k - 1))
-            system.add_printed(("risk", *at), point.at_risk or 0, 1 - first)
-            system.add_printed(("events", *at), point.events or 0, 2 - first)
-            system.add_difference(("n", str(g)), [("risk", *at), ("events", *at)], ("gone", *at))
-            system.add_difference(
-                ("risk", *before) if k else ("n", str(g)), [("risk", *at)], ("left", *at)
-            )
-            if k:
-                system.add_difference(("events", *at), [("events", *before)], ("new", *at))
-    system.add_difference(("out",), [("n", str(g)) for g in range(len(found.groups))], ("unknown",))
-    _link_tenths(system, found)
-    withheld = system.find_withheld()
-    groups, deciles = list[RiskGroup](), list[RiskGroup]()
-    for g, group in [*enumerate(found.groups), *tenths]:
-        points = []
-        for k, point in enumerate(group.points):
-            risk, events = (
-                None if (what, str(g), str(k)) in withheld else n
-                for what, n in (("risk", point.at_risk), ("events", point.events))
-            )
-            none = (
-                {"incidence": None, "lo": None, "hi": None}
-                if risk is None or events is None
-                else {}
-            )
-            points.append(point.model_copy(update={"at_risk": risk, "events": events, **none}))
-        n = None if ("n", str(g)) in withheld else group.n
-        made = group.model_copy(
-            update={
-                "points": points,
-                "n": n,
-                "predicted": group.predicted if n is not None else None,
-            }
-        )
-        (deciles if isinstance(g, str) else groups).append(made)
-    days = {point.day: k for k, point in enumerate(found.groups[0].points)} if found.groups else {}
-    sums = [
-        sum(group.points[days[day]].events or 0 for group in found.groups)
-        for day in found.horizons
-        if day in days
-    ]
-    changed = {"groups": groups, **({"deciles": deciles} if found.deciles is not None else {})}
-    return found.model_copy(update=changed), not any(map(privacy.is_small, sums))
-
-
-def _link_tenths(system: CountSystem, found: RiskGroups) -> None:
-    """What the counts of thirds and tenths by the same risk tell of each other: of the people
-    between two limits in their order.
-    """
-    last = (
-        {point.day: str(k) for k, point in enumerate(found.groups[0].points)}
-        if found.groups
-        else {}
-    )
-    for what, h, day in [
-        ("n", "", 0.0),
-        *(
-            (what, str(h), day)
-            for h, day in enumerate(found.horizons)
-            for what in ("risk", "events")
-        ),
-    ]:
-        at = ((last[day],), (h,)) if h else ((), ())
-        parts = [[((what, str(g), *at[0]), group.n or 0) for g, group in enumerate(found.groups)]]
-        parts.append(
-            [((what, f"d{g}", *at[1]), group.n or 0) for g, group in enumerate(found.deciles or [])]
-        )
-        ends = [list(accumulate(n for _, n in one)) for one in parts]
-        cells: dict[Key, list[Key]] = {key: [] for one in parts for key, _ in one}
-        for end in sorted({*ends[0], *ends[1]}) if all(ends) else []:
-            open_parts = [one[bisect_left(of, end)][0] for one, of in zip(parts, ends, strict=True)]
-            closed = [key for key, of in zip(open_parts, ends, strict=True) if end in of]
-            cell: Key = ("between", what, h, str(end)) if cells[closed[0]] else closed[0]
-            if cells[closed[0]]:
-                system.add_difference(closed[0], cells[closed[0]], cell)
-            for key in set(open_parts) - {cell}:
-                cells[key].append(cell)
-            for key in closed[1:]:
-                system.add_sum(key, cells[key])
-
-
-def _has_few_in_confusion(one: ClassScores, n: int) -> bool:
-    """Whether decisions on a label have a cell of 1 to 10 people."""
-    recall, precision, support = one.recall.value, one.precision.value, one.support or 0
-    hits = round((recall or 0.0) * support)
-    found = round(hits / precision) if precision else None
-    known = n - (one.unknown or 0)
-    if found is None:  # none right: the number found is not known
-        return True
-    return not privacy.has_open_table(hits, found, support, known)
-
-
-def _round_metric(metric: MetricValue) -> MetricValue:
-    """A mean over labels with few digits, and without reasons that name counts."""
-    rounded = _round_estimate(metric, ("value",))
-    return rounded.model_copy(
-        update={"difference": metric.difference and _round_estimate(metric.difference, DIFFERENCES)}
-    )
-
-
-def _round_estimate(found: Estimate, names: tuple[str, ...]) -> Estimate:
-    ends = {name: privacy.round_score(getattr(found, name)) for name in ("se", "lo", "hi", *names)}
-    reason = found.undefined_reason and "no CI: too few rows of a label"
-    return found.model_copy(
-        update={
-            **ends,
-            "n_defined": None,
-            "undefined_reason": reason,
-            **({"df": None} if "df" in type(found).model_fields else {}),
-        }
     )

@@ -21,27 +21,19 @@ def parse_horizons(value: object) -> tuple[int, ...] | None:
     """Horizons in days, ascending, from `365,730`, numbers or None. Raises ValueError."""
     if value is None:
         return None
-    parts = [
-        str(part).strip()
-        for part in (
-            value.split(",")
-            if isinstance(value, str)
-            else value
-            if isinstance(value, list | tuple)
-            else [value]
-        )
-    ]
-    found = tuple(sorted({int(part) for part in parts if part.isdecimal()}))
-    if len(found) != len(parts) or not found or found[0] < 1:
+    parts = value.split(",") if isinstance(value, str) else value
+    texts = [str(part).strip() for part in (parts if isinstance(parts, list | tuple) else [parts])]
+    horizons = tuple(sorted({int(text) for text in texts if text.isdecimal()}))
+    if not horizons or horizons[0] < 1 or len(horizons) != len(texts):
         raise ValueError(
             f"horizons of time to event are different numbers of days, as 365,730; found {value!r}"
         )
-    return found
+    return horizons
 
 
 def add_event_times(
     cohort: pl.DataFrame,
-    known: pl.DataFrame,
+    before: pl.DataFrame,
     names: Sequence[str],
     landmark: Landmark,
     data_end: int | None,
@@ -49,10 +41,15 @@ def add_event_times(
     """`cohort` with `time_<name>` (Float32 days) and `event_<name>` (Int8) for each of `names`;
     null without time at risk, or where the label is not known or begins before it.
 
-    `cohort`: with index_day, obs_end, onset_<name> and perhaps death_day; `known`: its labels
-    y_<name> before the landmark. The time at risk is
-    that of the labels at the landmark: the horizon behind the gap, cut at the end of observation
-    (`data_end` where it is not known).
+    The time at risk is that of the labels at the landmark: the horizon behind the gap, cut at the
+    end of observation.
+
+    Args:
+        cohort: with index_day, obs_end, onset_<name> and perhaps death_day.
+        before: its labels y_<name> before the landmark.
+        names: of the labels.
+        landmark: index day, gap and horizon.
+        data_end: end of observation where it is not known.
     """
     low = pl.col("index_day") + landmark.gap_days
     death = (
@@ -63,18 +60,14 @@ def add_event_times(
     end = pl.min_horizontal(
         low + landmark.horizon_days, pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)), death
     )
-    out = []
+    columns = []
     for name in names:
         onset = pl.col(f"onset_{name}")
-        known_time = ~(
-            pl.Series(known[f"y_{name}"].is_null())
-            | (end <= low)
-            | (onset <= low).fill_null(value=False)
-        )
-        out += _make_columns(
-            name, low, end, onset, death, known_time & pl.col("index_day").is_not_null()
-        )
-    return cohort.with_columns(out)
+        is_over = (end <= low) | (onset <= low).fill_null(value=False)
+        at_risk = ~(pl.Series(before[f"y_{name}"].is_null()) | is_over)
+        at_risk &= pl.col("index_day").is_not_null()
+        columns += _make_columns(name, low, end, onset, death, at_risk)
+    return cohort.with_columns(columns)
 
 
 def add_record_times(subjects: pl.DataFrame, record: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -82,17 +75,16 @@ def add_record_times(subjects: pl.DataFrame, record: pl.DataFrame, name: str) ->
     (`cohorts.select_subjects`, in the same order); null for others.
     """
     low, end, member = pl.col("risk_start") - 1, pl.col("risk_end"), pl.col("left_out").is_null()
-    return subjects.with_columns(
-        record.select(
-            _make_columns(name, low, end, pl.col("outcome_day"), pl.col("death_day"), member)
-        )
-    )
+    onset, death = pl.col("outcome_day"), pl.col("death_day")
+    return subjects.with_columns(record.select(_make_columns(name, low, end, onset, death, member)))
 
 
 def _make_columns(
-    name: str, low: pl.Expr, end: pl.Expr, onset: pl.Expr, death: pl.Expr, known: pl.Expr
+    name: str, low: pl.Expr, end: pl.Expr, onset: pl.Expr, death: pl.Expr, at_risk: pl.Expr
 ) -> list[pl.Expr]:
-    """Time and event from the days: at risk are those behind `low` up to `end`."""
+    """Time and event of those `at_risk` from the days: they are at risk behind `low` up to
+    `end`.
+    """
     dies, has_event = (death <= end).fill_null(value=False), (onset <= end).fill_null(value=False)
     time = (
         pl.when(has_event)
@@ -103,6 +95,6 @@ def _make_columns(
     )
     event = pl.when(has_event).then(1).when(dies).then(2).otherwise(0)
     return [
-        pl.when(known).then(time).cast(pl.Float32).alias(f"time_{name}"),
-        pl.when(known).then(event).cast(pl.Int8).alias(f"event_{name}"),
+        pl.when(at_risk).then(time).cast(pl.Float32).alias(f"time_{name}"),
+        pl.when(at_risk).then(event).cast(pl.Int8).alias(f"event_{name}"),
     ]

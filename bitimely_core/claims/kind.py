@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import meds_export, sequence_plan, subjects, tasks, tokenize
+from bitimely_core.claims import (
+    build_findings,
+    meds_export,
+    sequence_plan,
+    subjects,
+    tasks,
+    tokenize,
+)
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
-from bitimely_core.claims.disclosure import flow_table, open_disclosure, shortcut_table
+from bitimely_core.claims.disclosure import (
+    CountDisclosure,
+    flow_table,
+    open_disclosure,
+    shortcut_table,
+)
 from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.claims.ingest_report import round_reason, round_report
 from bitimely_core.claims.labels import Landmark
@@ -37,9 +49,8 @@ def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, C
     if choices is None:
         return options, None
     shared: Choices = {name: choices[name] for name in ("engine", "split_file") if name in choices}
-    return {**options, **shared}, {
-        name: value for name, value in choices.items() if name != "split_file"
-    }
+    build = {name: value for name, value in choices.items() if name != "split_file"}
+    return {**options, **shared}, build
 
 
 def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
@@ -50,24 +61,15 @@ def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
     preset, chosen = sequence_plan.parse_choices(
         **{name: value for name, value in choices.items() if name not in names}
     )
+    dated, ignored = bool(arguments.get("keep_dates")), bool(arguments.get("keep_ignored"))
     if cohort := choices.get("cohort"):
-        sequence_plan.check_cohort(
-            load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates"))
-        )
-    sequence_plan.check_choices(
-        preset,
-        chosen,
-        dated=bool(arguments.get("keep_dates")),
-        ignored=bool(arguments.get("keep_ignored")),
-    )
+        sequence_plan.check_cohort(load_cohort(cohort), chosen, dated=dated)
+    sequence_plan.check_choices(preset, chosen, dated=dated, ignored=ignored)
     if keep_ids := arguments.get("keep_ids"):
         subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
         if (arguments.get("shard") or (1, 1))[1] > 1:
-            raise usage_error(
-                "--keep-ids with --shard",
-                "raw ids are in several processes",
-                "Ingest without --shard",
-            )
+            problem = "raw ids are in several processes"
+            raise usage_error("--keep-ids with --shard", problem, "Ingest without --shard")
 
 
 def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
@@ -75,11 +77,9 @@ def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
     choices or no name.
     """
     base = out.with_name(dataset)
-    problem = next(
-        (f"--{key.replace('_', '-')}" for key in choices if key not in {"task", "ids"}),
-        "" if out != base else "no --name",
-    )
-    if problem:
+    others = [f"--{key.replace('_', '-')}" for key in choices if key not in {"task", "ids"}]
+    if others or out == base:
+        problem = others[0] if others else "no --name"
         expected = f"expected only --name: the choices are those of {base.name}"
         raise usage_error(problem, expected, "Give --task with another --name", field="--task")
     return base
@@ -149,32 +149,11 @@ def summarize_sequences(folder: Path) -> Choices:
     """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which
     may not fit into memory; None: withheld.
     """
-    manifest, audit, shown = (
-        SequenceManifest.read(folder),
-        count_splits(folder),
-        open_disclosure(folder),
-    )
+    manifest, disclosure = SequenceManifest.read(folder), open_disclosure(folder)
     statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
-    windows = shown.get(sum(split["windows"] for split in audit.values()), "out", ALL)
-    for part, found in audit.items():
-        found |= {kind: shown.get(found[kind], "out", part) for kind in ("windows", "subjects")}
-        found["classes"] = {
-            label: shown.get(n, label, "after", part, "cases")
-            for label, n in found["classes"].items()
-        }
-    findings = [
-        (finding if shown.exact else round_reason(finding)).model_dump()
-        for finding in manifest.findings
-    ]
-    if statistics and not shown.exact:
-        made = tokenize.list_findings(statistics, _read_choices(manifest), shown)
-        # those of the build are stored in the same order
-        files = [finding.file for finding in manifest.findings] + [None] * len(made)
-        findings = [
-            replace(finding, file=file).as_dict()
-            for finding, file in zip(made, files, strict=False)
-        ]
-    return {
+    audit, exact = count_splits(folder), disclosure.exact
+    windows = disclosure.get(sum(split["windows"] for split in audit.values()), "out", ALL)
+    summary: Choices = {
         "windows": windows,
         "events": manifest.events,
         "codes": manifest.files["vocab.parquet"].rows,
@@ -182,50 +161,78 @@ def summarize_sequences(folder: Path) -> Choices:
         "class_names": manifest.class_names,
         "split": manifest.options.split,
         "fingerprint": manifest.manifest_sha256,
-        "notices": manifest.notices if shown.exact else list(map(round_message, manifest.notices)),
-        "small_counts": "shown" if shown.exact else "withheld",
-        "findings": findings,
-        "audit": audit,
-        "honesty": shortcut_table(statistics, shown) if statistics else [],
-        **({"selected": statistics.selected} if statistics else {}),
-        **(
-            {"cohort": [row._asdict() for row in flow_table(statistics, shown)]}
-            if statistics and statistics.cohort
-            else {}
-        ),
+        "notices": manifest.notices if exact else list(map(round_message, manifest.notices)),
+        "small_counts": "shown" if exact else "withheld",
+        "findings": _list_findings(manifest, statistics, disclosure),
+        "audit": {part: _protect_split(part, row, disclosure) for part, row in audit.items()},
+        "honesty": [],
     }
+    if statistics is not None:
+        summary["honesty"] = shortcut_table(statistics, disclosure)
+        summary["selected"] = statistics.selected
+        if statistics.cohort is not None:
+            summary["cohort"] = [row._asdict() for row in flow_table(statistics, disclosure)]
+    return summary
+
+
+def _protect_split(part: str, counts: Choices, disclosure: CountDisclosure) -> Choices:
+    """The counts of a split as they are printed."""
+    return {
+        **{kind: disclosure.get(counts[kind], "out", part) for kind in ("subjects", "windows")},
+        "classes": {
+            label: disclosure.get(n, label, "after", part, "cases")
+            for label, n in counts["classes"].items()
+        },
+    }
+
+
+def _list_findings(
+    manifest: SequenceManifest, statistics: SequenceStatistics | None, disclosure: CountDisclosure
+) -> list[Choices]:
+    """The findings of a build as they are printed."""
+    if disclosure.exact:
+        return [finding.model_dump() for finding in manifest.findings]
+    if statistics is None:
+        return [round_reason(finding).model_dump() for finding in manifest.findings]
+    findings = build_findings.list_findings(statistics, _read_choices(manifest), disclosure)
+    # those of the build are stored in the same order
+    files = [finding.file for finding in manifest.findings] + [None] * len(findings)
+    return [
+        replace(finding, file=file).as_dict()
+        for finding, file in zip(findings, files, strict=False)
+    ]
 
 
 def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
     """The choices of a token set that its findings depend on."""
-    options, more = manifest.options, manifest.options.model_extra or {}
-    incident = (
-        options.cohort is not None
-        and CohortRules.model_validate(options.cohort).outcome.kind == "incident"
-    )
-    given = {name: more[name] for name in ("min_codes", "min_codes_unit") if name in more}
+    options = manifest.options
+    # labels of an incident outcome lie after the input, as under a landmark
+    cohort = CohortRules.model_validate(options.cohort) if options.cohort else None
+    is_incident = cohort is not None and cohort.outcome.kind == "incident"
+    stored = options.model_extra or {}
     return SequenceChoices(
         leakage=options.leakage,
-        landmark=Landmark() if options.landmark or incident else None,
-        **given,
+        landmark=Landmark() if options.landmark or is_incident else None,
+        **{name: stored[name] for name in ("min_codes", "min_codes_unit") if name in stored},
     )
 
 
-def protect_report(found: Choices) -> Choices:
+def protect_report(report: Choices) -> Choices:
     """An ingest report as it is printed: rounded, unless its sequences are built with
     `small_counts`.
     """
-    if "rows" not in found or (found.get("tokens") or {}).get("small_counts") == "shown":
-        return found
-    path = Path("ingest_report.json")
-    if "parts_missing" in found:
-        return round_report(IngestPart.parse(found, path)).to_json()
-    return round_report(IngestReport.parse(found, path)).to_json()
+    if "rows" not in report or (report.get("tokens") or {}).get("small_counts") == "shown":
+        return report
+    kind = IngestPart if "parts_missing" in report else IngestReport
+    return round_report(kind.parse(report, Path("ingest_report.json"))).to_json()
 
 
 def describe_sequences(summary: Choices) -> tuple[str, str]:
     """Number and place of new sequences, and the next verb."""
-    text = f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
+    text = (
+        f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of "
+        f"{summary['codes']} PheCodes in {summary['folder']}"
+    )
     return text, "pretrain --preset 3m" if "selected" in summary else "finetune RUN"
 
 

@@ -1,7 +1,7 @@
 """Onsets and labels of subjects by the rules; under a landmark, index days and the labels at them
-(sections 6, 7).
+(sections 6 and 7 of the builder's reference).
 
-`cohort` is a frame with one row per subject; `subject` in the rows of claims is the number of that
+`cohort` is a frame with one row per subject. `subject` in the rows of claims is the number of that
 row. Labels are in the columns `y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null:
 none).
 """
@@ -108,8 +108,9 @@ def iter_clause_rows(
 
 def find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
     """The days on which subjects complete `years` years, any day where the birth is not known."""
-    known, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
-    return np.array([dates.find_birthday(int(birth), years) for birth in known], np.int64)[place]
+    distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
+    days = [dates.find_birthday(int(birth), years) for birth in distinct]
+    return np.array(days, np.int64)[place]
 
 
 def _select_marked_rows(
@@ -196,17 +197,11 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The labels in the form of the cache: subject_id, name, value Int8, onset_day Int32, one row
     per subject and label.
     """
-    if not names:
-        return pl.DataFrame(
-            schema={
-                "subject_id": pl.Int64,
-                "name": pl.String,
-                "value": pl.Int8,
-                "onset_day": pl.Int32,
-            }
-        )
+    schema = {"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32}
     parts = [
         cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}")
         for name in names
     ]
-    return pl.concat(parts).sort("subject_id", "name", maintain_order=True)
+    return pl.concat([pl.DataFrame(schema=schema), *parts]).sort(
+        "subject_id", "name", maintain_order=True
+    )

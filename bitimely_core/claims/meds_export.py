@@ -28,19 +28,10 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     The prediction time of a label is the index day; without a landmark, the last event of the
     subject, which may have a code without a token.
     """
+    columns = ("subject_id", "time", "code", "numeric_value")
+    kind = pl.col("source").cast(pl.String)
+    events = [frame.select(*columns, visit_kind=kind) for frame in cache.events()]
     cohort = cache.cohort()
-    events = pl.concat(
-        [
-            frame.select(
-                "subject_id",
-                "time",
-                "code",
-                "numeric_value",
-                visit_kind=pl.col("source").cast(pl.String),
-            )
-            for frame in cache.events()
-        ]
-    )
     births, deaths = (
         cohort.drop_nulls(day).select(
             "subject_id",
@@ -51,25 +42,13 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
         )
         for day, code in (("birth_day", BIRTH), ("death_day", DEATH))
     )
-    data = pl.concat([births, deaths, events]).sort("subject_id", "time", maintain_order=True)
-    phecodes = (
-        pl.concat([frame.select("code", "phecodes") for frame in cache.events()])
-        .unique("code")
-        .sort("code")
-    )
-    found = (
-        pl.when(~pl.col("phecodes").list.contains(pl.col("code")))
-        .then("phecodes")
-        .otherwise(pl.lit([], pl.List(pl.String)))
-    )  # other codes have none
-    parents = found.list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element()))
-    codes = phecodes.select("code", description=pl.lit(None, pl.String), parent_codes=parents)
+    data = pl.concat([births, deaths, *events]).sort("subject_id", "time", maintain_order=True)
+    metadata = storage.make_folder(storage.make_folder(out) / "metadata")
+    storage.write_parquet(storage.make_folder(out / "data") / "0.parquet", to_table(data))
+    storage.write_parquet(metadata / "codes.parquet", to_table(_list_codes(cache)))
     splits = sequences.whole_index.select(
         pl.col("subject_id").cast(pl.Int64), pl.col("split").replace(SPLITS)
     )
-    metadata = storage.make_folder(storage.make_folder(out) / "metadata")
-    storage.write_parquet(storage.make_folder(out / "data") / "0.parquet", to_table(data))
-    storage.write_parquet(metadata / "codes.parquet", to_table(codes))
     storage.write_parquet(metadata / "subject_splits.parquet", to_table(splits))
     facts = {
         "dataset_name": cache.dataset,
@@ -79,25 +58,41 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     }
     storage.write_json(metadata / "dataset.json", facts)
     labels = select_labels(cache, sequences)
-    for folder, frame in zip(name_folders(labels), labels.values(), strict=True):
-        storage.write_parquet(
-            storage.make_folder(storage.make_folder(out / "labels") / folder) / "0.parquet",
-            to_table(frame),
+    for name, frame in zip(name_folders(labels), labels.values(), strict=True):
+        folder = storage.make_folder(storage.make_folder(out / "labels") / name)
+        storage.write_parquet(folder / "0.parquet", to_table(frame))
+
+
+def _list_codes(cache: Cache) -> pl.DataFrame:
+    """The codes with their PheCodes as parents; codes that are not ICD have none."""
+    parts = [frame.select("code", "phecodes") for frame in cache.events()]
+    phecodes = pl.col("phecodes")
+    is_other = phecodes.list.contains(pl.col("code"))
+    parents = pl.when(~is_other).then(phecodes).otherwise(pl.lit([], pl.List(pl.String)))
+    return (
+        pl.concat(parts)
+        .unique("code")
+        .sort("code")
+        .select(
+            "code",
+            description=pl.lit(None, pl.String),
+            parent_codes=parents.list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element())),
         )
+    )
 
 
 def name_folders(labels: Iterable[str]) -> list[str]:
     """A folder for each label: its name without what leads to another folder, numbered where an
     earlier one has that name.
     """
-    found: list[str] = []
+    folders: dict[str, str] = {}  # as a file system without case compares them -> name
     for label in labels:
-        plain = re.sub(r"[/\\\x00-\x1f]", "-", label).strip(" .")[:100] or "label"
-        numbered = itertools.chain((plain,), (f"{plain}-{k}" for k in itertools.count(2)))
-        found.append(
-            next(name for name in numbered if name.casefold() not in map(str.casefold, found))
-        )
-    return found
+        name = plain = re.sub(r"[/\\\x00-\x1f]", "-", label).strip(" .")[:100] or "label"
+        numbers = itertools.count(2)
+        while name.casefold() in folders:
+            name = f"{plain}-{next(numbers)}"
+        folders[name.casefold()] = name
+    return list(folders.values())
 
 
 def _to_time(day: pl.Expr) -> pl.Expr:
@@ -106,36 +101,30 @@ def _to_time(day: pl.Expr) -> pl.Expr:
 
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
-    last = pl.concat(
+    time, landmark = pl.col("time"), sequences.options.landmark
+    events = pl.concat(
         [
-            frame.group_by("subject_id").agg(first=pl.col("time").min(), last=pl.col("time").max())
+            frame.group_by("subject_id").agg(first=time.min(), last=time.max())
             for frame in cache.events()
         ]
     )
-    ids = sequences.whole_index["subject_id"].cast(pl.Int64)
-    frame = pl.DataFrame({"subject_id": ids}).join(
-        last, on="subject_id", how="left", maintain_order="left"
-    )
-    when, landmark = pl.col("last"), sequences.options.landmark
-    if landmark is not None:
-        when = (
-            _to_time(pl.lit(landmark.day))
-            if landmark.day is not None
-            else pl.col("first") + pl.duration(days=landmark.landmark_days)
-        )
+    index = sequences.whole_index.select(pl.col("subject_id").cast(pl.Int64))
+    frame = index.join(events, on="subject_id", how="left", maintain_order="left")
+    when = pl.col("last")
+    if landmark is not None and landmark.day is not None:
+        when = _to_time(pl.lit(landmark.day))
+    elif landmark is not None:
+        when = pl.col("first") + pl.duration(days=landmark.landmark_days)
     if sequences.options.cohort is not None:
-        index = pl.read_parquet(sequences.folder / COHORT, columns=["subject_id", "index_day"])
-        frame, when = (
-            frame.join(index, on="subject_id", how="left", maintain_order="left"),
-            _to_time(pl.col("index_day")),
-        )
+        days = pl.read_parquet(sequences.folder / COHORT, columns=["subject_id", "index_day"])
+        frame = frame.join(days, on="subject_id", how="left", maintain_order="left")
+        when = _to_time(pl.col("index_day"))
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
     assert sequences.target is not None
     by_label = {}
     for k, name in enumerate(sequences.class_names):
         value = sequences.target[:, k]
-        known = frame.with_columns(boolean_value=pl.Series(value == 1)).filter(
-            pl.Series(np.isfinite(value))
-        )
-        by_label[name] = known.sort("subject_id", "prediction_time")
+        rows = frame.with_columns(boolean_value=pl.Series(value == 1))
+        rows = rows.filter(pl.Series(np.isfinite(value)))
+        by_label[name] = rows.sort("subject_id", "prediction_time")
     return by_label

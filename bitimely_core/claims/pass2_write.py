@@ -330,12 +330,7 @@ def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts
             job.codemap, label_rules.find_defining_phecodes(job.rules, job.codemap.tables)
         )
         cohort = labels.exclude_controls(shard.rows, shard.codes, near, cohort)
-    return replace(
-        shard,
-        cohort=cohort,
-        rows=shard.rows.filter(~pl.col("late")).drop("late"),
-        labels=tuple(job.names),
-    )
+    return replace(shard, cohort=cohort, rows=shard.rows.filter(~pl.col("late")).drop("late"))
 
 
 def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard:

@@ -1,5 +1,7 @@
-"""Prevalence ratios and the PheCodes that they select (section 8). Counts are integers that add up
-over shards; decisions are plain Python.
+"""Prevalence ratios, and the PheCodes of a vocabulary, which they select (section 8 of the
+builder's reference).
+
+Counts are integers that add up over shards; decisions are plain Python.
 """
 
 from __future__ import annotations
@@ -9,33 +11,28 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
-from typing import TypedDict
 
 import numpy as np
 import polars as pl
 
 from bitimely_core.claims import codes
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import sort_distinct
 
-POPULATIONS = ("subjects", "observed")
-DENOMINATORS = ("all", "controls")
 Z = 1.96  # of a 95 % interval
 
 
 @dataclass
 class CodeCounts:
-    """Counts for the selection. Counts of shards add up with `+`.
+    """Counts for the selection. Counts of shards add up with `+`."""
 
-    Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by
-    (rule, PheCode). Of all training
-    subjects: `train_with` subjects and `records` by PheCode. Of all subjects: `carriers` by
-    PheCode.
-    """
-
+    # of training subjects, by label: cases, and all whose label is known
     cases: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
+    # those of them with a PheCode, by (label, PheCode)
     cases_with: Counter[tuple[str, str]] = field(default_factory=Counter)
     known_with: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # by PheCode: training subjects with it, their records, and all subjects with it
     train_with: Counter[str] = field(default_factory=Counter)
     records: Counter[str] = field(default_factory=Counter)
     carriers: Counter[str] = field(default_factory=Counter)
@@ -44,18 +41,6 @@ class CodeCounts:
         return CodeCounts(
             *(getattr(self, part.name) + getattr(other, part.name) for part in fields(self))
         )
-
-
-class RatioCounts(TypedDict):
-    """A prevalence ratio with its counts: cases and reference subjects, and those of them who carry
-    the PheCode.
-    """
-
-    ratio: float
-    n_case_with: int
-    n_case: int
-    n_ref_with: int
-    n_ref: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +55,14 @@ class PrevalenceRatio:
     interval: tuple[float, float] | None  # 95 %
     selected: bool = False
 
-    def counts(self) -> RatioCounts:
-        """Ratio and the four counts."""
-        return {
-            "ratio": self.ratio,
-            "n_case_with": self.n_case_with,
-            "n_case": self.n_case,
-            "n_ref_with": self.n_ref_with,
-            "n_ref": self.n_ref,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSelection:
     """PheCodes of the vocabulary in numeric order, and the ratios by which they were selected."""
 
     phecodes: list[str]
-    ratios: dict[str, dict[str, PrevalenceRatio]]  # rule -> candidates in numeric order
-    # rule -> upper bound of its ratios; None without case or reference subject
+    ratios: dict[str, dict[str, PrevalenceRatio]]  # label -> candidates in numeric order
+    # label -> upper bound of its ratios; None without case or reference subject
     max_attainable: dict[str, float | None]
     unseen: tuple[str, ...] = ()  # without selection: those of no training subject, read as [UNK]
 
@@ -97,35 +72,36 @@ def count_codes(
     phecodes: Sequence[str],
     cohort: pl.DataFrame,
     names: Sequence[str],
-    *,
-    population: str = "subjects",
-    frequency: bool = False,
+    choices: SequenceChoices,
 ) -> CodeCounts:
     """The counts of one shard.
 
-    `records`: subject, day, phecode (index into `phecodes`). `cohort`: with `split` and `y_<name>`.
-    `population`: subjects (all of `cohort`) or observed (those with a record). `frequency`: count
-    the records of training subjects as well.
+    Args:
+        records: subject, day, phecode (index into `phecodes`).
+        phecodes: names of the PheCodes.
+        cohort: with `split` and `y_<name>`.
+        names: of the labels.
+        choices: `population`, and whether `select` needs the records of training subjects.
     """
     flags = _flag_subjects(cohort, names)
     counts = CodeCounts()
     for row in _count_carriers(records, phecodes, flags).iter_rows(named=True):
         phecode = row["phecode"]
-        counts.carriers[phecode], counts.train_with[phecode] = row["all"], row["train"]
+        counts.carriers[phecode] = row["all"]
+        counts.train_with[phecode] = row["train"]
         for name in names:
-            counts.cases_with[name, phecode], counts.known_with[name, phecode] = (
-                row[f"case_{name}"],
-                row[f"known_{name}"],
-            )
-    if frequency:
+            counts.cases_with[name, phecode] = row[f"case_{name}"]
+            counts.known_with[name, phecode] = row[f"known_{name}"]
+    if choices.select == "frequency":
         in_training = flags["train"].gather(records["subject"]) == 1
         amounts = records.filter(in_training).group_by("phecode").len()
         counts.records.update({phecodes[number]: n for number, n in amounts.iter_rows()})
-    if population == "observed":
+    if choices.population == "observed":
         flags = flags[records["subject"].unique()]
     totals = flags.sum().row(0, named=True)
     for name in names:
-        counts.cases[name], counts.known[name] = totals[f"case_{name}"], totals[f"known_{name}"]
+        counts.cases[name] = totals[f"case_{name}"]
+        counts.known[name] = totals[f"known_{name}"]
     return counts
 
 
@@ -173,97 +149,75 @@ def _count_carriers(
 def select_codes(
     counts: CodeCounts,
     names: Sequence[str],
-    *,
-    select: bool | str = True,
-    denominator: str = "all",
-    threshold: float = 5.0,
-    top_k: int = 5,
-    min_case_support: int = 1,
-    min_case_fraction: float = 0.0,
-    min_record_frequency: float = 0.001,
+    choices: SequenceChoices,
     floor: int = 0,
     exempt: Collection[str] = (),
 ) -> CodeSelection:
-    """Ratios of every rule, and the vocabulary.
+    """Between the passes: the ratios of every label, and the vocabulary.
 
     Args:
         counts: of all shards.
         names: of the labels.
-        select: True: PheCodes above the threshold, for a rule without any the top k; the union over
-            the rules. False: every PheCode of a training subject; others are `unseen`. `frequency`:
-            those with more than `min_record_frequency` of the records of training subjects.
-        denominator: all: cases and non-cases; controls: non-cases.
-        threshold: selected ratios exceed it.
-        top_k: number of PheCodes selected where none does, by (-ratio, -carriers among the cases,
-            PheCode).
-        min_case_support: PheCodes with fewer carriers among the cases are not considered.
-        min_case_fraction: the same as a share of the cases; the larger of the two limits applies.
-        min_record_frequency: of `frequency`.
-        floor: codes that are not ICD of fewer training subjects are not chosen: their texts may
-            tell of a person.
-        exempt: such codes to which it does not apply.
+        choices: of the selection.
+        floor: training subjects that a code needs which is not ICD: its text may tell of a person.
+        exempt: such codes that need none.
     """
     rare = {
         code
         for code in counts.carriers
         if codes.is_other(code) and counts.train_with[code] < floor and code not in exempt
     }
-    ratios: dict[str, dict[str, PrevalenceRatio]] = {}
-    for name in names:
-        support = max(
-            min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name])
-        )
-        candidates = _compute_ratios(counts, name, denominator=denominator, support=support)
-        candidates = {
-            phecode: ratio for phecode, ratio in candidates.items() if phecode not in rare
-        }
-        ratios[name] = (
-            _mark_selected(candidates, threshold, top_k) if select is True else candidates
-        )
-    unseen: tuple[str, ...] = ()
-    if select is True:
-        chosen = {
-            phecode
-            for candidates in ratios.values()
-            for phecode, ratio in candidates.items()
-            if ratio.selected
-        }
-    elif select == "frequency":
-        least = min_record_frequency * counts.records.total()
-        chosen = {phecode for phecode, n in counts.records.items() if n > least} - rare
-    else:
-        chosen = {phecode for phecode, n in counts.train_with.items() if n} - rare
-        unseen = tuple(sort_phecodes(counts.carriers.keys() - chosen))
+    ratios = {name: _compute_ratios(counts, name, choices, rare) for name in names}
+    if choices.select is True:
+        ratios = {name: _mark_selected(rows, choices) for name, rows in ratios.items()}
+    chosen = _choose_codes(counts, ratios, choices) - rare
+    unseen = counts.carriers.keys() - chosen if choices.select is False else ()
     bounds = {
-        name: _bound_ratio(counts.cases[name], counts.known[name], denominator) for name in names
+        name: _bound_ratio(counts.cases[name], counts.known[name], choices.denominator)
+        for name in names
     }
     return CodeSelection(
-        phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=bounds, unseen=unseen
+        phecodes=sort_phecodes(chosen),
+        ratios=ratios,
+        max_attainable=bounds,
+        unseen=tuple(sort_phecodes(unseen)),
     )
 
 
+def _choose_codes(
+    counts: CodeCounts, ratios: dict[str, dict[str, PrevalenceRatio]], choices: SequenceChoices
+) -> set[str]:
+    """The PheCodes that `choices.select` names."""
+    if choices.select == "frequency":
+        least = choices.min_record_frequency * counts.records.total()
+        return {phecode for phecode, n in counts.records.items() if n > least}
+    if not choices.select:
+        return {phecode for phecode, n in counts.train_with.items() if n}
+    chosen = set[str]()
+    for candidates in ratios.values():
+        chosen |= {phecode for phecode, ratio in candidates.items() if ratio.selected}
+    return chosen
+
+
 def _mark_selected(
-    candidates: Mapping[str, PrevalenceRatio], threshold: float, top_k: int
+    candidates: Mapping[str, PrevalenceRatio], choices: SequenceChoices
 ) -> dict[str, PrevalenceRatio]:
-    """The ratios of a rule, `selected` where they exceed the threshold; where none does, the
-    `top_k` greatest.
+    """The ratios of a label, `selected` where they exceed the threshold; where none does, the
+    `top_k` greatest, with more carriers among the cases first.
     """
-    selected = [phecode for phecode, ratio in candidates.items() if ratio.ratio > threshold]
+    selected = [code for code, ratio in candidates.items() if ratio.ratio > choices.threshold]
     if not selected:
         order = {
-            phecode: (-ratio.ratio, -ratio.n_case_with, codes.phecode_sort_key(phecode))
-            for phecode, ratio in candidates.items()
+            code: (-ratio.ratio, -ratio.n_case_with, codes.phecode_sort_key(code))
+            for code, ratio in candidates.items()
         }
-        selected = sorted(candidates, key=order.__getitem__)[:top_k]
-    return {
-        phecode: replace(ratio, selected=phecode in selected)
-        for phecode, ratio in candidates.items()
-    }
+        selected = sorted(candidates, key=order.__getitem__)[: choices.top_k]
+    return {code: replace(ratio, selected=code in selected) for code, ratio in candidates.items()}
 
 
 def _bound_ratio(n_case: int, n_known: int, denominator: str) -> float | None:
-    """The greatest ratio that a rule with so many cases among the subjects with a label can have;
-    None where it can have none.
+    """The greatest ratio that a label with so many cases among the subjects with a known one can
+    have; None where it can have none.
     """
     if not n_case:
         return None
@@ -278,32 +232,33 @@ def sort_phecodes(phecodes: Iterable[str]) -> list[str]:
 
 
 def _compute_ratios(
-    counts: CodeCounts, name: str, *, denominator: str, support: int
+    counts: CodeCounts, name: str, choices: SequenceChoices, rare: Collection[str]
 ) -> dict[str, PrevalenceRatio]:
-    """PheCode -> its ratio for one rule, where enough cases carry it."""
-    cases, known = counts.cases[name], counts.known[name]
-    reference = known if denominator == "all" else known - cases
-    if not cases or not reference:
+    """PheCode -> its ratio for one label, where enough cases carry it; without `rare` ones."""
+    n_case, n_known = counts.cases[name], counts.known[name]
+    with_cases = choices.denominator == "all"  # in the reference group
+    n_ref = n_known if with_cases else n_known - n_case
+    if not n_case or not n_ref:
         return {}
-    found = {}
+    least = math.ceil(Decimal(repr(choices.min_case_fraction)) * n_case)
+    least = max(choices.min_case_support, least)
+    ratios = {}
     for phecode in sort_phecodes(phecode for rule, phecode in counts.cases_with if rule == name):
-        cases_with, known_with = counts.cases_with[name, phecode], counts.known_with[name, phecode]
-        if cases_with < support:
+        case_with, known_with = counts.cases_with[name, phecode], counts.known_with[name, phecode]
+        if case_with < least or phecode in rare:
             continue
-        reference_with = known_with if denominator == "all" else known_with - cases_with
-        ratio = (cases_with / cases) / (reference_with / reference) if reference_with else math.inf
-        span = compute_interval(
-            ratio, cases_with, cases, known_with - cases_with, known - cases, denominator
-        )
-        found[phecode] = PrevalenceRatio(
+        ref_with = known_with if with_cases else known_with - case_with
+        ratio = (case_with / n_case) / (ref_with / n_ref) if ref_with else math.inf
+        others = (known_with - case_with, n_known - n_case)
+        ratios[phecode] = PrevalenceRatio(
             ratio=ratio,
-            n_case_with=cases_with,
-            n_case=cases,
-            n_ref_with=reference_with,
-            n_ref=reference,
-            interval=span,
+            n_case_with=case_with,
+            n_case=n_case,
+            n_ref_with=ref_with,
+            n_ref=n_ref,
+            interval=compute_interval(ratio, case_with, n_case, *others, choices.denominator),
         )
-    return found
+    return ratios
 
 
 def compute_interval(

@@ -9,12 +9,14 @@ Legend: S sequences, E events of all of them together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -24,8 +26,11 @@ from bitimely_core.claims.distinct import find_starts, sort_distinct
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
 DAY_MINUTES = 1440
-MEASURES = {"minute", "value"}  # columns of records that not every cache has
+MEASURES = ("minute", "value")  # columns of records that not every cache has
 MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +39,19 @@ class CodeSequences:
     order of subject, then (day, id).
     """
 
-    subjects: NDArray[np.int64]  # [S] rows of `cohort`
-    offsets: NDArray[np.int64]  # [S + 1]
+    subjects: Ints  # [S] rows of `cohort`
+    offsets: Ints  # [S + 1]
     ids: NDArray[np.int32]  # [E] of the vocabulary
     days: NDArray[np.int32]  # [E]
-    times: NDArray[np.float64]  # [E] on the chosen clock, in months
-    ends: NDArray[np.float64]  # [S] time of [EOS]
-    minutes: NDArray[np.int64] | None = None  # [E] of the day, where they are kept
+    times: Floats  # [E] on the chosen clock, in months
+    ends: Floats  # [S] time of [EOS]
+    minutes: Ints | None = None  # [E] of the day, where they are kept
     # [E] numbers of the events, NaN: none; where they are read as they are
     values: NDArray[np.float32] | None = None
     indexed: bool = False  # whether the ends are index days
     no_birth: int = 0  # subjects excluded because the clock needs a birth date
 
-    def gaps(self, i: int) -> NDArray[np.float64]:
+    def gaps(self, i: int) -> Floats:
         """Time since the previous position, for [SOS], the events and [EOS] of sequence i [n + 2].
         [SOS] has the time of the first event.
         """
@@ -149,19 +154,19 @@ def _deduplicate(records: pl.DataFrame, dedupe: str, size: int) -> pl.DataFrame:
     return records
 
 
-def _sort_events(records: pl.DataFrame, size: int, dedupe: str) -> dict[str, NDArray[Any]]:
+def _sort_events(records: pl.DataFrame, size: int, dedupe: str) -> dict[str, Array]:
     """subject, day and id of the records (int64), sorted by them, with their minutes and values if
     they have any.
 
     Of records with equal subject, day and id one stays, but for dedupe none.
     """
-    if not MEASURES.isdisjoint(records.columns):
+    if set(MEASURES) & set(records.columns):
         return _sort_measured(records, dedupe)
     day_bits, id_bits = (dates.LATEST - dates.EARLIEST).bit_length(), size.bit_length()
     subject_day = pl.col("subject").cast(pl.Int64) * (1 << day_bits) + (
         pl.col("day") - dates.EARLIEST
     )
-    packed: NDArray[np.int64] = (
+    packed: Ints = (
         records.select(subject_day * (1 << id_bits) + pl.col("id")).to_series().to_numpy()
     )
     packed = np.sort(packed) if dedupe == "none" else sort_distinct(packed)
@@ -173,44 +178,30 @@ def _sort_events(records: pl.DataFrame, size: int, dedupe: str) -> dict[str, NDA
     }
 
 
-def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, NDArray[Any]]:
+def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, Array]:
     """As `_sort_events` of records with a minute or a value. Of equal ones the first stays, by
     minute and value.
     """
-    measures = MEASURES.intersection(records.columns)
-    columns: dict[str, NDArray[Any]] = {
-        name: records[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")
-    }
-    columns["minute"] = (
-        records["minute"].to_numpy().astype(np.int64)
-        if "minute" in measures
-        else np.zeros(records.height, np.int64)
-    )
-    columns["value"] = (
-        records["value"].fill_null(float("nan")).to_numpy()
-        if "value" in measures
-        else np.zeros(records.height, np.float32)
-    )
+    measures = [name for name in MEASURES if name in records.columns]
+    frame = records.select("subject", "day", "id", *measures).cast({cs.integer(): pl.Int64})
+    columns: dict[str, Array] = {column.name: column.to_numpy() for column in frame}  # null: NaN
     if dedupe != "none":
         columns = _order_columns(columns, ("subject", "day", "id", "minute", "value"))
         key = np.stack([columns[name] for name in ("subject", "day", "id")], 1)
         first = np.append(True, (key[1:] != key[:-1]).any(1))[: len(key)]
         columns = {name: column[first] for name, column in columns.items()}
-    columns = _order_columns(columns, ("subject", "day", "minute", "id", "value"))
-    return {name: columns[name] for name in ("subject", "day", "id", *measures)}
+    return _order_columns(columns, ("subject", "day", "minute", "id", "value"))
 
 
-def _order_columns(
-    columns: Mapping[str, NDArray[Any]], names: Sequence[str]
-) -> dict[str, NDArray[Any]]:
-    """The columns sorted by some of them, the first of which counts most."""
-    order = np.lexsort([columns[name] for name in reversed(names)])
+def _order_columns(columns: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    """The columns sorted by those of `names` that there are, the first of which counts most."""
+    order = np.lexsort([columns[name] for name in reversed(names) if name in columns])
     return {name: column[order] for name, column in columns.items()}
 
 
 def _count_codes(
-    records: pl.DataFrame, events: Mapping[str, NDArray[Any]], unit: str, size: int, n_subjects: int
-) -> NDArray[np.int64]:
+    records: pl.DataFrame, events: Mapping[str, Array], unit: str, size: int, n_subjects: int
+) -> Ints:
     """Of each subject the number that is compared with min_codes: of its events, of its records
     before the dedupe, or of its unique ids.
     """
@@ -239,107 +230,83 @@ def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
 
 def _compute_times(
     time: str,
-    subjects: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    day: NDArray[np.int64],
+    subjects: Ints,
+    offsets: Ints,
+    day: Ints,
     cohort: pl.DataFrame,
-    minute: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    minute: Ints | None = None,
+) -> tuple[Floats, Floats]:
     """Times of the events and of [EOS], which is the (end of the) index day under a landmark with
     months.
     """
-    lengths = np.diff(offsets)
-    exact: NDArray[Any] = day if minute is None else day + minute / DAY_MINUTES
-    first = exact[offsets[:-1]]
+    lengths, firsts = np.diff(offsets), offsets[:-1]
     if time == "months":
-        times = (exact - np.repeat(first, lengths)) / dates.MONTH
+        exact: Array = day if minute is None else day + minute / DAY_MINUTES
+        times = (exact - np.repeat(exact[firsts], lengths)) / dates.MONTH
+        if "index_day" in cohort.columns:
+            index = cohort["index_day"].gather(subjects).to_numpy()
+            if minute is not None:
+                index = index + (DAY_MINUTES - 1) / DAY_MINUTES
+            return times, (index - exact[firsts]) / dates.MONTH
     elif time == "calendar_month":
-        times = (
-            dates.to_calendar_months(day)
-            - np.repeat(dates.to_calendar_months(day[offsets[:-1]]), lengths)
-        ).astype(np.float64)
+        months = dates.to_calendar_months(day)
+        times = (months - np.repeat(months[firsts], lengths)).astype(np.float64)
     else:
         births = cohort["birth_day"].gather(subjects).to_numpy()
         times = dates.to_age_months(day - np.repeat(births, lengths)).astype(np.float64)
-    if time == "months" and "index_day" in cohort.columns:
-        index = cohort["index_day"].gather(subjects).to_numpy()
-        return times, (
-            (index if minute is None else index + (DAY_MINUTES - 1) / DAY_MINUTES) - first
-        ) / dates.MONTH
     return times, times[offsets[1:] - 1]
 
 
-def compute_ages(sequences: CodeSequences, cohort: pl.DataFrame) -> list[int | None]:
-    """Whole months from birth to the first event of each sequence, None where no birth is known."""
+def compute_ages(sequences: CodeSequences, cohort: pl.DataFrame) -> pl.Series:
+    """Whole months from birth to the first event of each sequence, null where no birth is known."""
     births = cohort["birth_day"].gather(sequences.subjects)
     first = sequences.days[sequences.offsets[:-1]].astype(np.int64)
     months = dates.to_completed_months(first - births.fill_null(0).to_numpy())
-    return [
-        None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)
-    ]
+    return pl.Series(months, dtype=pl.Int64).set(births.is_null(), None)
 
 
-def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str]) -> pa.Table:
+def to_frame(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The sequences of a shard in the form of `sequences-*.parquet` (section 11), sorted by
     subject_id when `cohort` is.
 
     `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the
     labels.
     """
-    own = cohort[sequences.subjects]
-    # not pa.array, which imports pandas
     offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()
-    months = pl.Series(
-        [
-            None if age is None else min(age, MAX_AGE_MONTHS)
-            for age in compute_ages(sequences, cohort)
-        ],
-        dtype=pl.Int16,
-    )
-    columns = {
-        "subject_id": own["subject_id"].cast(pl.Int64).to_arrow(),
-        "codes": pa.ListArray.from_arrays(
-            offsets, pl.Series(sequences.ids, dtype=pl.Int32).to_arrow()
-        ),
-        "times": pa.ListArray.from_arrays(
-            offsets, pl.Series(sequences.times.astype(np.float32)).to_arrow()
-        ),
-        **(
-            {}
-            if sequences.values is None
-            else {
-                "values": pa.ListArray.from_arrays(
-                    offsets, pl.Series(sequences.values, dtype=pl.Float32).to_arrow()
-                )
-            }
-        ),
-        "split": own["split"].cast(pl.String).to_arrow().cast(pa.string()).dictionary_encode(),
-        "age0_months": months.to_arrow(),
-        "sex": own["sex"].cast(pl.UInt8).to_arrow()
-        if "sex" in own.columns
-        else pa.nulls(own.height, pa.uint8()),
-        **{f"y_{name}": own[f"y_{name}"].cast(pl.Int8).to_arrow() for name in names},
-        **{
-            name: own[name].to_arrow()
-            for label in names
-            for name in (f"time_{label}", f"event_{label}")
-            if name in own.columns
-        },
-        "t_index": pl.Series(sequences.ends.astype(np.float32)).to_arrow()
-        if sequences.indexed
-        else pa.nulls(own.height, pa.float32()),
+
+    def make_lists(values: Array, kind: type[pl.DataType]) -> pl.Series:
+        events = pl.Series(values, dtype=kind).to_arrow()  # not pa.array, which imports pandas
+        return pl.Series(pa.ListArray.from_arrays(offsets, events))
+
+    lists = {
+        "codes": make_lists(sequences.ids, pl.Int32),
+        "times": make_lists(sequences.times.astype(np.float32), pl.Float32),
     }
-    return pa.table(columns)
-
-
-def count_usage(
-    sequences: CodeSequences, cohort: pl.DataFrame, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
-    train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
-    of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
-    in_train = train[of_event]
-    pairs = sort_distinct(of_event[in_train] * size + sequences.ids[in_train])
-    return np.bincount(pairs % size, minlength=size), np.bincount(
-        sequences.ids[in_train], minlength=size
+    if sequences.values is not None:
+        lists["values"] = make_lists(sequences.values, pl.Float32)
+    members = cohort[sequences.subjects]
+    times = itertools.chain.from_iterable((f"time_{name}", f"event_{name}") for name in names)
+    sex = pl.col("sex") if "sex" in members.columns else pl.lit(None)
+    ends = pl.lit(None)
+    if sequences.indexed:
+        ends = pl.lit(pl.Series(sequences.ends))
+    return members.select(
+        pl.col("subject_id").cast(pl.Int64),
+        **lists,
+        split=pl.col("split").cast(pl.String).cast(pl.Categorical),
+        age0_months=compute_ages(sequences, cohort).clip(None, MAX_AGE_MONTHS).cast(pl.Int16),
+        sex=sex.cast(pl.UInt8),
+        **{f"y_{name}": pl.col(f"y_{name}").cast(pl.Int8) for name in names},
+        **{name: name for name in times if name in members.columns},
+        t_index=ends.cast(pl.Float32),
     )
+
+
+def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> Ints:
+    """Of the training sequences: subjects and events by id [2, size]; they add up over shards."""
+    train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
+    subject = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
+    in_train = train[subject]
+    ids = sequences.ids[in_train]
+    pairs = sort_distinct(subject[in_train] * size + ids)
+    return np.stack([np.bincount(part, minlength=size) for part in (pairs % size, ids)])

@@ -14,7 +14,7 @@ from bitimely_core.claims import cohorts, engines
 from bitimely_core.claims.choices import PRESETS, SequenceChoices, parse_landmark
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.labels import Landmark
-from bitimely_core.errors import check_choice, unknown_name_error, usage_error
+from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.privacy import SMALL
 from bitimely_core.schemas.ingest import EventsManifest
 
@@ -53,10 +53,10 @@ class SequencePlan:
         """The labels: those of the cache, or the outcome of the cohort."""
         if self.cohort is not None:
             return [self.cohort.outcome.rule]
+        if not self.choices.time_to_event:
+            return self.manifest.names
         made = {rule["name"] for rule in self.manifest.rules}  # only these have onsets
-        return [
-            name for name in self.manifest.names if not self.choices.time_to_event or name in made
-        ]
+        return [name for name in self.manifest.names if name in made]
 
     @property
     def floor(self) -> int:
@@ -68,8 +68,9 @@ class SequencePlan:
         """The choices by which findings are judged: labels of an incident outcome lie after the
         input, as under a landmark.
         """
-        incident = self.cohort is not None and self.cohort.outcome.kind == "incident"
-        return replace(self.choices, landmark=Landmark()) if incident else self.choices
+        if self.cohort is None or self.cohort.outcome.kind != "incident":
+            return self.choices
+        return replace(self.choices, landmark=Landmark())
 
     @property
     def manifest(self) -> EventsManifest:
@@ -79,12 +80,11 @@ class SequencePlan:
     @property
     def options(self) -> dict[str, object]:
         """The resolved choices, as the manifest keeps them."""
+        task = "survival" if self.choices.time_to_event else "multilabel"
         return {
             "dataset": self.cache.dataset,
             "view": "",
-            "task": ("survival" if self.choices.time_to_event else "multilabel")
-            if self.names
-            else "none",
+            "task": task if self.names else "none",
             "split": "official" if self.split_file else self.manifest.split,
             "seed": self.manifest.seed,
             "normalise": "none",
@@ -94,9 +94,9 @@ class SequencePlan:
             "asked": None,
             "small_counts": self.small_counts,
             "individual_timelines": self.individual_timelines,
-            "cohort": self.cohort.model_dump(mode="json", exclude_none=True)
-            if self.cohort
-            else None,
+            "cohort": None
+            if self.cohort is None
+            else self.cohort.model_dump(mode="json", exclude_none=True),
         }
 
 
@@ -134,58 +134,46 @@ def resolve_plan(
     Raises:
         UserError: config or unknown_name (exit 2).
     """
-    preset_given = preset
-    preset, chosen = parse_choices(
+    name, chosen = parse_choices(
         preset=preset, landmark=landmark, landmark_date=landmark_date, engine=engine, **choices
     )
+    is_selected = any(choices.get(option) is not None for option in SELECTING)
     plan = SequencePlan(
-        cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine
-    )
-    by_default = (
-        preset_given is None
-        and cohort is None
-        and all(choices.get(name) is None for name in SELECTING)
-    )
-    plan = replace(
-        plan,
+        cache=cache,
+        preset=name,
+        choices=chosen,
+        split_file=str(split_file or ""),
+        engine=engine,
         small_counts=small_counts,
         individual_timelines=individual_timelines,
-        by_default=by_default,
+        cohort=None if cohort is None else cohorts.load_cohort(cohort),
+        by_default=preset is None and cohort is None and not is_selected,
     )
-    manifest = plan.manifest
-    if cohort is not None:
-        plan = replace(plan, cohort=cohorts.load_cohort(cohort))
-        check_cohort(plan.cohort, chosen, dated=manifest.clock == "calendar")
-    check_choices(
-        preset,
-        chosen,
-        dated=manifest.clock == "calendar",
-        ignored=bool(manifest.settings.options.get("keep_ignored")),
-    )
+    _check_plan(plan, seed)
+    return plan
+
+
+def _check_plan(plan: SequencePlan, seed: int | None) -> None:
+    """Raises UserError (config, exit 2) for choices that the cache cannot serve."""
+    manifest, chosen = plan.manifest, plan.choices
+    dated, options = manifest.clock == "calendar", manifest.settings.options
+    if plan.cohort is not None:
+        check_cohort(plan.cohort, chosen, dated=dated)
+    check_choices(plan.preset, chosen, dated=dated, ignored=bool(options.get("keep_ignored")))
     if seed is not None and seed != manifest.seed:
         expected = f"expected {manifest.seed}, the seed of the cache"
-        raise usage_error(
-            f"seed {seed}",
-            expected,
-            "Ingest again with that --seed, or give --split-file",
-            field="--seed",
-        )
-    check_times(plan)
-    if chosen.values != "none" and manifest.settings.options.get("codes") != "all":
-        hint = "Ingest MEDS or OMOP with --codes all"
-        raise usage_error(
-            f"--values {chosen.values}",
-            "this cache has no codes with numbers",
-            hint,
-            field="--values",
-        )
+        hint = "Ingest again with that --seed, or give --split-file"
+        raise usage_error(f"seed {seed}", expected, hint, field="--seed")
+    _check_times(plan)
+    if chosen.values != "none" and options.get("codes") != "all":
+        problem, hint = f"--values {chosen.values}", "Ingest MEDS or OMOP with --codes all"
+        raise usage_error(problem, "this cache has no codes with numbers", hint, field="--values")
     if chosen.select is True and not plan.names:
         raise usage_error(
             "selection by prevalence ratio without any label",
             "expected rules or label columns",
             "Give --no-select",
         )
-    return plan
 
 
 def parse_choices(
@@ -202,18 +190,17 @@ def parse_choices(
     preset = preset or "paper"
     check_choice("preset", preset, PRESETS)
     check_choice("engine", engine, engines.ENGINES)
-    given: dict[str, Any] = {
-        k: v.replace("-", "_") if isinstance(v, str) else v
-        for k, v in choices.items()
-        if v is not None
-    }
+    changed = {name: value for name, value in choices.items() if value is not None}
+    for name, value in changed.items():
+        if isinstance(value, str):
+            changed[name] = value.replace("-", "_")
     if landmark or landmark_date:
-        given["landmark"] = _parse_landmark(landmark, landmark_date)
+        changed["landmark"] = _parse_landmark(landmark, landmark_date)
     names = [field.name for field in fields(SequenceChoices)]
-    if odd := next((name for name in given if name not in names), None):
-        raise unknown_name_error("choice of sequences", odd, names)
+    for name in changed:
+        check_choice("choice of sequences", name, names)
     try:
-        return preset, replace(PRESETS[preset], **given)
+        return preset, replace(PRESETS[preset], **changed)
     except ValueError as error:
         raise usage_error(str(error)) from error
 
@@ -222,73 +209,64 @@ def check_choices(preset: str, chosen: SequenceChoices, *, dated: bool, ignored:
     """Refuse choices that a cache without dates, or without the PheCodes marked Ignore, cannot
     serve. Raises UserError (config, exit 2).
     """
-    if not dated:
-        needing = ["--time calendar-month"] * (chosen.time == "calendar_month") + [
-            "--dedupe month"
-        ] * (chosen.dedupe == "month")
-        needing += ["--landmark-date"] * (
-            chosen.landmark is not None and chosen.landmark.day is not None
-        )
-        if needing:
-            raise usage_error(
-                f"{needing[0]} needs true dates", "this cache has none", "Ingest with --keep-dates"
-            )
+    landmark = chosen.landmark
+    needing = {
+        "--time calendar-month": chosen.time == "calendar_month",
+        "--dedupe month": chosen.dedupe == "month",
+        "--landmark-date": landmark is not None and landmark.day is not None,
+    }
+    for option, is_chosen in needing.items():
+        if is_chosen and not dated:
+            problem = f"{option} needs true dates"
+            raise usage_error(problem, "this cache has none", "Ingest with --keep-dates")
     if preset == "original" and not ignored:
-        hint = "Ingest pophr with --keep-ignored, or choose another --preset"
         raise usage_error(
-            "preset original keeps the PheCodes marked Ignore", "this cache has left them out", hint
+            "preset original keeps the PheCodes marked Ignore",
+            "this cache has left them out",
+            "Ingest pophr with --keep-ignored, or choose another --preset",
         )
 
 
-def check_times(plan: SequencePlan) -> None:
+def _check_times(plan: SequencePlan) -> None:
     """Refuse times to event without onsets, or beyond the time at risk. Raises UserError (config,
     exit 2).
     """
-    if not (days := plan.choices.time_to_event):
+    if not (horizons := plan.choices.time_to_event):
         return
-    field = "--time-to-event"
-    if plan.cohort is None:
-        end = plan.choices.landmark.horizon_days if plan.choices.landmark else None
-    else:
-        risk = plan.cohort.risk or cohorts.CohortRisk()
-        end = (
-            None
-            if plan.cohort.outcome.kind == "prevalent"
-            else (risk.to_day or days[-1] + risk.from_day) - risk.from_day + 1
-        )
-    if end is None or days[-1] > end:
-        found = (
-            "no time at risk" if end is None else f"a horizon of {days[-1]} days, and {end} at risk"
-        )
+    field, last, end = "--time-to-event", horizons[-1], _count_days_at_risk(plan, horizons[-1])
+    if end is None or last > end:
         raise usage_error(
-            found,
+            "no time at risk" if end is None else f"a horizon of {last} days, and {end} at risk",
             "expected horizons within it",
             "Give --landmark DAYS,GAP,HORIZON, or an incident --cohort",
             field=field,
         )
     if not plan.names or (plan.cohort is None and not plan.manifest.ruled):
-        raise usage_error(
-            "time to event of labels that no rule makes",
-            "expected days of onset",
-            "Ingest with --rules",
-            field=field,
-        )
+        problem = "time to event of labels that no rule makes"
+        raise usage_error(problem, "expected days of onset", "Ingest with --rules", field=field)
 
 
-def check_cohort(cohort: CohortRules | None, chosen: SequenceChoices, *, dated: bool) -> None:
+def _count_days_at_risk(plan: SequencePlan, horizon: int) -> int | None:
+    """Days at risk of the labels; where nothing ends them, `horizon`; None: no time at risk."""
+    if plan.cohort is None:
+        return plan.choices.landmark.horizon_days if plan.choices.landmark else None
+    if plan.cohort.outcome.kind == "prevalent":
+        return None
+    risk = plan.cohort.risk or cohorts.CohortRisk()
+    return horizon + 1 if risk.to_day is None else risk.to_day - risk.from_day + 1
+
+
+def check_cohort(cohort: CohortRules, chosen: SequenceChoices, *, dated: bool) -> None:
     """Refuse a cohort beside a landmark, or with a calendar day in a cache without dates. Raises
     UserError (config, exit 2).
     """
-    if cohort is not None and chosen.landmark is not None:
+    if chosen.landmark is not None:
         raise usage_error(
             "--cohort with a landmark", "both set index days", "Give one of them", field="--cohort"
         )
-    if cohort is not None and cohort.index.at == "date" and not dated:
-        raise usage_error(
-            '--cohort with index.at = "date" needs true dates',
-            "this cache has none",
-            "Ingest with --keep-dates",
-        )
+    if cohort.index.at == "date" and not dated:
+        problem = '--cohort with index.at = "date" needs true dates'
+        raise usage_error(problem, "this cache has none", "Ingest with --keep-dates")
 
 
 def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
@@ -296,14 +274,10 @@ def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
     names = ("landmark_days", "gap_days", "horizon_days")
     try:
         numbers = [int(part) for part in text.split(",")] if text else []
-        given: dict[str, object] = dict(zip(names[1:] if date else names, numbers, strict=False))
-        if date:
-            given["date"] = date
         if len(numbers) not in ((0, 2) if date else (1, 3)):
             raise ValueError(f"found {text!r}")
-        return parse_landmark(given)
+        parameters = dict(zip(names[1:] if date else names, numbers, strict=False))
+        return parse_landmark({**parameters, "date": date} if date else parameters)
     except ValueError as error:
-        expected = (
-            "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
-        )
-        raise usage_error(str(error), expected) from error
+        expected = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark "
+        raise usage_error(str(error), f"{expected}GAP,HORIZON") from error

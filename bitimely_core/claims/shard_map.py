@@ -1,5 +1,5 @@
-"""Shards of cached claims, one after another or on the executors of a Spark cluster, with subjects,
-labels and numbers as a plan wants them.
+"""Shards of cached claims with subjects, labels and numbers as a plan wants them: one after
+another, or on the executors of a Spark cluster.
 """
 
 from __future__ import annotations
@@ -29,6 +29,66 @@ HELD_ROWS = 1 << 24
 
 
 @dataclass
+class ShardReader:
+    """Reads the shards of a plan one after another; subjects without any event come with the
+    last.
+    """
+
+    plan: SequencePlan
+    cohort: pl.DataFrame  # of `load_subjects`
+    # of the codes of the shards read so far
+    phecodes: PhecodesOfCodes = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # [subjects] whether no shard read so far has an event of theirs
+        self.eventless = np.ones(self.cohort.height, bool)
+
+    def read(self, number: int) -> ClaimsShard:
+        """One shard with its labels, up to the index days."""
+        plan = self.plan
+        shard = self._load(number)
+        pa.default_memory_pool().release_unused()  # the tables that were read are gone
+        if not plan.choices.input_order:
+            shard = replace(shard, rows=shard.rows.drop("row"))
+        shard = steps.set_index_days(shard, plan.choices, plan.manifest.data_end)
+        if plan.fitted is None or plan.choices.values != "deciles":
+            return shard
+        return code_values.bin_values(shard, plan.fitted)
+
+    def _load(self, number: int) -> ClaimsShard:
+        plan, manifest = self.plan, self.plan.manifest
+        events = _read_events(plan, number, self.phecodes)
+        member = np.zeros(self.cohort.height, bool)
+        member[events["subject_id"].to_numpy()] = True
+        self.eventless &= ~member
+        if number == len(manifest.shards) - 1:
+            member |= self.eventless
+        subjects = np.flatnonzero(member)
+        cohort = self.cohort[subjects].select(
+            pl.Series("subject_id", subjects),
+            pl.all().exclude("split"),
+            pl.col("split").cast(pl.String),
+        )
+        place = pl.Series(np.cumsum(member, dtype=np.int32) - 1)
+        events = events.with_columns(subject=place.gather(events["subject_id"]))
+        rules = parse_rules(manifest.rules)
+        rule_labels = [rule.name for rule in rules if manifest.ruled]
+        if plan.cohort is None:
+            cohort = _fill_index_days(cohort, events)
+        else:
+            rules = (*rules, plan.cohort.outcome_rule)
+        return steps.load_shard(
+            events,
+            cohort,
+            rule_labels=rule_labels,
+            rules=rules,
+            defining=plan.defining.union(*manifest.defining.values()),
+            by_sex=_has_sex_restrictions(plan),
+            phecodes_of_codes=self.phecodes,
+        )
+
+
+@dataclass
 class ShardMap:
     """Applies functions to the shards of a plan, in their order: in this process, or on the
     executors of a Spark cluster.
@@ -38,34 +98,24 @@ class ShardMap:
     cohort: pl.DataFrame | None  # None: each executor reads it
     # shards by number, where all of them fit
     held: dict[int, ClaimsShard] = field(default_factory=dict)
-    # of the codes of the shards read so far
-    phecodes: PhecodesOfCodes = field(default_factory=dict)
+    reader: ShardReader | None = None
 
     def apply(self, function: Callable[[ClaimsShard, int], T]) -> Iterator[T]:
         """`function` of each shard and its number; for Spark it can be pickled."""
-        total = len(self.plan.manifest.shards)
+        shards = self.plan.manifest.shards
         if self.plan.engine == "spark":
             cache = replace(self.plan.cache, folder=self.plan.cache.folder.resolve())
             split_file = self.plan.split_file and str(Path(self.plan.split_file).resolve())
-            task = partial(
-                _apply_remotely,
-                replace(self.plan, cache=cache, split_file=split_file),
-                self.cohort,
-                function,
-            )
-            yield from engines.run_tasks(task, range(total))
+            plan = replace(self.plan, cache=cache, split_file=split_file)
+            task = partial(_apply_remotely, plan, self.cohort, function)
+            yield from engines.run_tasks(task, range(len(shards)))
             return
         assert self.cohort is not None
-        eventless = np.ones(self.cohort.height, bool)
-        files = self.plan.manifest.files
-        fits = (
-            total == 1
-            or sum(files[name].rows or 0 for name in self.plan.manifest.shards) <= HELD_ROWS
-        )
-        for number in range(total):
-            shard = self.held.get(number) or _read_shard(
-                self.plan, self.cohort, number, eventless, self.phecodes
-            )
+        self.reader = self.reader or ShardReader(self.plan, self.cohort)
+        n_rows = sum(self.plan.manifest.files[name].rows or 0 for name in shards)
+        fits = len(shards) == 1 or n_rows <= HELD_ROWS
+        for number in range(len(shards)):
+            shard = self.held.get(number) or self.reader.read(number)
             if fits:
                 self.held[number] = shard
             result = function(shard, number)
@@ -91,116 +141,63 @@ def _apply_remotely(
             _subjects.clear()
             _subjects[key] = load_subjects(plan)
         cohort = _subjects[key]
-    eventless = np.ones(cohort.height, bool)
+    reader = ShardReader(plan, cohort)
     if number == len(plan.manifest.shards) - 1:
         for other in range(number):
-            eventless[
-                plan.cache.shard(other, ("subject_id",))["subject_id"].unique().to_numpy()
-            ] = False
-    return function(_read_shard(plan, cohort, number, eventless, {}), number)
+            ids = plan.cache.shard(other, ("subject_id",))["subject_id"]
+            reader.eventless[ids.unique().to_numpy()] = False
+    return function(reader.read(number), number)
 
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 26 bytes each with three
     labels.
     """
-    more = [
-        *["obs_start"] * (plan.cohort is not None),
-        *["death_day"] * bool(plan.cohort or plan.choices.time_to_event),
-    ]
-    cohort = plan.cache.cohort(
-        ("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split", *more)
-    )
-    bins = sorted(cohort["split_bin"].unique().to_list())
-    places = pl.Enum(splits.SPLITS)
-    placed = pl.col("split_bin").replace_strict(
-        bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places
-    )
-    cohort = cohort.with_columns(
-        split=pl.col("split").cast(places).fill_null(placed)
-        if "split" in cohort.columns
-        else placed
-    )
-    cohort = cohort.drop("split_bin")
-    if plan.split_file:
-        given = splits.read_split_file(
-            Path(plan.split_file), "as in subjects.parquet", numbers=True
-        )
-        given = given.with_columns(pl.col("split").cast(places))
-        cohort = cohort.drop("split").join(
-            given, on="subject_id", how="left", maintain_order="left"
-        )
-        if missing := cohort["split"].null_count():
-            text = round_message(f"misses {missing} of {cohort.height} subjects")
-            raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
-    names = sorted(plan.manifest.names) if plan.cohort is None else []
-    columns: dict[str, pl.Series] = {}
-    for kind, of in (("y", "value"), ("onset", "onset_day")):
-        table = plan.cache.labels((of,))  # by subject and name
-        columns |= {f"{kind}_{name}": table[of][i :: len(names)] for i, name in enumerate(names)}
-        del table
-    cohort = cohort.with_columns(
-        columns[f"{kind}_{name}"].alias(f"{kind}_{name}")
-        for name in names
-        for kind in ("y", "onset")
-    )
+    columns = ["subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"]
+    if plan.cohort is not None:
+        columns.append("obs_start")
+    if plan.cohort is not None or plan.choices.time_to_event:
+        columns.append("death_day")
+    cohort = _place_subjects(plan, plan.cache.cohort(tuple(columns)))
+    if plan.cohort is None and plan.manifest.names:
+        # one column of the labels in memory at a time
+        cohort = cohort.with_columns(**_read_labels(plan, "y", "value"))
+        cohort = cohort.with_columns(**_read_labels(plan, "onset", "onset_day"))
     pa.default_memory_pool().release_unused()
     return cohort.drop("subject_id")
 
 
-def iter_shards(plan: SequencePlan, cohort: pl.DataFrame) -> Iterator[ClaimsShard]:
-    """The cache's shards, labels marked; subjects without any event come with the last."""
-    eventless, phecodes = np.ones(cohort.height, bool), PhecodesOfCodes()
-    for number in range(len(plan.manifest.shards)):
-        shard = _read_shard(plan, cohort, number, eventless, phecodes)
-        yield shard
-        del shard
+def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
+    """The subjects with their split: that of the split file, of the source, or by their hash.
 
-
-def _read_shard(
-    plan: SequencePlan,
-    cohort: pl.DataFrame,
-    number: int,
-    eventless: np.ndarray,
-    phecodes: PhecodesOfCodes,
-) -> ClaimsShard:
-    """One shard; `eventless` [subjects] becomes False for its subjects, and the last shard takes
-    those for whom it is still True.
-
-    `phecodes` grows by those of its codes.
+    Raises UserError (config, exit 2) where the split file misses subjects.
     """
-    manifest, choices = plan.manifest, plan.choices
-    events = _read_events(plan, number, phecodes)
-    member = np.zeros(cohort.height, bool)
-    member[events["subject_id"].to_numpy()] = True
-    eventless &= ~member
-    if number == len(manifest.shards) - 1:
-        member |= eventless
-    rows, place = np.flatnonzero(member), pl.Series(np.cumsum(member, dtype=np.int32) - 1)
-    shard_cohort = cohort[rows].select(
-        pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String)
+    names = pl.Enum(splits.SPLITS)
+    if plan.split_file:
+        path = Path(plan.split_file)
+        placed = splits.read_split_file(path, "as in subjects.parquet", numbers=True)
+        placed = placed.with_columns(pl.col("split").cast(names))
+        cohort = cohort.drop("split", "split_bin", strict=False).join(
+            placed, on="subject_id", how="left", maintain_order="left"
+        )
+        if missing := cohort["split"].null_count():
+            text = round_message(f"misses {missing} of {cohort.height} subjects")
+            raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
+        return cohort
+    bins = sorted(cohort["split_bin"].unique().to_list())
+    split = pl.col("split_bin").replace_strict(
+        bins, list(map(splits.assign_split_of_bin, bins)), return_dtype=names
     )
-    events = events.with_columns(subject=place.gather(events["subject_id"]))
-    rules = parse_rules(manifest.rules)
-    shard = steps.load_shard(
-        events,
-        _fill_index_days(shard_cohort, events) if plan.cohort is None else shard_cohort,
-        rule_labels=[rule.name for rule in rules if manifest.ruled],
-        rules=rules if plan.cohort is None else (*rules, plan.cohort.outcome_rule),
-        defining=plan.defining.union(*manifest.defining.values()),
-        by_sex=_has_sex_restrictions(plan),
-        phecodes_of_codes=phecodes,
-    )
-    del events, shard_cohort
-    pa.default_memory_pool().release_unused()
-    if not choices.input_order:
-        shard = replace(shard, rows=shard.rows.drop("row"))
-    shard = steps.set_index_days(shard, choices, manifest.data_end)
-    return (
-        shard
-        if plan.fitted is None or choices.values != "deciles"
-        else code_values.bin_values(shard, plan.fitted)
-    )
+    if "split" in cohort.columns:
+        split = pl.col("split").cast(names).fill_null(split)
+    return cohort.with_columns(split=split).drop("split_bin")
+
+
+def _read_labels(plan: SequencePlan, prefix: str, column: str) -> dict[str, pl.Series]:
+    """A column of the stored labels as one column a label, `<prefix>_<name>`, a row a subject."""
+    names = sorted(plan.manifest.names)
+    values = plan.cache.labels((column,))[column]  # by subject and name
+    return {f"{prefix}_{name}": values[i :: len(names)] for i, name in enumerate(names)}
 
 
 def _has_sex_restrictions(plan: SequencePlan) -> bool:
@@ -210,30 +207,28 @@ def _has_sex_restrictions(plan: SequencePlan) -> bool:
 
 def _read_events(plan: SequencePlan, number: int, phecodes: PhecodesOfCodes) -> pl.DataFrame:
     """subject_id, day, code, source of the rows of a shard, in the order of the input where it
-    matters, with minute and value where needed.
+    matters; minute and value where they are needed.
 
-    The column of PheCodes, half of the time of reading, is read only where `phecodes` lacks a code.
+    The column of PheCodes takes half of the time of reading. It is read only where `phecodes` lacks
+    a code.
     """
-    options, numeric = plan.manifest.settings.options, plan.choices.values != "none"
-    columns = ["subject_id", "time", "code", "source"]
+    numeric = plan.choices.values != "none"
     ordered = plan.choices.input_order or numeric
-    if ordered:
-        columns.append("row")
-    if numeric:
-        columns.append("numeric_value")
+    columns = ["subject_id", "time", "code", "source"]
+    columns += ["row"] * ordered + ["numeric_value"] * numeric
     events = plan.cache.shard(number, tuple(columns), categories=("code",))
     if _has_sex_restrictions(plan) or not phecodes.keys() >= set(events["code"].unique()):
         events = events.with_columns(plan.cache.shard(number, ("phecodes",)))
     if ordered:
         events = events.sort("subject_id", "row").drop("row")
-    since = pl.col("time").cast(pl.Int64)
-    measures = {"minute": since % DAY // MINUTE} if options.get("time_unit") == "minute" else {}
+    time = pl.col("time").cast(pl.Int64)
+    measures = {}
+    if plan.manifest.settings.options.get("time_unit") == "minute":
+        measures["minute"] = time % DAY // MINUTE
     if numeric:
-        # without -0, which sorts as 0
-        measures["value"] = (
-            pl.when(pl.col("numeric_value") == 0).then(0.0).otherwise("numeric_value")
-        )
-    return events.with_columns(day=(since // DAY).cast(pl.Int32), **measures)
+        value = pl.col("numeric_value")
+        measures["value"] = pl.when(value == 0).then(0.0).otherwise(value)  # -0 sorts before 0
+    return events.with_columns(day=(time // DAY).cast(pl.Int32), **measures)
 
 
 def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

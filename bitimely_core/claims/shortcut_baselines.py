@@ -1,9 +1,9 @@
-"""Shortcut baselines: how well sequence length and counts of single codes predict the labels,
-without any model (section 11).
+"""Shortcut baselines: how well the length of a sequence and the count of a single code predict the
+labels, without any model (section 11 of the builder's reference).
 
-A label derived from codes is predicted by the counts of these codes, and a selection by enrichment
-by the length of a sequence. Scores of models are informative only above these. They come from small
-tables of (feature, value) -> subjects, cases, which add up over shards.
+A label that is derived from codes is predicted by the counts of these codes. A selection by
+enrichment makes the length of a sequence predict it. Scores of models are informative only above
+these. They come from small tables of (feature, value) -> subjects, cases, which add up over shards.
 
 Features are the length of a sequence (number -1) and the count of each code (its id). Subjects
 without label are excluded.
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from bitimely_core.claims.distinct import find_starts
@@ -32,7 +33,9 @@ ALL = "all"
 # average precision of the best single code above which the label leaks into the input
 LEAK_SCORE = 0.9
 
-ShortcutTally = dict[tuple[str, str], "NDArray[np.int64]"]
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+ShortcutTally = dict[tuple[str, str], Ints]
 """(label, split) -> [rows, 4]: feature, value > 0, subjects with it, cases among them; sorted by
 feature, then value.
 """
@@ -43,7 +46,7 @@ Prevalence = dict[str, dict[str, PrevalenceCount]]
 """Label -> split -> subjects with a label, cases, prevalence."""
 
 
-def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | None:
+def average_precision(score: Array, positive: Array) -> float | None:
     """Step-wise sum of precision over the steps of recall, tied scores as one step; None without
     positives.
     """
@@ -53,23 +56,24 @@ def average_precision(score: NDArray[Any], positive: NDArray[Any]) -> float | No
     return _average_grouped(n[::-1], cases[::-1])
 
 
-def _average_grouped(n: NDArray[Any], cases: NDArray[Any]) -> float | None:
+def _average_grouped(n: Array, cases: Array) -> float | None:
     """Average precision of groups of tied scores in falling order: subjects and cases of each."""
     total = cases.sum()
     if not total:
         return None
-    found, seen = np.cumsum(cases), np.cumsum(n)
-    return float(np.sum(cases / total * found / np.maximum(seen, 1)))
+    return float(np.sum(cases / total * np.cumsum(cases) / np.maximum(np.cumsum(n), 1)))
 
 
 def count_shortcuts(
-    offsets: NDArray[Any],
-    ids: NDArray[Any],
-    labels: Mapping[str, NDArray[Any]],
-    split: NDArray[Any],
+    offsets: Array, ids: Array, labels: Mapping[str, Array], split: Array
 ) -> ShortcutTally:
-    """The tables of one shard: `offsets` [S + 1] of the sequences, `ids` [E] codes, labels [S] 1, 0
-    or another value for unknown, `split` [S].
+    """The tables of one shard.
+
+    Args:
+        offsets: [S + 1] of the sequences.
+        ids: [E] codes.
+        labels: name -> [S], 1, 0 or another value for unknown.
+        split: [S].
     """
     size = len(offsets) - 1
     lengths = np.diff(offsets).astype(np.int64)
@@ -80,141 +84,126 @@ def count_shortcuts(
     subject = np.concatenate([np.arange(size), pairs // width])
     feature = np.concatenate([np.full(size, LENGTH), pairs % width])
     value = np.concatenate([lengths, counts])
-    low, span = min(LENGTH, 0), int(value.max(initial=0)) + 1
-    cell, cells = (feature - low) * span + value, np.arange((width - low) * span)
+    span = int(value.max(initial=0)) + 1
+    # of each row the number of its (feature, value)
+    cell, cells = (feature - LENGTH) * span + value, np.arange((width - LENGTH) * span)
     if len(cells) > len(cell):
         cells, cell = np.unique(cell, return_inverse=True)
-    parts, other = (
-        np.select([split == part for part in SPLITS], range(len(SPLITS)), -1),
-        2 * len(SPLITS),
-    )
+    features, values = cells // span + LENGTH, cells % span
+    part = np.select([split == name for name in SPLITS], range(len(SPLITS)), -1)
+    other = 2 * len(SPLITS)
     tally: ShortcutTally = {}
-    for name, y in labels.items():
+    for label, y in labels.items():
         # of each subject: split and label
-        group = np.where((parts >= 0) & ((y == 0) | (y == 1)), 2 * parts + (y == 1), other)
+        group = np.where((part >= 0) & ((y == 0) | (y == 1)), 2 * part + (y == 1), other)
         counts = np.bincount(
             cell * (other + 1) + group[subject], minlength=len(cells) * (other + 1)
         ).reshape(-1, other + 1)
-        for i, part in enumerate(SPLITS):
-            cases, known = counts[:, 2 * i + 1], counts[:, 2 * i] + counts[:, 2 * i + 1]
-            there = known > 0
-            tally[name, part] = np.column_stack(
-                [cells[there] // span + low, cells[there] % span, known[there], cases[there]]
-            ).astype(np.int64)
+        for i, name in enumerate(SPLITS):
+            cases = counts[:, 2 * i + 1]
+            subjects = counts[:, 2 * i] + cases
+            table = np.column_stack([features, values, subjects, cases]).astype(np.int64)
+            tally[label, name] = table[subjects > 0]
     return tally
 
 
-def _sum_rows(rows: NDArray[Any]) -> NDArray[np.int64]:
+def _sum_rows(rows: Array) -> Ints:
     """One row a (feature, value), the others added to it."""
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
-    starts = (
-        np.flatnonzero(np.append(True, (rows[1:, :2] != rows[:-1, :2]).any(1)))
-        if len(rows)
-        else np.empty(0, np.intp)
-    )
-    sums = np.add.reduceat(rows[:, 2:], starts) if len(rows) else rows[:, 2:]
-    return np.concatenate([rows[starts, :2], sums], 1)
+    if not len(rows):
+        return rows
+    starts = np.flatnonzero(np.append(True, (rows[1:, :2] != rows[:-1, :2]).any(1)))
+    return np.concatenate([rows[starts, :2], np.add.reduceat(rows[:, 2:], starts)], 1)
 
 
-def merge_tallies(tallies: Iterable[ShortcutTally]) -> ShortcutTally:
+def merge_tallies(tallies: Sequence[ShortcutTally]) -> ShortcutTally:
     """The tables of several shards as those of one."""
-    parts: dict[tuple[str, str], list[NDArray[np.int64]]] = {}
-    for one in tallies:
-        for key, rows in one.items():
-            parts.setdefault(key, []).append(rows)
-    return {key: _sum_rows(np.concatenate(rows)) for key, rows in parts.items()}
+    return {key: _sum_rows(np.concatenate([tally[key] for tally in tallies])) for key in tallies[0]}
 
 
 def score_shortcuts(
-    tally: ShortcutTally,
-    phecodes: Mapping[int, str],
-    own: Mapping[str, Sequence[str]] | None = None,
+    tally: ShortcutTally, phecodes: Mapping[int, str], own_codes: Mapping[str, Sequence[str]]
 ) -> dict[str, ShortcutScores]:
     """Label -> average precision of the shortcuts over train, validation, test and all subjects.
 
-    `phecodes`: id -> PheCode; `own`: label -> the PheCodes of its own rule. `best` is the PheCode
-    whose count is best on train, `leak` whether it exceeds 0.9 on all subjects.
+    `phecodes`: id -> PheCode; `own_codes`: label -> the PheCodes of its own rule. `best` is the
+    PheCode whose count is best on train, `leak` whether it exceeds 0.9 on all subjects.
     """
-    scores = {}
-    ids = {phecode: code for code, phecode in phecodes.items()}
-    for name in dict.fromkeys(label for label, _ in tally):
-        parts = {part: tally[name, part] for part in SPLITS if (name, part) in tally}
-        parts[ALL] = _sum_rows(np.concatenate(list(parts.values())))
-        totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
-        on_train = (
-            {
-                code: _score_feature(parts["train"], code, totals["train"])
-                for code in sorted(phecodes)
-            }
-            if "train" in parts
-            else {}
-        )
-        known = {code: value for code, value in on_train.items() if value is not None}
-        best = None
-        if known:
-            code = max(known, key=lambda code: known[code])
-            best = BestCode(phecode=phecodes[code], count=_score_parts(parts, code, totals))
-        scores[name] = ShortcutScores(
-            subjects={part: int(total[0]) for part, total in totals.items()},
-            cases={part: int(total[1]) for part, total in totals.items()},
-            prevalence={
-                part: float(total[1] / total[0]) if total[0] else None
-                for part, total in totals.items()
-            },
-            length=_score_parts(parts, LENGTH, totals),
-            best=best,
-            own={
-                phecode: _score_parts(parts, ids[phecode], totals)
-                for phecode in (own or {}).get(name, ())
-                if phecode in ids
-            },
-            leak=best is not None and (best.count[ALL] or 0.0) > LEAK_SCORE,
-        )
-    return scores
+    return {
+        label: _score_label({part: tally[label, part] for part in SPLITS}, phecodes, codes)
+        for label, codes in own_codes.items()
+    }
 
 
-def _score_parts(
-    parts: Mapping[str, NDArray[np.int64]], feature: int, totals: Mapping[str, NDArray[np.int64]]
-) -> PartScores:
-    return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
+def _score_label(
+    parts: Mapping[str, Ints], phecodes: Mapping[int, str], own_codes: Sequence[str]
+) -> ShortcutScores:
+    """The scores of a label from its tables by split."""
+    parts = {**parts, ALL: _sum_rows(np.concatenate(list(parts.values())))}
+    totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
+
+    def score(feature: int) -> PartScores:
+        return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
+
+    features = {phecode: code for code, phecode in sorted(phecodes.items())}
+    best = None
+    if features and totals["train"][1]:  # without cases no score is defined
+
+        def score_on_train(phecode: str) -> float:
+            return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
+
+        phecode = max(features, key=score_on_train)
+        best = BestCode(phecode=phecode, count=score(features[phecode]))
+    return ShortcutScores(
+        subjects={part: int(total[0]) for part, total in totals.items()},
+        cases={part: int(total[1]) for part, total in totals.items()},
+        prevalence={
+            part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()
+        },
+        length=score(LENGTH),
+        best=best,
+        own={phecode: score(features[phecode]) for phecode in own_codes if phecode in features},
+        leak=best is not None and (best.count[ALL] or 0.0) > LEAK_SCORE,
+    )
 
 
-def _score_feature(rows: NDArray[np.int64], feature: int, total: NDArray[np.int64]) -> float | None:
+def _score_feature(rows: Ints, feature: int, total: Ints) -> float | None:
     """Average precision of a feature; subjects without a row have the value 0."""
     first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
     counted = rows[first:last, 2:][::-1]
     return _average_grouped(*np.concatenate([counted, [total - counted.sum(0)]]).T)
 
 
-def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) -> Prevalence:
+def count_prevalence(rows: pl.DataFrame, names: Iterable[str]) -> Prevalence:
     """Label -> split -> subjects with a label, cases, prevalence: of all subjects before, of those
     with a sequence after the filters.
 
-    Labels [S] are 1, 0, or another value for unknown.
+    `rows`: split, and a column y_<name> for each label.
     """
+    split = rows["split"].cast(pl.String)
+    parts = {part: rows.filter(split == part) for part in SPLITS} | {ALL: rows}
     prevalence: Prevalence = {}
-    members = {part: (split == part) | (part == ALL) for part in (*SPLITS, ALL)}
-    for name, y in labels.items():
-        for part, member in members.items():
-            own = y[member]
-            prevalence.setdefault(name, {})[part] = _make_prevalence_count(
-                int(np.isin(own, (0, 1)).sum()), int((own == 1).sum())
-            )
+    for name in names:
+        labels = {part: members[f"y_{name}"] for part, members in parts.items()}
+        prevalence[name] = {
+            part: _make_prevalence_count(y.count(), int((y == 1).sum()))
+            for part, y in labels.items()
+        }
     return prevalence
 
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
     """The `count_prevalence` of several shards as that of one."""
     return {
-        name: {
-            part: _make_prevalence_count(
-                sum(one[name][part].subjects for one in shards),
-                sum(one[name][part].cases for one in shards),
-            )
-            for part in parts
-        }
+        name: {part: _add_counts([shard[name][part] for shard in shards]) for part in parts}
         for name, parts in shards[0].items()
     }
+
+
+def _add_counts(counts: Sequence[PrevalenceCount]) -> PrevalenceCount:
+    return _make_prevalence_count(
+        sum(count.subjects for count in counts), sum(count.cases for count in counts)
+    )
 
 
 def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:
@@ -223,7 +212,7 @@ def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:
     )
 
 
-def count_agreement(label: NDArray[Any], flag: NDArray[Any]) -> dict[str, int]:
+def count_agreement(label: Array, flag: Array) -> dict[str, int]:
     """A rule against a flag of the source, or another rule: tp, fp, fn, tn over the subjects where
     both are 0 or 1 [S].
     """

@@ -1,15 +1,16 @@
-"""The steps of section 2 for one shard of subjects, in the two passes of section 13.
-`build_sequences` is one shard.
+"""The steps from claims to sequences for one shard of subjects, in two passes over all shards
+(sections 2 and 13 of the builder's reference).
 
-Pass 1: `label_shard` each shard; the latest of their last days is the end of the data;
-`set_index_days` and `count_shard` each shard; add up
-the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `build_shard` each
-shard. No global decision is made in a shard.
+1. `label_shard` each shard. The latest of their last days is the end of the data. Then
+   `set_index_days` and `count_shard` each shard; the counts are added up.
+2. `prevalence.select_codes` chooses the vocabulary by these counts; `build_shard` each shard.
+
+No decision on all subjects is made in a shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from bitimely_core.claims import codes, event_times, labels, prevalence, sequenc
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.distinct import number_texts
-from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
+from bitimely_core.claims.label_rules import LabelRule, match_rules
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
 
@@ -32,17 +33,22 @@ PhecodesOfCodes = dict[str, Sequence[str]]
 class ClaimsShard:
     """Some subjects with all their valid rows, as integers."""
 
-    # Int32 subject (row of `cohort`), day and code (index into `codes`), Int8 source; Int64 row for
-    # input_order
+    # Int32 subject (row of `cohort`), day and code (index into `codes`), Int8 source; Int64 row,
+    # the order of the input, where it matters
     rows: pl.DataFrame
     codes: Sequence[IcdCode]
     cohort: pl.DataFrame  # subject_id, birth_day Int32, obs_end Int32, split; steps add columns
-    labels: tuple[str, ...] = ()  # names with a column y_<name> in `cohort`
-    # those made by rules: only they have onsets and change under a landmark
+    # labels made by rules: only they have onsets and change under a landmark
     rule_labels: frozenset[str] = frozenset()
     rules: Sequence[LabelRule] = ()
     # PheCodes that the map gives to the code sets of the rules (`rules.defining`)
     defining: Collection[str] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """Names with a column y_<name> in `cohort`."""
+        columns = self.cohort.columns
+        return [column.removeprefix("y_") for column in columns if column.startswith("y_")]
 
     @property
     def last_day(self) -> int | None:
@@ -55,47 +61,40 @@ def load_shard(
     events: pl.DataFrame,
     cohort: pl.DataFrame,
     *,
-    rule_labels: Collection[str] = (),
-    rules: Sequence[LabelRule] = (),
-    defining: Collection[str] = (),
-    by_sex: bool = False,
-    phecodes_of_codes: PhecodesOfCodes | None = None,
+    rule_labels: Collection[str],
+    rules: Sequence[LabelRule],
+    defining: Collection[str],
+    by_sex: bool,
+    phecodes_of_codes: PhecodesOfCodes,
 ) -> ClaimsShard:
     """A shard from the cache's rows.
 
-    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes,
-    perhaps minute and value, in any order.
-    `cohort`: one row a subject, with the columns of `ClaimsShard.cohort` and of its labels.
-    `rule_labels`: labels made by rules. `rules` of the
-    ingest and `defining` PheCodes of their code sets: for the leakage policies. `by_sex`: rows of
-    one code may have other PheCodes.
-    `phecodes_of_codes`: grows by the codes of the shard, and gives their PheCodes where `events`
-    has none.
+    Args:
+        events: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes,
+            perhaps minute and value, in any order.
+        cohort: a row a subject, with the columns of `ClaimsShard.cohort` and of its labels.
+        rule_labels: labels made by rules.
+        rules: of the ingest, for the leakage policies.
+        defining: PheCodes of their code sets, for the leakage policies.
+        by_sex: whether rows of one code may have other PheCodes.
+        phecodes_of_codes: gives the PheCodes where `events` has none; grows by those of the shard.
     """
     keys = pl.concat_str(
-        pl.col("code").cast(pl.String),
-        pl.col("phecodes").cast(pl.List(pl.String)).list.join(","),
-        separator="|",
+        pl.col("code").cast(pl.String), pl.col("phecodes").list.join(","), separator="|"
     )
     first, code = _number_texts(events.select(keys if by_sex else "code").to_series())
-    source = events["source"]
-    if source.dtype != pl.Enum(SOURCES):
-        source = source.cast(pl.String).replace_strict(
-            SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8
-        )
     measures = [name for name in sequence_builder.MEASURES if name in events.columns]
-    numbered: dict[str, pl.Series | pl.Expr] = {
-        "code": pl.Series(code),
-        "source": source.to_physical().cast(pl.Int8),
-        "row": pl.int_range(pl.len(), dtype=pl.Int64),
-    }
     return ClaimsShard(
-        rows=events.select("subject", "day", **numbered).with_columns(events.select(measures)),
-        codes=_read_codes(events[first], {} if phecodes_of_codes is None else phecodes_of_codes),
-        cohort=cohort,
-        labels=tuple(
-            column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")
+        rows=events.select(
+            "subject",
+            "day",
+            code=pl.Series(code),
+            source=pl.col("source").to_physical().cast(pl.Int8),
+            row=pl.int_range(pl.len(), dtype=pl.Int64),
+            **{name: name for name in measures},
         ),
+        codes=_read_codes(events[first], phecodes_of_codes),
+        cohort=cohort,
         rule_labels=frozenset(rule_labels),
         rules=rules,
         defining=defining,
@@ -105,11 +104,9 @@ def load_shard(
 def _read_codes(rows: pl.DataFrame, phecodes_of_codes: PhecodesOfCodes) -> list[IcdCode]:
     """The codes of some rows of the cache; `phecodes_of_codes` as in `load_shard`."""
     texts = rows["code"].cast(pl.String).to_list()
-    phecodes = (
-        rows["phecodes"].to_list()
-        if "phecodes" in rows.columns
-        else [phecodes_of_codes[text] for text in texts]
-    )
+    if "phecodes" not in rows.columns:
+        return [_parse_code(text, phecodes_of_codes[text]) for text in texts]
+    phecodes = rows["phecodes"].to_list()
     phecodes_of_codes.update(zip(texts, phecodes, strict=True))
     return list(map(_parse_code, texts, phecodes))
 
@@ -137,13 +134,8 @@ def label_shard(shard: ClaimsShard) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
     cohort = labels.add_first_days(shard.rows, shard.cohort)
     cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
-    names = tuple(rule.name for rule in shard.rules)
-    return replace(
-        shard,
-        cohort=cohort,
-        labels=(*shard.labels, *names),
-        rule_labels=shard.rule_labels.union(names),
-    )
+    made = frozenset(rule.name for rule in shard.rules)
+    return replace(shard, cohort=cohort, rule_labels=shard.rule_labels | made)
 
 
 def set_index_days(
@@ -165,43 +157,7 @@ def set_index_days(
 def count_shard(shard: ClaimsShard, choices: SequenceChoices) -> CodeCounts:
     """Pass 1: the counts for ratios and selection."""
     records, phecodes = _select_records(shard, choices)
-    frequency = choices.select == "frequency"
-    return prevalence.count_codes(
-        records,
-        phecodes,
-        shard.cohort,
-        shard.labels,
-        population=choices.population,
-        frequency=frequency,
-    )
-
-
-def select_vocabulary(
-    counts: CodeCounts,
-    names: Sequence[str],
-    choices: SequenceChoices,
-    floor: int = 0,
-    exempt: Collection[str] = (),
-) -> CodeSelection:
-    """Between the passes: ratios and vocabulary; `floor`, `exempt`: of codes that are not ICD, as
-    `prevalence.select_codes`.
-    """
-    wanted = (
-        "select",
-        "denominator",
-        "threshold",
-        "top_k",
-        "min_case_support",
-        "min_case_fraction",
-        "min_record_frequency",
-    )
-    return prevalence.select_codes(
-        counts,
-        names,
-        **{name: getattr(choices, name) for name in wanted},
-        floor=floor,
-        exempt=exempt,
-    )
+    return prevalence.count_codes(records, phecodes, shard.cohort, shard.labels, choices)
 
 
 def build_shard(
@@ -229,12 +185,12 @@ def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.Da
     phecodes_of_codes = _roll_up_codes(shard, choices)
     phecodes = prevalence.sort_phecodes(set().union(*phecodes_of_codes))
     index = {phecode: i for i, phecode in enumerate(phecodes)}
-    pairs = [
-        (code, number)
-        for code, names in enumerate(phecodes_of_codes)
-        for number in sorted(index[name] for name in names)
-    ]
-    table = pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row")
+    numbers = [sorted(index[name] for name in names) for names in phecodes_of_codes]
+    table = pl.DataFrame(
+        {"code": range(len(numbers)), "phecode": numbers},
+        schema={"code": pl.Int32, "phecode": pl.List(pl.Int32)},
+    )
+    table = table.explode("phecode").drop_nulls()
     rows = shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False)
     if "index_day" in shard.cohort.columns:
         # none of subjects without an index day
@@ -248,16 +204,16 @@ def _roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str
     drop_icd: none for codes in the code set of any rule. drop_phecode: none of the PheCodes that
     the map gives to these code sets, at any level.
     """
-    dropped = set[str]()
-    if choices.leakage == "drop_phecode":
-        dropped = {codes.roll_up_phecode(phecode, choices.level) for phecode in shard.defining}
-    phecodes_of_codes = []
-    for code in shard.codes:
-        if choices.leakage == "drop_icd" and match_rules(shard.rules, code):
-            phecodes_of_codes.append(set[str]())
-        else:
-            phecodes_of_codes.append(
-                {codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes}
-                - dropped
-            )
-    return phecodes_of_codes
+
+    def roll_up(phecodes: Iterable[str]) -> set[str]:
+        return {codes.roll_up_phecode(phecode, choices.level) for phecode in phecodes}
+
+    rolled = [roll_up(code.phecodes) for code in shard.codes]
+    if choices.leakage == "drop_icd":
+        for number, code in enumerate(shard.codes):
+            if match_rules(shard.rules, code):
+                rolled[number] = set()
+    elif choices.leakage == "drop_phecode":
+        dropped = roll_up(shard.defining)
+        rolled = [phecodes - dropped for phecodes in rolled]
+    return rolled

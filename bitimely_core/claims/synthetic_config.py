@@ -1,4 +1,4 @@
-"""Parameters of `synthetic-claims`; values, units and meaning are in
+"""The parameters of `synthetic-claims`. Values, units and meaning are in
 `pipelines/demo_claims.toml`.
 """
 
@@ -150,12 +150,10 @@ def _merge_config(
     for key, value in values.items():
         check_choice(f"parameter of {NAME} in {where}", key, base)
         default = base[key]
+        is_whole = isinstance(default, float) and type(value) is int
         if isinstance(default, dict) and isinstance(value, dict):
             merged[key] = _merge_config(default, value, f"{where}.{key}")
-        elif (
-            type(value) is type(default) or (isinstance(default, float) and type(value) is int)
-        ) and value == value:
-            # no NaN
+        elif (is_whole or type(value) is type(default)) and value == value:  # NaN is not
             merged[key] = value
         else:
             raise usage_error(

@@ -10,6 +10,7 @@ leakage policy are those of the other token set.
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import polars as pl
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import code_values, sequence_builder, sequence_plan, shard_map, steps
+from bitimely_core.claims import code_values, sequence_builder, sequence_plan, steps
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.prevalence import CodeSelection
-from bitimely_core.errors import Finding, Reason, input_error, usage_error
+from bitimely_core.claims.shard_map import ShardMap, load_subjects
+from bitimely_core.claims.steps import ClaimsShard
+from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.privacy import round_message
@@ -41,6 +44,11 @@ from bitimely_core.types import Progress
 
 DAY = 86_400_000_000  # microseconds
 UNKNOWN = SPECIAL.index("[UNK]")
+LABEL_COLUMNS: dict[str, Any] = {
+    "subject_id": pl.Int64,
+    "prediction_time": pl.Datetime("us"),
+    "boolean_value": pl.Boolean,
+}
 
 
 def read_task_labels(folder: str | Path) -> pl.DataFrame:
@@ -50,57 +58,28 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
     Raises UserError: not_found (exit 2), no_input or schema (exit 4).
     """
     folder = Path(folder)
+    place = Place(file=str(folder), field="--task")
     if not folder.is_dir():
-        raise usage_error(
-            "no such folder",
-            "expected a folder with label files of MEDS",
-            file=str(folder),
-            field="--task",
-        )
-    paths = [
-        folder / name
-        for name in scan_folder(folder, follow_symlinks=True).files
-        if name.endswith(".parquet")
-    ]
+        expected = "expected a folder with label files of MEDS"
+        raise usage_error("no such folder", expected, **place)
+    names = scan_folder(folder, follow_symlinks=True).files
+    paths = [folder / name for name in names if name.endswith(".parquet")]
     if not paths:
-        raise input_error(
-            Reason.NO_INPUT,
-            "no .parquet in it",
-            "expected label files of MEDS",
-            file=str(folder),
-            field="--task",
-        )
-    kinds: dict[str, Any] = {
-        "subject_id": pl.Int64,
-        "prediction_time": pl.Datetime("us"),
-        "boolean_value": pl.Boolean,
-    }
+        expected = "expected label files of MEDS"
+        raise input_error(Reason.NO_INPUT, "no .parquet in it", expected, **place)
+    columns = [pl.col(name).cast(kind) for name, kind in LABEL_COLUMNS.items()]
     try:
-        rows = pl.concat(
-            [
-                pl.read_parquet(path, columns=list(kinds)).select(
-                    pl.col(n).cast(k) for n, k in kinds.items()
-                )
-                for path in paths
-            ]
-        )
+        parts = [pl.read_parquet(path, columns=list(LABEL_COLUMNS)) for path in paths]
+        rows = pl.concat([part.select(columns) for part in parts])
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder, stored=False)
-        wanted = "expected subject_id, prediction_time and boolean_value"
-        raise input_error(
-            Reason.SCHEMA, type(error).__name__, wanted, file=str(folder), field="--task"
-        ) from error
+        expected = "expected subject_id, prediction_time and boolean_value"
+        raise input_error(Reason.SCHEMA, type(error).__name__, expected, **place) from error
     if rows["subject_id"].null_count() or rows["prediction_time"].null_count():
-        raise input_error(
-            Reason.SCHEMA,
-            "a row without subject or time",
-            "expected both",
-            file=str(folder),
-            field="--task",
-        )
-    return rows.unique(maintain_order=True).sort(
-        "subject_id", "prediction_time", maintain_order=True
-    )
+        problem = "a row without subject or time"
+        raise input_error(Reason.SCHEMA, problem, "expected both", **place)
+    rows = rows.unique(maintain_order=True)
+    return rows.sort("subject_id", "prediction_time", maintain_order=True)
 
 
 def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
@@ -109,13 +88,10 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     """
     if path is None:
         return None
-    names, wanted = (
-        ("subject_id", "new"),
-        "expected the file of ingest --keep-ids, with integer ids as in MEDS",
-    )
-    return tables.read_option_table(Path(path), names, "--ids", wanted, integers=names).select(
-        raw="subject_id", new="new"
-    )
+    names = ("subject_id", "new")
+    expected = "expected the file of ingest --keep-ids, with integer ids as in MEDS"
+    table = tables.read_option_table(Path(path), names, "--ids", expected, integers=names)
+    return table.select(raw="subject_id", new="new")
 
 
 def write_task_sequences(
@@ -144,76 +120,66 @@ def write_task_sequences(
     Raises:
         UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
     """
-    if cache.events_manifest.clock != "calendar":
-        hint = "Ingest again with --keep-dates"
-        raise usage_error(
-            "the cache has no true dates",
-            "prediction times are dates",
-            hint,
-            file=str(cache.folder),
-            field="--task",
-        )
-    if base.manifest.cache != cache.manifest.manifest_sha256 or base.options.split_file:
-        text = (
-            "was made with --split-file"
-            if base.options.split_file
-            else "was made from another cache"
-        )
-        expected, hint = (
-            "expected sequences of this cache and its split",
-            "Tokenize again without --task",
-        )
-        raise usage_error(text, expected, hint, file=str(base.folder), field="--task")
-    requested, known = read_task_labels(task), read_id_table(ids)
+    _check_base(cache, base)
+    requested, id_table = read_task_labels(task), read_id_table(ids)
     options = {
-        **base.options.model_copy(update={"time_to_event": None, "cohort": None}).model_dump(
-            mode="json"
-        ),
+        **base.options.model_dump(mode="json", exclude={"time_to_event", "cohort"}),
         "task": "multilabel",
         "landmark": None,
         "min_codes": 0,
         "asked": _fingerprint_labels(requested),
     }
     if (out / manifests.MANIFEST).exists() and not force_new:
-        old = manifests.read_manifest(out)
-        if old.get("options") == options and old.get("base") == base.fingerprint:
-            open_manifest(out, SequenceManifest, verify)
-            return
-        raise usage_error(
-            "was made from other labels or codes",
-            "expected the same",
-            "Give another --name, or --force-new",
-            code=Reason.SETTINGS_DIFFER,
-            file=str(out),
-        )
+        stored = manifests.read_manifest(out)
+        if stored.get("options") != options or stored.get("base") != base.fingerprint:
+            raise usage_error(
+                "was made from other labels or codes",
+                "expected the same",
+                "Give another --name, or --force-new",
+                code=Reason.SETTINGS_DIFFER,
+                file=str(out),
+            )
+        open_manifest(out, SequenceManifest, verify)
+        return
     if verify:
         cache.manifest.check_files(cache.folder)
-    if known is None:
-        rows = requested.with_columns(new="subject_id")
-    else:
-        rows = requested.join(
-            known, left_on="subject_id", right_on="raw", how="left", maintain_order="left"
-        )
-    cohort = cache.cohort()["subject_id"].implode()
-    absent = rows.filter(pl.col("new").is_null() | ~pl.col("new").is_in(cohort))[
-        "subject_id"
-    ].n_unique()
+    rows = requested.with_columns(raw="subject_id")
+    if id_table is not None:
+        rows = rows.join(id_table, on="raw", how="left", maintain_order="left")
+        rows = rows.with_columns(subject_id="new")
+    subjects = cache.cohort()["subject_id"].implode()
+    is_absent = pl.col("subject_id").is_null() | ~pl.col("subject_id").is_in(subjects)
+    absent = rows.filter(is_absent)["raw"].n_unique()
     storage.make_folder(out)
     with locks.lock_folder(out):
         storage.remove_temporary_files(out)
-        _write_task(
-            cache,
-            base,
-            rows.drop("subject_id").rename({"new": "subject_id"}),
-            out,
-            options,
-            absent,
-            progress,
+        _write_task(cache, base, rows, out, options, absent, progress)
+
+
+def _check_base(cache: Cache, base: EventSequences) -> None:
+    """Raises UserError (config, exit 2) for a cache without true dates, and for sequences of
+    another cache or with a split of their own.
+    """
+    if cache.events_manifest.clock != "calendar":
+        raise usage_error(
+            "the cache has no true dates",
+            "prediction times are dates",
+            "Ingest again with --keep-dates",
+            file=str(cache.folder),
+            field="--task",
         )
+    problem = ""
+    if base.options.split_file:
+        problem = "was made with --split-file"
+    elif base.manifest.cache != cache.manifest.manifest_sha256:
+        problem = "was made from another cache"
+    if problem:
+        expected = "expected sequences of this cache and its split"
+        hint = "Tokenize again without --task"
+        raise usage_error(problem, expected, hint, file=str(base.folder), field="--task")
 
 
 def _fingerprint_labels(requested: pl.DataFrame) -> str:
-    """Fingerprint of the rows."""
     return storage.fingerprint(
         [
             requested["subject_id"].to_list(),
@@ -232,8 +198,10 @@ def _write_task(
     absent: int,
     progress: Progress | None,
 ) -> None:
-    """All files of the token set; `requested` has subject_id (of the cache), prediction_time,
-    boolean_value.
+    """Write all files of the token set.
+
+    `requested`: subject_id (of the cache), prediction_time, boolean_value. `absent`: subjects of
+    the labels that the cache does not have.
     """
     names = {field.name for field in fields(SequenceChoices)}
     choices = SequenceChoices(**{name: value for name, value in options.items() if name in names})
@@ -249,27 +217,22 @@ def _write_task(
     selection = CodeSelection(
         phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={}
     )
-    day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
     requested = requested.select(
         "subject_id",
         "prediction_time",
         pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"),
-        index_day=day,
+        index_day=pl.col("prediction_time").dt.epoch("us") // DAY - 1,
     )
+    build = partial(_build_task_shard, requested, choices, selection, out.name)
     files: dict[str, StoredFile] = {}
     parts: list[pl.DataFrame] = []
-    total = len(cache.events_manifest.shards)
-    shards = shard_map.iter_shards(plan, shard_map.load_subjects(plan))
-    # enumerate would keep a shard in memory until the next is made
-    for done in range(1, total + 1):
-        shard = next(shards)
-        frame = _build_task_shard(shard, requested, choices, selection, out.name)
+    frames = ShardMap(plan, load_subjects(plan)).apply(build)
+    for done, frame in enumerate(frames, 1):
         if frame.height:
             files |= write_shard(out, len(files), frame)
-            parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
+            parts.append(frame.select("codes"))
         if progress is not None:
-            progress("sequences", done, total)
-        del shard, frame
+            progress("sequences", done, len(cache.events_manifest.shards))
     if not parts:
         raise input_error(
             Reason.NO_INPUT,
@@ -277,33 +240,22 @@ def _write_task(
             "expected some",
             "Give --ids of the ingest",
         )
-    rows = pl.concat(parts)
-    silent = rows.filter(pl.col("codes").list.first() == UNKNOWN).height
-    notices = (
-        [
-            round_message(
-                f"{silent:,} of {rows.height:,} rows have no known code before their prediction time: their input is [UNK]."
-            )
-        ]
-        if silent
-        else []
+    codes = pl.concat(parts)["codes"]
+    statistics = PredictionStatistics(
+        rows=len(codes),
+        without_codes=int((codes.list.first() == UNKNOWN).sum()),
+        not_in_cache=absent,
+        events=int(codes.list.len().sum()),
     )
-    text = f"{absent} subjects of the labels are not in the cache"
-    found = (
-        [Finding(Reason.IDENTIFIER, text, "they get no prediction", level="warning", count=absent)]
-        if absent
-        else []
-    )
-    events = int(rows["codes"].list.len().sum())
     manifest = SequenceManifest(
         cache=base.manifest.cache,
         base=base.fingerprint,
         options=SequenceOptions(**options),
         class_names=[out.name],
-        notices=notices,
-        findings=[FindingRecord.from_finding(one) for one in found],
+        notices=_list_notices(statistics),
+        findings=[FindingRecord.from_finding(finding) for finding in _list_findings(absent)],
         shards=[],
-        events=events,
+        events=statistics.events,
     )
     publish_sequences(
         out,
@@ -312,40 +264,48 @@ def _write_task(
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
         ratios=pl.read_parquet(base.folder / "ratios.parquet"),
         values=fitted,
-        statistics=PredictionStatistics(
-            rows=rows.height, without_codes=silent, not_in_cache=absent, events=events
-        ),
+        statistics=statistics,
     )
 
 
+def _list_notices(statistics: PredictionStatistics) -> list[str]:
+    n_silent = statistics.without_codes
+    text = (
+        f"{n_silent:,} of {statistics.rows:,} rows have no known code before their prediction "
+        "time: their input is [UNK]."
+    )
+    return [round_message(text)] if n_silent else []
+
+
+def _list_findings(absent: int) -> list[Finding]:
+    text, effect = f"{absent} subjects of the labels are not in the cache", "they get no prediction"
+    return [input_warning(Reason.IDENTIFIER, text, effect, count=absent)] if absent else []
+
+
 def _build_task_shard(
-    shard: steps.ClaimsShard,
     requested: pl.DataFrame,
     choices: SequenceChoices,
     selection: CodeSelection,
     name: str,
+    shard: ClaimsShard,
+    number: int,
 ) -> pl.DataFrame:
     """The stored form of the sequences of one shard, one per requested prediction time."""
     cohort = (
         shard.cohort.drop("index_day", strict=False)
-        .with_row_index("before")
+        .with_row_index("subject")
+        .with_columns(pl.col("subject").cast(pl.Int32))
         .join(requested, on="subject_id", how="inner", maintain_order="left")
     )
-    cohort = cohort.with_columns(pl.col("before").cast(pl.Int32))
-    numbers = cohort.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
-    rows = shard.rows.join(
-        numbers, left_on="subject", right_on="before", how="inner", maintain_order="left"
-    )
+    numbers = cohort.select("subject", number=pl.int_range(pl.len(), dtype=pl.Int32))
+    rows = shard.rows.join(numbers, on="subject", how="inner", maintain_order="left")
     rows = rows.with_columns(subject="number").drop("number")
     built = steps.build_shard(replace(shard, rows=rows, cohort=cohort), choices, selection)
-    table = pl.from_arrow(sequence_builder.to_table(built, cohort, [name]))
-    assert isinstance(table, pl.DataFrame)
-    table = table.with_columns(
+    table = sequence_builder.to_frame(built, cohort, [name]).with_columns(
         pl.col("split").cast(pl.String),
         prediction_time=cohort["prediction_time"].gather(built.subjects),
     )
-    silent = cohort.filter(~np.isin(np.arange(cohort.height), built.subjects))
-    none = silent.select(
+    silent = cohort.filter(~np.isin(np.arange(cohort.height), built.subjects)).select(
         "subject_id",
         "split",
         f"y_{name}",
@@ -353,7 +313,7 @@ def _build_task_shard(
         codes=pl.lit([UNKNOWN], pl.List(pl.Int32)),
         times=pl.lit([0.0], pl.List(pl.Float32)),
     )
-    return pl.concat([table, none], how="diagonal_relaxed").sort(
+    return pl.concat([table, silent], how="diagonal_relaxed").sort(
         "subject_id", "prediction_time", maintain_order=True
     )
 
@@ -389,9 +349,9 @@ def write_predictions(
     frame = pl.concat(
         [pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards]
     )[sequences.rows]
-    if (known := read_id_table(ids)) is not None:
+    if (id_table := read_id_table(ids)) is not None:
         frame = frame.join(
-            known, left_on="subject_id", right_on="new", how="left", maintain_order="left"
+            id_table, left_on="subject_id", right_on="new", how="left", maintain_order="left"
         ).with_columns(subject_id="raw")
         if frame["subject_id"].null_count():
             raise usage_error(

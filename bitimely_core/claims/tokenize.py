@@ -1,5 +1,5 @@
 """Cached claims to code sequences: the two passes of the builder over the shards of the cache, and
-statistics to judge them by.
+statistics to judge the sequences by.
 
 Leakage policy, landmark, selection, clock and minimum codes are chosen here, so other choices need
 no second ingest.
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,31 +20,24 @@ import polars as pl
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.claims import (
+    build_findings,
     code_values,
     codes,
     cohorts,
     event_times,
+    prevalence,
     sequence_builder,
     shortcut_baselines,
     steps,
 )
-from bitimely_core.claims import prevalence as ratios
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules
-from bitimely_core.claims.disclosure import CountDisclosure
-from bitimely_core.claims.prevalence import CodeSelection
+from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
+from bitimely_core.claims.sequence_builder import SPECIAL
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard
-from bitimely_core.errors import (
-    Finding,
-    Reason,
-    input_error,
-    input_warning,
-    raise_differences,
-    usage_error,
-)
+from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
@@ -63,13 +56,23 @@ from bitimely_core.types import Progress
 # at most so many sequences of a shard, and in total, give the median gap
 SAMPLED_SEQUENCES = 2000, 16_000
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is reported
-
-
+# what else a user may choose where the selection by default keeps little
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     "--no-select": {"select": False},
     "--min-codes 1": {"min_codes": 1},
 }
 LEAST_SHARE, LEAST_CODES = 0.05, 10  # of the subjects; PheCodes
+VOCABULARY: dict[str, Any] = {
+    "id": pl.Int32,
+    **dict.fromkeys(("code", "name", "category"), pl.String),
+    **dict.fromkeys(("n_subjects_train", "n_events_train"), pl.Int64),
+}
+RATIOS: dict[str, Any] = {
+    **dict.fromkeys(("target", "code"), pl.String),
+    **dict.fromkeys(("ratio", "lo", "hi"), pl.Float64),
+    **dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64),
+    "selected": pl.Boolean,
+}
 
 
 def write_sequences(
@@ -106,253 +109,97 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
     """
     if not (out / manifests.MANIFEST).exists():
         return False
-    old = manifests.read_manifest(out)
+    stored = manifests.read_manifest(out)
+    before = stored.get("options", {}) | {"cache": stored.get("cache")}
     now = json.loads(storage.encode_json(plan.options | {"cache": plan.manifest.manifest_sha256}))
-    before = old.get("options", {}) | {"cache": old.get("cache")}
-    raise_differences(
-        before,
-        now,
-        out / manifests.MANIFEST,
-        "Give the same choices, another --name, or --force-new",
-    )
+    hint = "Give the same choices, another --name, or --force-new"
+    raise_differences(before, now, out / manifests.MANIFEST, hint)
     return True
 
 
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
-    manifest, choices, names = plan.manifest, plan.choices, plan.names
-    report = progress or (lambda what, done, total: None)
-    total = len(manifest.shards)
-    plan, cohort, record, flow = select_members(plan)
-    plan = _fit_numbers(ShardMap(plan, cohort))
-    mapped = ShardMap(plan, cohort)
-    counts = ratios.CodeCounts()
-    before: list[Prevalence] = []
-    for counted, found in mapped.apply(partial(_count_shard, choices, names)):
-        counts = counts + counted
-        before.append(found)
-        report("count codes", len(before), total)
-    selection = _select_vocabulary(plan, counts, choices)
-    size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
-    usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
-    tally: ShortcutTally = {}
-    after: list[Prevalence] = []
-    lengths: list[np.ndarray] = []  # for the statistics: the events are on disk by then
-    gaps: list[np.ndarray] = []
-    files: dict[str, StoredFile] = {}
-    no_birth = 0
-    sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
-    for built in mapped.apply(
-        partial(_build_shard, choices, names, selection, out.resolve(), sampled)
-    ):
-        files |= _number_files(out, built.files, len(files))
-        no_birth += built.no_birth
-        gaps.append(built.gaps)
-        lengths.append(built.lengths)
-        after.append(built.prevalence)
-        usage = usage[0] + built.usage[0], usage[1] + built.usage[1]
-        tally = shortcut_baselines.merge_tallies([tally, built.tally])
-        report("sequences", len(lengths), total)
-    if plan.by_default:
-        made, kept = [out / name for name in files], sum(map(len, lengths))
-        _refuse_little(mapped, counts, selection, made, kept)
-    all_lengths = np.concatenate(lengths)
-    _refuse_none(plan, selection, len(all_lengths))
-    all_gaps = np.concatenate(gaps).astype(np.float64)
+    manifest, report = plan.manifest, progress or (lambda what, done, total: None)
+    members = select_members(plan)
+    plan = _fit_numbers(ShardMap(members.plan, members.subjects))
+    shards = ShardMap(plan, members.subjects)
+    counts, before = _count_shards(shards, report)
+    selection = _select_codes(plan, counts)
+    built = _build_shards(shards, selection, out, report)
+    lengths, gaps = built.lengths, built.gaps.astype(np.float64)
+    if plan.by_default and _keeps_little(plan, selection, len(lengths)):
+        _refuse_little(shards, counts, selection, built, out)
+    if not len(lengths):
+        needed = f"{plan.choices.min_codes} {plan.choices.min_codes_unit} are needed"
+        raise input_error(
+            Reason.NO_INPUT,
+            "no subject has a sequence",
+            f"{len(selection.phecodes)} PheCodes are selected, {needed}",
+            "Lower --min-codes, or give --no-select",
+            file=str(plan.cache.folder),
+        )
     statistics = SequenceStatistics(
         funnel=SequenceFunnel(
             **manifest.funnel.model_dump(exclude={"subjects"}),
             subjects_in=manifest.funnel.subjects or 0,
-            subjects_out=len(all_lengths),
-            events=int(all_lengths.sum()),
-            no_birth=no_birth,
+            subjects_out=len(lengths),
+            events=int(lengths.sum()),
+            no_birth=built.no_birth,
         ),
         sequences=SequenceLengths(
-            n=len(all_lengths),
-            median_length=float(np.median(all_lengths)),
-            longest=int(all_lengths.max()),
-            median_positive_gap=float(np.median(all_gaps)) if len(all_gaps) else None,
+            n=len(lengths),
+            median_length=float(np.median(lengths)),
+            longest=int(lengths.max()),
+            median_positive_gap=float(np.median(gaps)) if len(gaps) else None,
         ),
-        prevalence={
-            "before": shortcut_baselines.add_prevalence(before),
-            "after": shortcut_baselines.add_prevalence(after),
-        },
-        **_describe_selection(plan, selection, tally),
+        prevalence={"before": before, "after": built.prevalence},
+        **_describe_selection(plan, selection, built.tally),
         agreement=manifest.agreement if plan.cohort is None else [],
         unmapped=manifest.unmapped,
-        cohort=flow,
+        cohort=members.flow,
     )
+    tables = build_findings.find_label_tables(plan)
+    findings = build_findings.list_findings(statistics, plan.judged, tables=tables)
     publish_sequences(
         out,
         SequenceManifest(
             cache=manifest.manifest_sha256,
             options=SequenceOptions.model_validate(plan.options),
-            class_names=names,
-            notices=_list_notices(plan),
-            findings=[
-                FindingRecord.from_finding(finding)
-                for finding in list_findings(
-                    statistics, plan.judged, tables=_find_label_tables(plan)
-                )
-            ],
+            class_names=plan.names,
+            notices=build_findings.list_notices(plan),
+            findings=list(map(FindingRecord.from_finding, findings)),
             shards=[],
             events=statistics.funnel.events,
         ),
-        shards=files,
-        vocabulary=_make_vocabulary(manifest, selection, usage),
+        shards=built.files,
+        vocabulary=_make_vocabulary(manifest, selection, built.usage),
         ratios=_make_ratio_table(selection),
         statistics=statistics,
-        cohort=record,
+        cohort=members.record,
         values=plan.fitted,
     )
 
 
-def _number_files(out: Path, files: Mapping[str, StoredFile], first: int) -> dict[str, StoredFile]:
-    """The files of a shard, renamed to the numbers from `first` on: shards without any sequence are
-    not numbered.
-    """
-    renamed = {}
-    for number, (name, file) in enumerate(files.items(), first):
-        new_name = re.sub(r"\d+", f"{number:05d}", name, count=1)
-        if new_name != name:
-            storage.rename(out / name, out / new_name)
-        renamed[new_name] = file
-    return renamed
+# ---- the subjects
 
 
-def _count_values(shard: ClaimsShard, number: int) -> pl.DataFrame:
-    return code_values.count_values(shard)
+class Members(NamedTuple):
+    """Whose sequences are built."""
+
+    plan: SequencePlan  # with a cohort also the PheCodes that the data have for its outcome
+    # with a cohort also index day and outcome, null for those left out; None: executors of Spark
+    # read them
+    subjects: pl.DataFrame | None
+    record: pl.DataFrame | None = None  # of all subjects, with a cohort
+    flow: CohortFlow | None = None  # how its members were chosen
 
 
-def _select_vocabulary(
-    plan: SequencePlan, counts: ratios.CodeCounts, choices: SequenceChoices
-) -> CodeSelection:
-    exempt = () if plan.fitted is None else frozenset(code_values.list_deciles(plan.fitted))
-    return steps.select_vocabulary(counts, plan.names, choices, plan.floor, exempt)
-
-
-def _refuse_none(plan: SequencePlan, selection: CodeSelection, kept: int) -> None:
-    """Raises UserError (no_input, exit 4) where no subject has a sequence."""
-    if not kept:
-        wanted = f"{len(selection.phecodes)} PheCodes are selected, {plan.choices.min_codes} {plan.choices.min_codes_unit} are needed"
-        hint = "Lower --min-codes, or give --no-select"
-        raise input_error(
-            Reason.NO_INPUT, "no subject has a sequence", wanted, hint, file=str(plan.cache.folder)
-        )
-
-
-class BuiltShard(NamedTuple):
-    """What the sequences of a shard add to those of all."""
-
-    files: dict[str, StoredFile]  # none without any sequence
-    no_birth: int
-    gaps: np.ndarray  # months, of a sample
-    lengths: np.ndarray
-    prevalence: Prevalence
-    usage: tuple[np.ndarray, np.ndarray]
-    tally: ShortcutTally
-
-
-def _fit_numbers(mapped: ShardMap) -> SequencePlan:
-    """The plan with the cut points and moments of numbers, if it reads them."""
-    plan = mapped.plan
-    if plan.choices.values == "none":
-        return plan
-    return replace(plan, fitted=code_values.fit_values(mapped.apply(_count_values), plan.floor))
-
-
-def _count_shard(
-    choices: SequenceChoices, names: list[str], shard: ClaimsShard, number: int
-) -> tuple[ratios.CodeCounts, Prevalence]:
-    """Counts for the selection, and prevalence before the filters."""
-    prevalence = shortcut_baselines.count_prevalence(
-        _label_values(shard.cohort, names), shard.cohort["split"].to_numpy()
-    )
-    return steps.count_shard(shard, choices), prevalence
-
-
-def _build_shard(
-    choices: SequenceChoices,
-    names: list[str],
-    selection: CodeSelection,
-    out: Path,
-    sampled: int,
-    shard: ClaimsShard,
-    number: int,
-) -> BuiltShard:
-    """Write the sequences of a shard; `sampled` of them give gaps."""
-    built = steps.build_shard(shard, choices, selection)
-    frame = pl.from_arrow(sequence_builder.to_table(built, shard.cohort, names))
-    assert isinstance(frame, pl.DataFrame)
-    of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
-    own = shard.cohort[built.subjects]
-    return BuiltShard(
-        files=write_shard(out, number, frame) if frame.height else {},
-        no_birth=built.no_birth,
-        gaps=np.concatenate([np.empty(0, np.float32), *(gap[gap > 0] for gap in of_sampled)]),
-        lengths=frame["codes"].list.len().to_numpy(),
-        prevalence=shortcut_baselines.count_prevalence(
-            _label_values(frame, names), frame["split"].cast(pl.String).to_numpy()
-        ),
-        usage=sequence_builder.count_usage(
-            built, shard.cohort, len(sequence_builder.SPECIAL) + len(selection.phecodes)
-        ),
-        tally=shortcut_baselines.count_shortcuts(
-            built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy()
-        ),
-    )
-
-
-def _count_kept(
-    choices: SequenceChoices, selection: CodeSelection, shard: ClaimsShard, number: int
-) -> int:
-    return len(steps.build_shard(shard, choices, selection).subjects)
-
-
-def _refuse_little(
-    mapped: ShardMap,
-    counts: ratios.CodeCounts,
-    selection: CodeSelection,
-    made: Iterable[Path],
-    kept: int,
-) -> None:
-    """Raises UserError (min_codes, exit 4), without the files `made`, where the selection that
-    nobody asked for keeps almost nothing and another one keeps more.
-    """
-    plan = mapped.plan
-    total, n_codes = plan.manifest.funnel.subjects or 0, len(selection.phecodes)
-    if not kept or not (kept < LEAST_SHARE * total or (n_codes < LEAST_CODES and kept < total / 2)):
-        return
-    found: dict[str, tuple[int, int]] = {}
-    for flag, change in ALTERNATIVES.items():
-        choices = replace(plan.choices, **change)
-        other = _select_vocabulary(plan, counts, choices)
-        found[flag] = sum(mapped.apply(partial(_count_kept, choices, other))), len(other.phecodes)
-    more = [
-        f"{flag} keeps at most {round_rows(n):,}, with {codes} PheCodes"
-        for flag, (n, codes) in found.items()
-        if n > kept
-    ]
-    problem = f"of the subjects the default selection keeps at most {round_rows(kept):,} of at most {round_rows(total):,}, with {n_codes} PheCodes"
-    hint = "Choose one of them, or give --preset paper to keep the selection as it is"
-    if more:
-        for path in made:
-            storage.remove_file(path)
-        raise input_error(
-            Reason.MIN_CODES, problem, "; ".join(more), hint, file=str(plan.cache.folder)
-        )
-
-
-def select_members(
-    plan: SequencePlan,
-) -> tuple[SequencePlan, pl.DataFrame | None, pl.DataFrame | None, CohortFlow | None]:
-    """The subjects (None: executors of Spark read them); with a cohort the plan with `defining`,
-    the subjects with index day and outcome (null for those left out), the record of all subjects,
-    and how they were chosen.
+def select_members(plan: SequencePlan) -> Members:
+    """The subjects of a plan; with a cohort its members. Raises UserError (config, exit 2) for a
+    cohort where the source gives index days.
     """
     if (rules := plan.cohort) is None:
-        return plan, None if plan.engine == "spark" else load_subjects(plan), None, None
+        return Members(plan, None if plan.engine == "spark" else load_subjects(plan))
     subjects = load_subjects(plan)
-    own, parts, defining = rules.outcome_rule, list[pl.DataFrame](), set[str]()
     if "index_day" in subjects.columns and subjects["index_day"].count():
         raise usage_error(
             "the source gives index days itself",
@@ -361,26 +208,26 @@ def select_members(
             field="--cohort",
         )
     subjects = subjects.drop("index_day", strict=False)
-    for part, codes_of in ShardMap(plan, subjects).apply(
-        partial(_apply_cohort, rules, plan.manifest.data_end)
-    ):
+    parts, defining = list[pl.DataFrame](), set[str]()
+    apply = partial(_apply_cohort, rules, plan.manifest.data_end)
+    for part, phecodes in ShardMap(plan, subjects).apply(apply):
         parts.append(part)
-        defining |= codes_of
+        defining |= phecodes
     record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
-    member = record["left_out"].is_null()
+    name, day, left_out = (
+        rules.outcome.rule,
+        record["outcome_day"],
+        record["left_out"].is_not_null(),
+    )
     subjects = subjects.with_columns(
-        record["index_day"].set(~member, None),
-        record["outcome_day"].is_not_null().cast(pl.Int8).set(~member, None).alias(f"y_{own.name}"),
-        record["outcome_day"].cast(pl.Int32).set(~member, None).alias(f"onset_{own.name}"),
+        record["index_day"].set(left_out, None),
+        day.is_not_null().cast(pl.Int8).set(left_out, None).alias(f"y_{name}"),
+        day.cast(pl.Int32).set(left_out, None).alias(f"onset_{name}"),
     )
     if plan.choices.time_to_event:
-        subjects = event_times.add_record_times(subjects, record, own.name)
-    return (
-        replace(plan, defining=frozenset(defining)),
-        subjects,
-        record,
-        _describe_flow(rules, record),
-    )
+        subjects = event_times.add_record_times(subjects, record, name)
+    plan = replace(plan, defining=frozenset(defining))
+    return Members(plan, subjects, record, _describe_flow(rules, record))
 
 
 def _apply_cohort(
@@ -388,20 +235,16 @@ def _apply_cohort(
 ) -> tuple[pl.DataFrame, set[str]]:
     """The record of a shard's subjects, and the PheCodes of the codes of the outcome."""
     record = cohorts.apply_cohort(rules, shard.rows, shard.codes, shard.cohort, data_end)
-    return record, {
-        phecode
-        for code in shard.codes
-        if rules.outcome_rule.matches(code)
-        for phecode in code.phecodes
-    }
+    outcome = filter(rules.outcome_rule.matches, shard.codes)
+    return record, set[str]().union(*(code.phecodes for code in outcome))
 
 
 def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
-    left, texts = record.height, cohorts.describe_reasons(rules)
+    remaining, texts = record.height, cohorts.describe_reasons(rules)
     steps = []
     for reason, n in cohorts.count_flow(rules, record):
-        left -= n
-        steps.append(FlowStep(reason=reason, text=texts[reason], left_out=n, left=left))
+        remaining -= n
+        steps.append(FlowStep(reason=reason, text=texts[reason], left_out=n, left=remaining))
     cases = record.filter(pl.col("left_out").is_null())["outcome_day"].count()
     return CohortFlow(
         title=rules.title or rules.name,
@@ -412,206 +255,227 @@ def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
     )
 
 
-def _label_values(cohort: pl.DataFrame, names: list[str]) -> dict[str, np.ndarray]:
-    """Labels as 1, 0 or -1 for not known."""
-    return {name: cohort[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
+# ---- pass 1
+
+
+def _fit_numbers(shards: ShardMap) -> SequencePlan:
+    """The plan with the cut points and moments of numbers, if it reads them."""
+    plan = shards.plan
+    if plan.choices.values == "none":
+        return plan
+    return replace(plan, fitted=code_values.fit_values(shards.apply(_count_values), plan.floor))
+
+
+def _count_values(shard: ClaimsShard, number: int) -> pl.DataFrame:
+    return code_values.count_values(shard)
+
+
+def _count_shards(shards: ShardMap, report: Progress) -> tuple[CodeCounts, Prevalence]:
+    """Counts for the selection, and prevalence before the filters."""
+    total, counts, before = len(shards.plan.manifest.shards), CodeCounts(), list[Prevalence]()
+    for shard_counts, prevalence_before in shards.apply(partial(_count_shard, shards.plan)):
+        counts += shard_counts
+        before.append(prevalence_before)
+        report("count codes", len(before), total)
+    return counts, shortcut_baselines.add_prevalence(before)
+
+
+def _count_shard(
+    plan: SequencePlan, shard: ClaimsShard, number: int
+) -> tuple[CodeCounts, Prevalence]:
+    before = shortcut_baselines.count_prevalence(shard.cohort, plan.names)
+    return steps.count_shard(shard, plan.choices), before
+
+
+def _select_codes(plan: SequencePlan, counts: CodeCounts) -> CodeSelection:
+    exempt = () if plan.fitted is None else frozenset(code_values.list_deciles(plan.fitted))
+    return prevalence.select_codes(counts, plan.names, plan.choices, plan.floor, exempt)
+
+
+# ---- pass 2
+
+
+class BuiltSequences(NamedTuple):
+    """The sequences of a shard, or of several: they are on the disk, their events not here."""
+
+    files: dict[str, StoredFile]  # one a shard, none without any sequence
+    no_birth: int
+    gaps: np.ndarray  # months, of a sample
+    lengths: np.ndarray
+    prevalence: Prevalence
+    usage: np.ndarray  # [2, ids] training subjects with each id, and their events
+    tally: ShortcutTally
+
+
+def _build_shards(
+    shards: ShardMap, selection: CodeSelection, out: Path, report: Progress
+) -> BuiltSequences:
+    """Write the sequences of all shards."""
+    plan, built = shards.plan, None
+    build = partial(_build_shard, plan, selection, out.resolve())
+    for done, shard in enumerate(shards.apply(build), 1):
+        built = shard if built is None else _add_built(built, shard)
+        report("sequences", done, len(plan.manifest.shards))
+    assert built is not None
+    return built._replace(files=_number_files(out, built.files))
+
+
+def _add_built(built: BuiltSequences, shard: BuiltSequences) -> BuiltSequences:
+    """The sequences of some shards and of another one."""
+    return BuiltSequences(
+        files=built.files | shard.files,
+        no_birth=built.no_birth + shard.no_birth,
+        gaps=np.concatenate([built.gaps, shard.gaps]),
+        lengths=np.concatenate([built.lengths, shard.lengths]),
+        prevalence=shortcut_baselines.add_prevalence([built.prevalence, shard.prevalence]),
+        usage=built.usage + shard.usage,
+        tally=shortcut_baselines.merge_tallies([built.tally, shard.tally]),
+    )
+
+
+def _build_shard(
+    plan: SequencePlan, selection: CodeSelection, out: Path, shard: ClaimsShard, number: int
+) -> BuiltSequences:
+    """Write the sequences of a shard."""
+    names, size = plan.names, len(SPECIAL) + len(selection.phecodes)
+    built = steps.build_shard(shard, plan.choices, selection)
+    frame = sequence_builder.to_frame(built, shard.cohort, names)
+    of_shard, in_all = SAMPLED_SEQUENCES
+    sampled = max(1, min(of_shard, in_all // len(plan.manifest.shards)))
+    gaps = frame["times"].head(sampled).list.diff(null_behavior="drop").explode().drop_nulls()
+    members = shard.cohort[built.subjects]
+    labels = {name: members[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
+    return BuiltSequences(
+        files=write_shard(out, number, frame) if frame.height else {},
+        no_birth=built.no_birth,
+        gaps=gaps.filter(gaps > 0).to_numpy(),
+        lengths=frame["codes"].list.len().to_numpy(),
+        prevalence=shortcut_baselines.count_prevalence(frame, names),
+        usage=sequence_builder.count_usage(built, shard.cohort, size),
+        tally=shortcut_baselines.count_shortcuts(
+            built.offsets, built.ids, labels, members["split"].to_numpy()
+        ),
+    )
+
+
+def _number_files(out: Path, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
+    """The files, renamed to numbers from 0 on: shards without any sequence are not numbered."""
+    renamed = {}
+    for number, (name, file) in enumerate(files.items()):
+        new_name = re.sub(r"\d+", f"{number:05d}", name, count=1)
+        if new_name != name:
+            storage.rename(out / name, out / new_name)
+        renamed[new_name] = file
+    return renamed
+
+
+def _keeps_little(plan: SequencePlan, selection: CodeSelection, n: int) -> bool:
+    """Whether a selection that gives `n` subjects a sequence can hardly be meant."""
+    total = plan.manifest.funnel.subjects or 0
+    has_few_codes = len(selection.phecodes) < LEAST_CODES and n < total / 2
+    return n > 0 and (n < LEAST_SHARE * total or has_few_codes)
+
+
+def _refuse_little(
+    shards: ShardMap, counts: CodeCounts, selection: CodeSelection, built: BuiltSequences, out: Path
+) -> None:
+    """Raises UserError (min_codes, exit 4), without the files in `out`, where another selection
+    keeps more than the one that nobody asked for.
+    """
+    plan, n_default = shards.plan, len(built.lengths)
+    better = []
+    for flag, change in ALTERNATIVES.items():
+        other = replace(plan, choices=replace(plan.choices, **change))
+        wider = _select_codes(other, counts)
+        n = sum(shards.apply(partial(_count_sequences, other, wider)))
+        if n > n_default:
+            n_codes = len(wider.phecodes)
+            better.append(f"{flag} keeps at most {round_rows(n):,}, with {n_codes} PheCodes")
+    if not better:
+        return
+    for name in built.files:
+        storage.remove_file(out / name)
+    total = plan.manifest.funnel.subjects or 0
+    raise input_error(
+        Reason.MIN_CODES,
+        f"of the subjects the default selection keeps at most {round_rows(n_default):,} of at most "
+        f"{round_rows(total):,}, with {len(selection.phecodes)} PheCodes",
+        "; ".join(better),
+        "Choose one of them, or give --preset paper to keep the selection as it is",
+        file=str(plan.cache.folder),
+    )
+
+
+def _count_sequences(
+    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard, number: int
+) -> int:
+    return len(steps.build_shard(shard, plan.choices, selection).subjects)
+
+
+# ---- tables and statistics
 
 
 def _make_vocabulary(
-    manifest: EventsManifest, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]
+    manifest: EventsManifest, selection: CodeSelection, usage: np.ndarray
 ) -> pl.DataFrame:
-    first = len(sequence_builder.SPECIAL)
-    schema = {"id": pl.Int32, **dict.fromkeys(("code", "name", "category"), pl.String)}
-    schema |= dict.fromkeys(("n_subjects_train", "n_events_train"), pl.Int64)
-    rows = [
-        (
-            number,
-            code,
-            manifest.phenotypes.get(code, ""),
-            manifest.categories.get(code, ""),
-            usage[0][number],
-            usage[1][number],
-        )
-        for number, code in enumerate(selection.phecodes, first)
-    ]
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    first, phecodes = len(SPECIAL), selection.phecodes
+    columns = {
+        "id": range(first, first + len(phecodes)),
+        "code": phecodes,
+        "name": [manifest.phenotypes.get(code, "") for code in phecodes],
+        "category": [manifest.categories.get(code, "") for code in phecodes],
+        "n_subjects_train": usage[0, first:],
+        "n_events_train": usage[1, first:],
+    }
+    return pl.DataFrame(columns, schema=VOCABULARY)
 
 
 def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
-    rows = [
-        (
-            name,
-            code,
-            r.ratio,
-            *(r.interval or (None, None)),
-            r.n_case_with,
-            r.n_case,
-            r.n_ref_with,
-            r.n_ref,
-            code in selection.phecodes,
-        )
-        for name, own in selection.ratios.items()
-        for code, r in own.items()
-    ]
-    schema = {
-        "target": pl.String,
-        "code": pl.String,
-        **dict.fromkeys(("ratio", "lo", "hi"), pl.Float64),
-    }
-    schema |= dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64) | {
-        "selected": pl.Boolean
-    }
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    rows = []
+    for name, ratios in selection.ratios.items():
+        for code, ratio in ratios.items():
+            ends = ratio.interval or (None, None)
+            counts = (ratio.n_case_with, ratio.n_case, ratio.n_ref_with, ratio.n_ref)
+            rows.append((name, code, ratio.ratio, *ends, *counts, code in selection.phecodes))
+    return pl.DataFrame(rows, schema=RATIOS, orient="row")
 
 
 def _describe_selection(
     plan: SequencePlan, selection: CodeSelection, tally: ShortcutTally
 ) -> dict[str, Any]:
     """The fields of `SequenceStatistics` on selected codes and shortcuts."""
-    level, threshold = plan.choices.level, plan.choices.threshold
-    own = {}
-    for name in plan.names:
-        defining = (
-            plan.defining
-            if plan.cohort
-            else plan.manifest.defining.get(name.removesuffix("_source"), ())
-        )
-        own[name] = sorted(
-            {codes.roll_up_phecode(phecode, level) for phecode in defining},
-            key=codes.phecode_sort_key,
-        )
-    ratios_of = selection.ratios
-    small = {
-        code
-        for found in ratios_of.values()
-        for code, r in found.items()
-        if r.selected and r.n_case_with < SMALL_SUPPORT
-    }
+    threshold, own_codes = plan.choices.threshold, _list_own_codes(plan)
+    fallback, small = list[str](), set[str]()
+    for name, ratios in selection.ratios.items():
+        if ratios and max(ratio.ratio for ratio in ratios.values()) <= threshold:
+            fallback.append(name)
+        small |= {
+            code
+            for code, ratio in ratios.items()
+            if ratio.selected and ratio.n_case_with < SMALL_SUPPORT
+        }
+    phecodes = dict(enumerate(selection.phecodes, len(SPECIAL)))
     return {
-        "leaks": shortcut_baselines.score_shortcuts(
-            tally, dict(enumerate(selection.phecodes, len(sequence_builder.SPECIAL))), own
-        ),
-        "own": own,
+        "leaks": shortcut_baselines.score_shortcuts(tally, phecodes, own_codes),
+        "own": own_codes,
         "max_attainable": {
-            name: None if value is None or np.isinf(value) else value
-            for name, value in selection.max_attainable.items()
+            name: None if bound is None or np.isinf(bound) else bound
+            for name, bound in selection.max_attainable.items()
         },
         "threshold": threshold,
-        "fallback": [
-            name
-            for name, found in ratios_of.items()
-            if found and not any(r.ratio > threshold for r in found.values())
-        ],
+        "fallback": fallback,
         "selected": len(selection.phecodes),
         "small_support": sorted(small),
     }
 
 
-def _find_label_tables(plan: SequencePlan) -> dict[str, str]:
-    """Label -> the table that it was read from; labels that rules make have none."""
-    manifest = plan.manifest
-    if plan.cohort is not None:
-        return {}
-    files = [
-        file
-        for file in manifest.facts.get("tables", ())
-        if PurePath(file).name.lower().startswith("labels.")
-    ]
-    made = {rule["name"] for rule in manifest.rules} if manifest.ruled else set()
-    return {name: files[0] for name in manifest.names if files and name not in made}
-
-
-def list_findings(
-    statistics: SequenceStatistics,
-    choices: SequenceChoices,
-    disclosure: CountDisclosure | None = None,
-    tables: Mapping[str, str] | None = None,
-) -> list[Finding]:
-    """Warnings of a build for the screen and the ingest report, without what `disclosure`
-    withholds; `tables` of labels are named.
-    """
-    shown = disclosure or CountDisclosure()
-    findings, funnel = [], statistics.funnel
-    subjects = statistics.cohort.steps[-1].left if statistics.cohort else funnel.subjects_in
-    if excluded := subjects - funnel.subjects_out:
-        keys = {
-            ("out", "all"),
-            ("left", statistics.cohort.steps[-1].reason) if statistics.cohort else ("in",),
-        }
-        is_open = not keys & shown.withheld
-        problem = (
-            f"{excluded} of {subjects} subjects have no sequence"
-            if is_open
-            else "some subjects have no sequence"
+def _list_own_codes(plan: SequencePlan) -> dict[str, list[str]]:
+    """Label -> the rolled-up PheCodes of its own rule."""
+    own_codes = {}
+    for name in plan.names:
+        rule = name.removesuffix("_source")
+        defining = plan.defining if plan.cohort else plan.manifest.defining.get(rule, ())
+        own_codes[name] = prevalence.sort_phecodes(
+            {codes.roll_up_phecode(phecode, plan.choices.level) for phecode in defining}
         )
-        least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
-        rare = (
-            "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
-        )
-        hint = rare if excluded > funnel.subjects_out else ""
-        findings.append(
-            input_warning(Reason.MIN_CODES, problem, least, hint, count=excluded if is_open else 1)
-        )
-    for name, scores in statistics.leaks.items():
-        chance, best = scores.prevalence["all"], scores.best.count["all"] if scores.best else None
-        leaked = scores.leak and chance is not None and best is not None and best > chance + 0.01
-        if scores.cases["all"] and (
-            leaked or (choices.leakage == "keep" and choices.landmark is None and scores.own)
-        ):
-            printed = shown.get_code_score(scores, name)
-            problems = (
-                [f"its own codes ({', '.join(scores.own)}) are in the input"] if scores.own else []
-            )
-            problems += (
-                [f"the count of PheCode {scores.best.phecode} alone scores {printed:.3f}"]
-                if scores.best and printed
-                else []
-            )
-            problems = problems or ["one code alone predicts it"]
-            requirement = (
-                f"chance is {chance:.3f}"
-                if chance is not None and shown.has_counts(name, "after")
-                else ""
-            )
-            hint = "See --leakage drop-phecode and --landmark"
-            text = f"label {name}: {' and '.join(problems)}"
-            findings.append(
-                input_warning(
-                    Reason.LABEL_LEAKAGE, text, requirement, hint, file=(tables or {}).get(name)
-                )
-            )
-    for name in statistics.fallback:
-        ceiling = statistics.max_attainable.get(name)
-        if ceiling is not None and ceiling <= statistics.threshold:
-            value = (
-                f"{ceiling:.2f}" if shown.has_counts(name, "before", "train") else "the threshold"
-            )
-            problem = f"label {name}: no ratio can exceed {value} at its prevalence"
-            fallback = f"the threshold is {statistics.threshold:g}, so the top codes were selected"
-            findings.append(Finding(Reason.CLASS_MISSING, problem, fallback, level="info"))
-    return findings
-
-
-def _list_notices(plan: SequencePlan) -> list[str]:
-    rules, found = plan.cohort, list[str]()
-    if plan.judged.landmark is None:
-        leak = "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark)"
-        found.append(
-            f"{leak}: scores measure label recovery, not prediction."
-            if plan.choices.leakage == "keep"
-            else "Labels come from the complete history (no landmark): scores measure recognition, not prediction."
-        )
-    if rules is not None and rules.controls is not None:
-        found.append(
-            "Controls are matched to cases: prevalence, and with it AUPRC, calibration and predictive values, is that of the design."
-        )
-    risk = (rules and rules.risk) or cohorts.CohortRisk()
-    if (
-        rules is not None
-        and rules.outcome.kind == "incident"
-        and (risk.to_day is None or risk.min_days is not None or risk.keep_deaths)
-    ):
-        found.append(
-            "Subjects without outcome may have been followed for less than the time at risk: they count as not having had it."
-        )
-    return found
+    return own_codes

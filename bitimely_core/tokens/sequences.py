@@ -1,7 +1,7 @@
 """Event sequences on disk: codes and their times, one sequence a subject, cut to the last events on
-reading. No torch.
+reading.
 
-Legend: n sequences, N events of the longest of them, C labels.
+The module does not import torch. Legend: n sequences, N events of the longest of them, C labels.
 """
 
 from __future__ import annotations
@@ -79,11 +79,9 @@ class EventSequences(TokenSet):
     def class_names(self) -> tuple[str, ...]:
         """The C labels; of times to event their risks at each horizon."""
         days = self.options.time_to_event
-        return (
-            tuple(name_horizon(name, day) for name in self.manifest.class_names for day in days)
-            if days
-            else super().class_names
-        )
+        if not days:
+            return super().class_names
+        return tuple(name_horizon(name, day) for name in self.manifest.class_names for day in days)
 
     @property
     def code_statistics(self) -> SequenceStatistics:
@@ -103,7 +101,7 @@ class EventSequences(TokenSet):
 
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
         """The only one, if it was trained on this vocabulary."""
-        return [0] if self.vocabulary_sha256 in {one.vocabulary for one in data} else []
+        return [0] if self.vocabulary_sha256 in {part.vocabulary for part in data} else []
 
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Vocabularies."""
@@ -125,63 +123,61 @@ class EventSequences(TokenSet):
         if self.numbers is None:
             return {}
         fitted = pl.read_parquet(self.folder / VALUES, columns=["code", "mean", "std"])
-        ids = {code: at for at, code in enumerate(self.vocabulary)}
+        ids = {code: number for number, code in enumerate(self.vocabulary)}
         return {ids[code]: (mean, std) for code, mean, std in fitted.iter_rows() if code in ids}
 
     def counts(self) -> np.ndarray:
         """Occurrences of each id in each uncut sequence of this subset, [n, codes] float32."""
-        out = np.zeros((len(self.firsts) - 1, self.codes), dtype=np.float32)
-        np.add.at(out, (np.repeat(np.arange(len(out)), np.diff(self.firsts)), self.flat), 1.0)
-        return out[self.rows]
+        counts = np.zeros((len(self.firsts) - 1, self.codes), dtype=np.float32)
+        subject = np.repeat(np.arange(len(counts)), np.diff(self.firsts))
+        np.add.at(counts, (subject, self.flat), 1.0)
+        return counts[self.rows]
 
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels; `draw` = (seed, epoch): events of
-        equal times in a new order, drawn once an epoch and row, else in the order of their ids.
+        """What a `Batch` of these rows holds besides labels.
 
-        Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first
-        event that is read, mask [n, N] bool, end [n] float32: position of [EOS], the last event or
-        the index day, person [n, 4] and numbers [n, N] float32 as in `Batch`.
+        Args:
+            rows: positions in the full index; None: all of this subset.
+            draw: (seed, epoch): events of equal times in a new order, drawn once an epoch and row;
+                None: in the order of their ids.
+
+        Returns:
+            values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first
+            event that is read, mask [n, N] bool, end [n] float32: position of [EOS], the last event
+            or the index day, person [n, 4] and numbers [n, N] float32 as in `Batch`.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]
         starts = np.maximum(self.firsts[rows], stops - self.limit)
         lengths = stops - starts
-        width = max(int(lengths.max(initial=0)), 1)
-        mask = np.arange(width) < lengths[:, None]
-        at = np.where(mask, starts[:, None] + np.arange(width), 0)
-        values = (
-            np.where(mask, self.flat[at], 0).astype(np.int64)
-            if len(self.flat)
-            else np.zeros(mask.shape, np.int64)
-        )
-        clock = np.asarray(self.clock[at], np.float64) if len(self.clock) else np.zeros(mask.shape)
-        numbers = (
-            None
-            if self.numbers is None
-            else np.where(
-                mask, self.numbers[at] if len(self.numbers) else np.nan, np.float32(np.nan)
-            )
-        )
+        mask = np.arange(max(int(lengths.max(initial=0)), 1)) < lengths[:, None]
+        events = np.where(mask, starts[:, None] + np.arange(mask.shape[1]), 0)
+        values = np.where(mask, self.flat[events], 0).astype(np.int64)
+        clock = np.asarray(self.clock[events], np.float64)
+        numbers = None
+        if self.numbers is not None:
+            numbers = np.where(mask, self.numbers[events], np.float32(np.nan))
         for mapped in (self.flat, self.clock, self.numbers):
             _release_pages(mapped)
-        begin = clock[:, :1]
-        times = np.where(mask, clock - begin, 0.0)
-        last = times.max(axis=1, initial=0.0)
-        index_time = self.index_time[rows].astype(np.float64) - begin[:, 0]
+        begin = clock[:, 0]
+        times = np.where(mask, clock - begin[:, None], 0.0)
+        index_time = self.index_time[rows].astype(np.float64) - begin
+        end = np.where(np.isnan(index_time), times.max(axis=1, initial=0.0), index_time)
         if draw is not None:
             for i, row in enumerate(rows.tolist()):
                 keys = np.random.Generator(np.random.PCG64([*draw, row])).random(int(lengths[i]))
                 order = np.lexsort((keys, times[i, : lengths[i]]))
-                for part in (values, *(() if numbers is None else (numbers,))):
-                    part[i, : lengths[i]] = part[i, order]
+                values[i, : lengths[i]] = values[i, order]
+                if numbers is not None:
+                    numbers[i, : lengths[i]] = numbers[i, order]
         return {
             "values": values,
             "times": times.astype(np.float32),
             "mask": mask,
-            "end": np.where(np.isnan(index_time), last, index_time).astype(np.float32),
-            "person": self._describe_persons(rows, begin[:, 0]),
+            "end": end.astype(np.float32),
+            "person": self._describe_persons(rows, begin),
             "numbers": numbers,
         }
 
@@ -192,13 +188,8 @@ class EventSequences(TokenSet):
         if self.age is None or self.sex is None:
             return None
         years = (self.age[rows] + begin) / 12
-        known = ~np.isnan(years)
-        columns = (
-            np.where(known, (years - 50) / 10, 0.0),
-            known,
-            self.sex[rows] == 1,
-            self.sex[rows] == 2,
-        )
+        has_age, sex = ~np.isnan(years), self.sex[rows]
+        columns = (np.where(has_age, (years - 50) / 10, 0.0), has_age, sex == 1, sex == 2)
         return np.stack(columns, axis=1).astype(np.float32)
 
 
@@ -213,15 +204,17 @@ def _release_pages(mapped: np.ndarray | None) -> None:
 def _read_shards(
     folder: Path, names: Sequence[str], *, mapped: bool, numbered: bool
 ) -> tuple[pl.DataFrame, dict[str, np.ndarray]]:
-    """The sequences without their events, but with their `length`; and codes and times (and
-    `values`, if they are `numbered`) of all events, in memory or `mapped` from a scratch file,
-    which holds one shard in memory at a time.
+    """The sequences without their events, but with their `length`; and the events: codes and times,
+    and `values` if they are `numbered`.
+
+    The events are in memory, or `mapped` from a scratch file. One shard is in memory at a time.
     """
     import polars as pl
 
     parts: list[pl.DataFrame] = []
-    kinds: dict[str, np.dtype[Any]] = {"codes": np.dtype(np.int32), "times": np.dtype(np.float32)}
-    kinds |= {"values": np.dtype(np.float32)} if numbered else {}
+    kinds = {"codes": np.dtype(np.int32), "times": np.dtype(np.float32)}
+    if numbered:
+        kinds["values"] = np.dtype(np.float32)
     with ExitStack() as stack:
         streams = {
             name: stack.enter_context(storage.open_scratch(folder) if mapped else io.BytesIO())
@@ -232,26 +225,22 @@ def _read_shards(
                 pl.col("split").cast(pl.String), length=pl.col("codes").list.len()
             )
             for name, kind in kinds.items():
-                events = part.filter(pl.col("length") > 0)[name].explode()
-                streams[name].write(
-                    events.fill_null(float("nan") if name == "values" else 0)
-                    .to_numpy()
-                    .astype(kind)
-                    .data
-                )
+                events = part[name].explode()
+                if name == "values":
+                    events = events.fill_null(float("nan"))
+                streams[name].write(events.to_numpy().astype(kind).data)
             parts.append(part.drop("codes", "times", "values", strict=False))
             del part
-        frame = pl.concat(parts)
-        size = int(frame["length"].sum())
-        return frame, {name: _map_events(streams[name], kind, size) for name, kind in kinds.items()}
+        events_by_name = {name: _map_events(streams[name], kind) for name, kind in kinds.items()}
+        return pl.concat(parts), events_by_name
 
 
-def _map_events(stream: BinaryIO, kind: np.dtype[Any], size: int) -> np.ndarray:
+def _map_events(stream: BinaryIO, kind: np.dtype[Any]) -> np.ndarray:
     """The events that a stream holds."""
-    if isinstance(stream, io.BytesIO) or not size:
-        return np.frombuffer(stream.getvalue() if isinstance(stream, io.BytesIO) else b"", kind)
+    if isinstance(stream, io.BytesIO):
+        return np.frombuffer(stream.getvalue(), kind)
     stream.flush()
-    return np.memmap(stream, kind, "r", shape=(size,))
+    return np.memmap(stream, kind, "r")
 
 
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
@@ -277,24 +266,25 @@ def publish_sequences(
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
-    `manifest` is without files and shards; `shards`: files of `write_shard`, in order.
-    `vocabulary`: id, code, name, category, n_subjects_train, n_events_train. `ratios`: target,
-    code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected. `cohort`: who belongs to
-    it and why not, as `claims.cohorts.select_subjects`. `values`: of the numbers of codes, as
-    `claims.code_values.fit_values`.
+    Args:
+        out: folder of the set.
+        manifest: without files and shards.
+        shards: files of `write_shard`, in order.
+        vocabulary: id, code, name, category, n_subjects_train, n_events_train.
+        ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
+        statistics: of the set.
+        cohort: who belongs to it and why not, as `claims.cohorts.select_subjects`.
+        values: of the numbers of codes, as `claims.code_values.fit_values`.
     """
-    if (out / manifests.MANIFEST).exists():
-        storage.os_unlink(out / manifests.MANIFEST)
+    storage.remove_file(out / manifests.MANIFEST)
     files = dict(shards)
-    frames = {"vocab.parquet": vocabulary, "ratios.parquet": ratios}
-    for name, frame in ((COHORT, cohort), (VALUES, values)):
-        if frame is not None:
-            frames[name] = frame
-        elif (out / name).exists():
-            storage.os_unlink(out / name)
+    frames = {"vocab.parquet": vocabulary, "ratios.parquet": ratios, COHORT: cohort, VALUES: values}
     for name, frame in frames.items():
-        sha256, size = storage.write_parquet(out / name, to_table(frame))
-        files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
+        if frame is None:
+            storage.remove_file(out / name)
+        else:
+            sha256, size = storage.write_parquet(out / name, to_table(frame))
+            files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
     sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
     files["statistics.json"] = StoredFile(sha256=sha256, size=size)
     manifest.model_copy(update={"files": files, "shards": list(shards)}).publish(out)
@@ -321,31 +311,28 @@ def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
     import polars as pl
 
     manifest = SequenceManifest.read(folder)
-    labels = [f"y_{name}" for name in manifest.class_names]
-    sums = [
+    labels = {f"y_{name}": name for name in manifest.class_names}
+    counts = [
         pl.col("subject_id").n_unique().alias("subjects"),
         pl.len().alias("windows"),
-        *(pl.col(label).sum() for label in labels),
+        *(pl.col(column).sum() for column in labels),
     ]
     parts = []
     for name in manifest.shards:
         part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels])
-        parts.append(
-            part.group_by(pl.col("split").cast(pl.String)).agg(one.cast(pl.Int64) for one in sums)
-        )
-    found = {
-        row["split"]: row for row in pl.concat(parts).group_by("split").sum().iter_rows(named=True)
-    }
-    none = dict.fromkeys(("subjects", "windows"), 0)
-    return {
-        split: {
-            **{key: found.get(split, none)[key] for key in none},
-            "classes": {label[2:]: found[split][label] for label in labels}
-            if split in found
-            else {},
+        groups = part.group_by(pl.col("split").cast(pl.String))
+        parts.append(groups.agg(count.cast(pl.Int64) for count in counts))
+    total = pl.concat(parts).group_by("split").sum()
+    rows = {row["split"]: row for row in total.iter_rows(named=True)}
+    audit = {}
+    for split in SPLITS:
+        row = rows.get(split, {})
+        audit[split] = {
+            "subjects": row.get("subjects", 0),
+            "windows": row.get("windows", 0),
+            "classes": {name: row[column] for column, name in labels.items() if row},
         }
-        for split in ("train", "validation", "test")
-    }
+    return audit
 
 
 def count_carriers(folder: Path, codes: Mapping[str, str]) -> dict[str, dict[str, tuple[int, int]]]:
@@ -362,12 +349,9 @@ def count_carriers(folder: Path, codes: Mapping[str, str]) -> dict[str, dict[str
             folder / name, columns=["codes", "split", *(f"y_{label}" for label in codes)]
         )
         for label, code in codes.items():
-            found = (
-                part.filter(pl.col("codes").list.contains(ids[code]))
-                .group_by(pl.col("split").cast(pl.String), f"y_{label}")
-                .len()
-            )
-            for split, value, n in found.drop_nulls().iter_rows():
+            carriers = part.filter(pl.col("codes").list.contains(ids[code]))
+            groups = carriers.group_by(pl.col("split").cast(pl.String), f"y_{label}").len()
+            for split, value, n in groups.drop_nulls().iter_rows():
                 sums.update({(label, split, value): n, (label, "all", value): n})
     return {
         label: {part: (sums[label, part, 1], sums[label, part, 0]) for part in (*SPLITS, "all")}
@@ -385,66 +369,71 @@ def open_sequences(
 
     folder = Path(folder)
     manifest = open_manifest(folder, SequenceManifest, verify)
-    labels = manifest.class_names
-    names = manifest.shards[:shards]
-    numbered = manifest.options.numbers
-    is_mapped = manifest.events * (12 if numbered else 8) > IN_MEMORY
+    options = manifest.options
+    numbered = options.numbers
+    mapped = manifest.events * (12 if numbered else 8) > IN_MEMORY
     try:
-        frame, events = _read_shards(folder, names, mapped=is_mapped, numbered=numbered)
-        vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
+        frame, events = _read_shards(
+            folder, manifest.shards[:shards], mapped=mapped, numbered=numbered
+        )
+        codes = pl.read_parquet(folder / "vocab.parquet", columns=["code"])["code"].to_list()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
         raise token_error(
             folder, "not readable", "expected sequences and their vocabulary in Parquet"
         ) from error
-    ids = vocabulary["id"].to_list()
-    if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):
-        raise token_error(
-            folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on"
-        )
-    index = pl.DataFrame(
-        {
-            "window": pl.Series(range(frame.height), dtype=pl.Int64),
-            "subject_id": frame["subject_id"].cast(pl.String),
-            "recording_id": frame["subject_id"].cast(pl.String),
-            "start": pl.Series([0.0] * frame.height, dtype=pl.Float64),
-            "label": frame.select(
-                pl.concat_list(
-                    [pl.when(pl.col(f"y_{name}") == 1).then(pl.lit(name)) for name in labels]
-                ).list.drop_nulls()
-                if labels
-                else pl.lit(None, dtype=pl.String)
-            ).to_series(),
-            "split": frame["split"],
-        }
-    )
-    check_subjects(index, manifest.options.split, folder)
-    times = manifest.options.time_to_event
-    columns = (
-        [(f"time_{name}", f"event_{name}") for name in labels for _ in times]
-        if times
-        else [(f"y_{name}",) for name in labels]
-    )
-    known = [
-        np.stack([frame[column].cast(pl.Float32).to_numpy() for column in of], 1) for of in columns
-    ]
+    index = _make_index(frame, manifest.class_names)
+    check_subjects(index, options.split, folder)
+    statistics = PredictionStatistics if manifest.base else SequenceStatistics
     return EventSequences(
         folder=folder,
         manifest=manifest,
-        statistics=(PredictionStatistics if manifest.base else SequenceStatistics).load(
-            folder / "statistics.json"
-        ),
+        statistics=statistics.load(folder / "statistics.json"),
         rows=np.arange(frame.height),
         whole_index=index,
-        target=(np.stack(known, axis=1) if times else np.concatenate(known, axis=1))
-        if labels
-        else None,
+        target=_stack_targets(frame, manifest.class_names, options.time_to_event),
         flat=events["codes"],
         clock=events["times"],
         numbers=events.get("values"),
         firsts=np.append(0, np.cumsum(frame["length"].to_numpy())).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
-        vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
+        vocabulary=(*SPECIAL, *codes),
         age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         sex=frame["sex"].fill_null(0).to_numpy(),
     )
+
+
+def _make_index(frame: pl.DataFrame, labels: Sequence[str]) -> pl.DataFrame:
+    """The index of the sequences; a subject is a window and a recording."""
+    import polars as pl
+
+    subject = pl.col("subject_id").cast(pl.String)
+    positive = [pl.when(pl.col(f"y_{name}") == 1).then(pl.lit(name)) for name in labels]
+    label = pl.concat_list(positive).list.drop_nulls() if positive else pl.lit(None, pl.String)
+    return frame.select(
+        window=pl.int_range(pl.len(), dtype=pl.Int64),
+        subject_id=subject,
+        recording_id=subject,
+        start=pl.lit(0.0),
+        label=label,
+        split="split",
+    )
+
+
+def _stack_targets(
+    frame: pl.DataFrame, labels: Sequence[str], horizons: Sequence[int] | None
+) -> np.ndarray | None:
+    """Labels [n, C] as numbers, NaN: not known; of times to event time and event of each label
+    [n, C, 2], repeated for each horizon.
+    """
+    import polars as pl
+
+    def stack(*columns: str) -> np.ndarray:
+        return frame.select(pl.col(columns).cast(pl.Float32)).to_numpy(order="c")
+
+    if not labels:
+        return None
+    if not horizons:
+        return stack(*(f"y_{name}" for name in labels))
+    targets = np.stack([stack(f"time_{name}", f"event_{name}") for name in labels], axis=1)
+    return np.repeat(targets, len(horizons), axis=1)

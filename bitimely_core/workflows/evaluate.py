@@ -212,9 +212,9 @@ def protect_scores(scores: Scores, windows: Windows) -> Scores:
     """The scores as they are printed."""
     if not isinstance(windows, EventSequences):
         return scores
-    from bitimely_core.claims import disclosure  # with polars
+    from bitimely_core.claims import protected_scores  # with polars
 
-    shown = disclosure.protect_scores(scores, windows)
+    shown = protected_scores.protect_scores(scores, windows)
     return shown.model_copy(update={"lift": verdicts.find_lift(shown)})
 
 
