@@ -20,14 +20,11 @@ from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
-from bitimely_core.report.model_card import write_card
-from bitimely_core.report.recipe_results import (
-    PlannedCell,
-    format_cell,
-    format_paper,
-    write_results,
-)
-from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.report.model_card import render_card
+from bitimely_core.report.recipe_results import ResultPlan, write_results
+from bitimely_core.report.recipe_tables import PlannedCell, format_cell, format_paper
+from bitimely_core.run import load_record
+from bitimely_core.schemas.runs import RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import (
     CorrectedDifference,
     Difference,
@@ -172,17 +169,13 @@ def planted(
     return PlannedCell(row, data, seed, "done", (name,))
 
 
-def write(tmp_path, cells, paper=None, **more):
-    more = {
-        "title": "A recipe",
-        "description": "all of it",
-        "workspace": tmp_path,
-        "out": tmp_path / "out",
-        "baselines": (),
-        **more,
-    }
+def write(tmp_path, cells, paper=None, out=None, **stated):
+    stated = {"title": "A recipe", "description": "all of it", "baselines": (), **stated}
     return write_results(
-        "recipe", cells, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more
+        ResultPlan(name="recipe", cells=cells, paper=paper or {}, **stated),
+        workspace=tmp_path,
+        out=out or tmp_path / "out",
+        open_windows=make_windows_opener(tmp_path),
     )
 
 
@@ -933,9 +926,8 @@ def test_rows_are_models_where_they_differ_else_runs(tmp_path):
 def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     planted(tmp_path, "a", "one", row="gpt")
     folder = tmp_path / "runs" / "a"
-    storage.write_json(folder / "train_subjects.json", {"format_version": 1, "marks": ["aa", "bb"]})
-    write_card(folder)
-    card = (folder / "model_card.md").read_text("utf-8")
+    record, subjects = load_record(folder), TrainSubjects(marks=("aa", "bb"))
+    card = render_card(folder, record, Scores.load_shared(folder), subjects).decode()
     scores = json.loads((folder / "scores.json").read_bytes())["metrics"]["accuracy"]
     assert (
         f"| accuracy | {scores['value']:.3f} | {scores['se']:.3f} | {scores['lo']:.3f} to {scores['hi']:.3f} |"
@@ -955,9 +947,7 @@ def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     ):
         assert words in card, words
     assert "s001" not in card
-    (folder / "scores.json").unlink()
-    write_card(folder)
-    assert "Not evaluated" in (folder / "model_card.md").read_text("utf-8")
+    assert b"Not evaluated" in render_card(folder, record, None, subjects)
 
 
 def test_cells_have_the_digits_of_the_paper():

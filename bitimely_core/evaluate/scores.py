@@ -34,7 +34,7 @@ from bitimely_core.evaluate.metrics import (
     check_rows,
     find_unit,
 )
-from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
+from bitimely_core.page import BarPlot, Figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
 from bitimely_core.types import parse_horizon
@@ -345,4 +345,4 @@ def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None
         [m.hi for m in kept.values()],
         NAMES[name],
     )
-    return make_figure("main-score", title, caption, data)
+    return Figure("main-score", title, caption, data)
