@@ -231,8 +231,9 @@ def read_curves(folder: Path) -> Sparkline | None:
             curves[split] = curve
     if not curves:
         return None
-    split, last = list(curves)[-1], list(curves.values())[-1][-1][1]
-    quantity, name = "relative loss" if has_rel else "loss", split.replace("train", "training")
+    split, curve = list(curves.items())[-1]
+    last, name = curve[-1][1], split.replace("train", "training")
+    quantity = "relative loss" if has_rel else "loss"
     about = f"{quantity} by step, the last of {name} is {last:.4g}"
     return Sparkline(last, list(curves.values()), about)
 

@@ -19,6 +19,7 @@ from bitimely_core.page import (
     Page,
     PageBuilder,
     StageTrack,
+    Table,
     make_tables,
 )
 from bitimely_core.report.text import format_number
@@ -152,8 +153,7 @@ def recording_page(
         verdict = _add_labels(page, made)
     else:
         verdict = _add_values(page, made)
-    if made.endpoints:
-        page.table(*endpoint_table(made.endpoints))
+    page.add(*_endpoint_tables(made.endpoints))
     summary = {"recording": name, "windows": count, "endpoints": dict(made.endpoints)}
     return page.finish(verdict, summary)
 
@@ -165,15 +165,11 @@ def _read_starts(made: PredictionLike) -> npt.NDArray[Any]:
 
 def _add_labels(page: PageBuilder, made: PredictionLike) -> str:
     """The probability of each label over time, and its mean; the verdict."""
-    labels, prediction, hours = (
-        list(made.windows.class_names),
-        made.prediction,
-        _read_starts(made) / 3600,
-    )
-    lines = [Line(label, hours, prediction[:, k]) for k, label in enumerate(labels)]
+    labels, hours = list(made.windows.class_names), _read_starts(made) / 3600
+    lines = [Line(label, hours, made.prediction[:, k]) for k, label in enumerate(labels)]
     caption = "The probability of each label in each window."
     page.figure("trend", "Labels over time", caption, LinePlot(lines, "hours", "probability"))
-    means = prediction.mean(0)
+    means = made.prediction.mean(0)
     bars = BarPlot(labels, means, ylabel="mean probability")
     page.figure("labels", "Labels", "Mean probability over the windows.", bars)
     return f"{labels[int(means.argmax())]} is the most probable label of {len(hours):,} windows."
@@ -234,16 +230,14 @@ def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> floa
     return None if values is None or not keep.any() else float(values[keep].mean())
 
 
-def endpoint_table(
-    endpoints: Mapping[str, EndpointValue],
-) -> tuple[str, str, str, list[str], list[list[Any]]]:
-    """Name, title, caption, columns and rows of the table of endpoints."""
+def _endpoint_tables(endpoints: Mapping[str, EndpointValue]) -> list[Table]:
+    """The endpoints of sleep stages; none of other classes."""
     rows = [
         [name.replace("_", " "), endpoint.value, endpoint.unit, endpoint.undefined_reason or ""]
         for name, endpoint in endpoints.items()
     ]
     columns = ["endpoint", "value", "unit", "undefined because"]
-    return "endpoints", "Sleep endpoints", ENDPOINTS, columns, rows
+    return make_tables("endpoints", "Sleep endpoints", ENDPOINTS, columns, rows)
 
 
 # ---- all recordings of a call

@@ -81,7 +81,7 @@ class Block:
     file: str = ""  # Parquet beside the page
     svg: str = ""  # drawing beside the page
     svg_inline: str = ""
-    columns: Sequence[Context] = ()
+    columns: list[Context] = field(default_factory=list)
     rows: Sequence[Any] = ()  # cells of a table, bars of a headline
     ticks: Sequence[Context] = ()  # of a headline
 
@@ -229,17 +229,12 @@ def _fill_table(block: Block, table: Table) -> None:
     if any(len(row) != len(table.columns) for row in table.rows):
         expected = f"{len(table.columns)} cells"
         raise ValueError(f"table {table.name!r} has rows that do not have {expected}")
-    rows = table.rows[:ROWS]
-    columns = [[row[k] for row in rows] for k in range(len(table.columns))]
-    numeric = list(map(_is_numeric, columns))
-    block.columns = [
-        {"name": clean_text(name, 80), "numeric": is_numeric}
-        for name, is_numeric in zip(table.columns, numeric, strict=True)
-    ]
-    cells = [
-        _render_column(values, numeric=is_numeric)
-        for values, is_numeric in zip(columns, numeric, strict=True)
-    ]
+    cells = []
+    for k, name in enumerate(table.columns):
+        values = [row[k] for row in table.rows[:ROWS]]
+        numeric = _is_numeric(values)
+        block.columns.append({"name": clean_text(name, 80), "numeric": numeric})
+        cells.append(_render_column(values, numeric=numeric))
     block.rows = list(zip(*cells, strict=True))
     if len(table.rows) > ROWS:
         block.note = f"The first {ROWS} of {len(table.rows):,} rows; the file holds all."
