@@ -1,5 +1,5 @@
 """What a report shows, as plain data: figures, tables, the page that holds them, and the builder
-that collects one in reading order.
+that collects a page in reading order.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ class Line:
         cls, name: str, x: Values, metrics: Iterable[MetricLike], *, band: bool = True
     ) -> Self:
         """A curve of metrics; with `band` their intervals, where all of them have one."""
-        y, lo, hi = (
-            list(column)
-            for column in zip(*((one.value, one.lo, one.hi) for one in metrics), strict=True)
-        )
+        values = [(metric.value, metric.lo, metric.hi) for metric in metrics]
+        y, lo, hi = map(list, zip(*values, strict=True))
         return cls(name, x, y, lo, hi) if band and None not in lo else cls(name, x, y)
 
 
@@ -84,8 +82,10 @@ class HeatMap:
 
 @dataclass(frozen=True, eq=False)
 class BarPlot:
-    """A bar a name, with an optional interval. As the first block of a page it is the headline: the
-    result first, then what it is compared with.
+    """A bar a name, with an optional interval.
+
+    As the first block of a page it is the headline: the result first, then what it is compared
+    with.
     """
 
     names: Sequence[str]
@@ -97,11 +97,9 @@ class BarPlot:
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, MetricLike], ylabel: str = "") -> Self:
         """Bars with intervals of named metrics; undefined ones are left out."""
-        defined = {name: one for name, one in metrics.items() if one.value is not None}
-        values, lo, hi = (
-            [getattr(one, key) for one in defined.values()] for key in ("value", "lo", "hi")
-        )
-        return cls(list(defined), values, lo, hi, ylabel)
+        defined = {name: metric for name, metric in metrics.items() if metric.value is not None}
+        lo, hi = ([getattr(metric, end) for metric in defined.values()] for end in ("lo", "hi"))
+        return cls(list(defined), [metric.value for metric in defined.values()], lo, hi, ylabel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,30 +210,26 @@ class ScatterPlot:
 
 @dataclass(frozen=True, eq=False)
 class ForestPanel:
-    """A value with an interval a name, and optionally another value beside it; `zero` draws the
-    line of no difference, `margins` one a name.
-    """
+    """A value with an interval a name."""
 
     name: str
     values: Values
     lo: Values | None = None
     hi: Values | None = None
-    other: Values | None = None
-    zero: bool = False
-    margins: Values | None = None
+    other: Values | None = None  # drawn beside `values`, for comparison
+    zero: bool = False  # draws the line of no difference
+    margins: Values | None = None  # a short line a name
 
 
 @dataclass(frozen=True, eq=False)
 class ForestPlot:
-    """Panels of values with intervals that share their names; `ours` and `other` are the words of
-    the legend.
-    """
+    """Panels of values with intervals that share their names."""
 
     names: Sequence[str]
     panels: Sequence[ForestPanel]
     xlabel: str = ""
-    ours: str = "ours"
-    other: str = "other"
+    ours: str = "ours"  # words of the legend for `values`
+    other: str = "other"  # and for `other`
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,13 +245,11 @@ class RankPlot:
 
 @dataclass(frozen=True, eq=False)
 class FlowPlot:
-    """Boxes from top to bottom, each with a count, and at the right of the arrow to it what left
-    there; None: withheld.
-    """
+    """Boxes from top to bottom, each with a count. At the right of each arrow stands what left."""
 
     names: Sequence[str]
-    counts: Sequence[int | None]
-    leaving: Sequence[str]  # one fewer than names
+    counts: Sequence[int | None]  # None: withheld
+    leaving: Sequence[str]  # an entry an arrow, one fewer than names
     leaving_counts: Sequence[int | None]
 
 
@@ -276,7 +268,7 @@ FigureData = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A figure as data; the report draws it and stores every array beside the page as Parquet."""
 
@@ -296,16 +288,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Sparkline:
-    """A cell of a table with small curves on common axes, the last one in colour; sorted by
-    `value`, which is shown beside them.
-    """
+    """A cell of a table with small curves on common axes, the last of them in colour."""
 
-    value: float | None
+    value: float | None  # shown beside the curves; the column is sorted by it
     curves: Sequence[Sequence[tuple[float, float]]]
     about: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """A table of a report: cells are text, numbers, metric objects, links, sparklines or None
     (shown as a dash).
@@ -334,28 +324,27 @@ class Page:
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json
 
 
-def make_figure(name: str, title: str, caption: str, data: FigureData) -> Figure:
-    """A figure outside of a page, for `PageBuilder.add`."""
-    return Figure(name=name, title=title, caption=caption, data=data)
-
-
 def make_table(
     name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
 ) -> Table:
-    """A table outside of a page, for `PageBuilder.add`."""
-    return Table(
-        name=name,
-        title=title,
-        caption=caption,
-        columns=list(columns),
-        rows=[to_plain(list(row)) for row in rows],
-    )
+    """A table for `PageBuilder.add`."""
+    return Table(name, title, caption, list(columns), [to_plain(list(row)) for row in rows])
+
+
+def make_tables(
+    name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
+) -> list[Table]:
+    """As `make_table`, in a list that is empty where the table would have no rows."""
+    table = make_table(name, title, caption, columns, rows)
+    return [table] if table.rows else []
 
 
 def to_plain(value: Any) -> Any:
-    """`value` with the records in it (pydantic models, dataclasses, named tuples) as dicts; arrays
-    stay arrays.
+    """`value` with the records in it (pydantic models, dataclasses, named tuples) as dicts; arrays,
+    links and curves stay.
     """
+    if isinstance(value, Link | Sparkline):
+        return value
     if hasattr(value, "model_dump"):
         return value.model_dump(by_alias=True)
     if is_dataclass(value):
@@ -367,48 +356,45 @@ def to_plain(value: Any) -> Any:
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-# a word of its own, no key, option or path
+# the word in a text, not as a part of a key, an option or a path
 SUBJECT = re.compile(r"(?<![\w/-])([Ss])ubject(s?)(?![\w/-]|\.\w)")
+# the field that `rename_units` leaves alone: names of files, and titles, which name runs
+FIXED_FIELDS: dict[type, str] = {Figure: "name", Table: "name", Page: "title"}
 
 
 def rename_units(value: Any, unit: str) -> Any:
-    """`value` (a text, a block, a page) with `unit`, such as segment, in the place of subject in
-    what is shown; keys and names of files stay.
+    """`value` (a text, a block, a page) with `unit`, such as segment, in the place of subject.
+
+    Only what is shown changes; keys and names of files stay.
     """
     if unit in {"subject", "window"}:
         return value
     if isinstance(value, str):
-        return SUBJECT.sub(
-            lambda found: (unit.capitalize() if found[1] == "S" else unit) + found[2], value
-        )
-    if is_dataclass(value) and not isinstance(value, type):
-        kept = (
-            {"name"}
-            if isinstance(value, Figure | Table)
-            else {"title"}
-            if isinstance(value, Page)
-            else set()
-        )
-        changed = {
-            f.name: rename_units(getattr(value, f.name), unit)
-            for f in fields(value)
-            if f.name not in kept
-        }
-        if isinstance(value, Page):
-            changed["facts"] = {
-                rename_units(name, unit): text for name, text in changed["facts"].items()
-            }
-        return replace(value, **changed)
+        words = {"s": unit, "S": unit.capitalize()}
+        return SUBJECT.sub(lambda match: words[match[1]] + match[2], value)
     if isinstance(value, Mapping):
         return {key: rename_units(part, unit) for key, part in value.items()}
-    return (
-        [rename_units(part, unit) for part in value] if isinstance(value, list | tuple) else value
-    )
+    if isinstance(value, list | tuple):
+        return [rename_units(part, unit) for part in value]
+    return _rename_fields(value, unit) if is_dataclass(value) else value
+
+
+def _rename_fields(value: Any, unit: str) -> Any:
+    """A dataclass with `rename_units` applied to its fields; of a page also to the names of the
+    facts.
+    """
+    names = [f.name for f in fields(value) if f.name != FIXED_FIELDS.get(type(value))]
+    changed = {name: rename_units(getattr(value, name), unit) for name in names}
+    if isinstance(value, Page):
+        changed["facts"] = {rename_units(k, unit): text for k, text in changed["facts"].items()}
+    return replace(value, **changed)
 
 
 class PageBuilder:
-    """A page that is filled in reading order: `page.fact(..)`, `page.figure(..)`, `page.table(..)`,
-    at last `page.finish(verdict, summary)`.
+    """A page that is filled in reading order.
+
+    `page.fact(..)`, `page.figure(..)` and `page.table(..)` add to it; `page.finish(verdict,
+    summary)` ends it.
     """
 
     def __init__(self, title: str) -> None:
@@ -418,9 +404,7 @@ class PageBuilder:
         self.facts: dict[str, str] = {}
 
     def fact(self, name: str, value: object) -> None:
-        """Add a row to the facts at the top; a later value of the same name replaces the
-        earlier.
-        """
+        """Add a row to the facts at the top, or replace the row of the same name."""
         self.facts[name] = str(value)
 
     def add_facts(self, facts: Mapping[str, str]) -> None:
@@ -441,7 +425,7 @@ class PageBuilder:
 
     def figure(self, name: str, title: str, caption: str, data: FigureData) -> None:
         """Add a figure; the class of `data` is its kind."""
-        self.blocks.append(make_figure(name, title, caption, data))
+        self.blocks.append(Figure(name, title, caption, data))
 
     def table(
         self,
@@ -460,12 +444,11 @@ class PageBuilder:
 
     def finish(self, verdict: str, summary: Mapping[str, Any] | None = None) -> Page:
         """The page, with its verdict (one sentence) and what `summary.json` holds."""
-        content = to_plain(summary or {})
         return Page(
             title=self.title,
             verdict=verdict,
             notices=self.notices,
             blocks=self.blocks,
             facts=self.facts,
-            summary=content,
+            summary=to_plain(summary or {}),
         )

@@ -23,7 +23,7 @@ from bitimely_core.claims import protected_scores
 from bitimely_core.claims.event_times import add_event_times, add_record_times, parse_horizons
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.evaluate import hazard_baselines, survival
-from bitimely_core.report import run_page
+from bitimely_core.report import score_blocks
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
 
@@ -248,7 +248,7 @@ def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
             assert group.points[h].incidence == pytest.approx(expected, abs=1e-9)
             assert group.predicted[h] == pytest.approx(risk[own, h].mean(), abs=1e-12)
             assert group.points[h].lo <= expected <= group.points[h].hi
-    (figure,) = run_page._calibration_figures("chf", found)
+    (figure,) = score_blocks._calibration_figures("chf", found)
     for h, line in enumerate(figure.data.series[:2]):
         np.testing.assert_allclose(line.x, [100 * group.predicted[h] for group in found.deciles])
         np.testing.assert_allclose(

@@ -19,7 +19,8 @@ from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import read_scored_run
-from bitimely_core.report.recipe_results import PlannedCell, write_results
+from bitimely_core.report.recipe_results import ResultPlan, write_results
+from bitimely_core.report.recipe_tables import PlannedCell
 from bitimely_core.tokens import splits
 from bitimely_core.workflows.prepare import make_windows_opener
 
@@ -216,11 +217,11 @@ def test_a_recipe_states_the_columns_of_its_page(ran: Path) -> None:
 @pytest.mark.slow
 def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
     found = write_results(
-        "part",
-        [PlannedCell("gpt", "synthetic/staging", 0, "done", (*FOLDS, "never-trained"))],
-        paper={},
-        title="",
-        description="",
+        ResultPlan(
+            name="part",
+            cells=[PlannedCell("gpt", "synthetic/staging", 0, "done", (*FOLDS, "never-trained"))],
+            baselines=(),
+        ),
         workspace=ran,
         out=ran / "part",
         open_windows=make_windows_opener(ran),

@@ -18,7 +18,7 @@ from bitimely_core import cache, report, workflows
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.page import Figure, Page, Table
-from bitimely_core.report import ingest_page
+from bitimely_core.report import ingest_page, recording_figures
 from bitimely_core.schemas.ingest import IngestReport
 from bitimely_core.types import Annotation
 
@@ -128,12 +128,12 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
     np.testing.assert_allclose(slow.values, np.repeat(np.arange(30) + 370, RATE) / 10, atol=0.06)
     overview = of(page, "overview").data
     low, high = overview.signals[0].values.reshape(-1, 2).T
-    assert high.argmax() == int(90 / SECONDS * ingest_page.COLUMNS)
+    assert high.argmax() == int(90 / SECONDS * recording_figures.COLUMNS)
     assert (high.max(), low.min()) == (
         pytest.approx(200, abs=0.1),
         pytest.approx(eeg.min(), abs=0.1),
     )
-    assert overview.rate * SECONDS == 2 * ingest_page.COLUMNS
+    assert overview.rate * SECONDS == 2 * recording_figures.COLUMNS
 
 
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
         Signal("x", 10.0, "", np.full(100, 1 + k, np.int16), 2.0, 0.5, onset)
         for k, onset in enumerate((0.0, 30.0))
     ]
-    sampled = ingest_page._resample_segments(two, 10.0, 0.0, 40.0)
+    sampled = recording_figures._resample_segments(two, 10.0, 0.0, 40.0)
     assert np.array_equal(sampled[:100], np.full(100, 2.5))
     assert np.isnan(sampled[100:300]).all()
     assert np.array_equal(sampled[300:], np.full(100, 4.5))
-    high = ingest_page._segment_envelope(two, 40.0)[1::2]
+    high = recording_figures._measure_envelope(two, 40.0)[1::2]
     assert [np.nanmin(high), np.nanmax(high)] == [2.5, 4.5]
-    assert np.isnan(high).sum() == pytest.approx(ingest_page.COLUMNS / 2, abs=2)
-    once = ingest_page._segment_envelope(
+    assert np.isnan(high).sum() == pytest.approx(recording_figures.COLUMNS / 2, abs=2)
+    once = recording_figures._measure_envelope(
         [Signal("slow", 0.1, "", np.arange(4, dtype=np.int16))], 40.0
     )
     assert [once[0], once[-1]] == [0, 3]

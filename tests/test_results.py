@@ -22,12 +22,8 @@ from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report import recipe_results
 from bitimely_core.report.model_card import render_card
-from bitimely_core.report.recipe_results import (
-    PlannedCell,
-    format_cell,
-    format_paper,
-    write_results,
-)
+from bitimely_core.report.recipe_results import ResultPlan, write_results
+from bitimely_core.report.recipe_tables import PlannedCell, format_cell, format_paper
 from bitimely_core.schemas.runs import RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import (
     CorrectedDifference,
@@ -176,19 +172,16 @@ def planted(
     return PlannedCell(row, data, seed, "done", (name,))
 
 
-def write(tmp_path, cells, paper=None, **more):
+def write(tmp_path, cells, paper=None, out=None, **stated):
     """The page of planted runs, which have no windows to fit baselines on."""
-    more = {
-        "title": "A recipe",
-        "description": "all of it",
-        "workspace": tmp_path,
-        "out": tmp_path / "out",
-        **more,
-    }
+    stated = {"title": "A recipe", "description": "all of it", **stated}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe_results, "_list_kinds", lambda data, open_windows: [])
         return write_results(
-            "recipe", cells, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more
+            ResultPlan(name="recipe", cells=cells, paper=paper or {}, **stated),
+            workspace=tmp_path,
+            out=out or tmp_path / "out",
+            open_windows=make_windows_opener(tmp_path),
         )
 
 
@@ -936,24 +929,11 @@ def test_rows_are_models_where_they_differ_else_runs(tmp_path):
     assert [one.row for one in assign_rows(folders)] == ["a", "b", "c"]
 
 
-def make_card(folder: Path) -> str:
-    """The card of a finished run, as its verbs write it."""
-    scores = Scores.load(folder / "scores.json") if (folder / "scores.json").exists() else None
-    return render_card(
-        folder,
-        RunRecord.load(folder / "run.json"),
-        scores,
-        TrainSubjects.load(folder / "train_subjects.json"),
-    ).decode()
-
-
 def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     planted(tmp_path, "a", "one", row="gpt")
     folder = tmp_path / "runs" / "a"
-    records.write_results(
-        folder, {"train_subjects.json": TrainSubjects(marks=("aa", "bb")).encode()}
-    )
-    card = make_card(folder)
+    record, subjects = RunRecord.load(folder / "run.json"), TrainSubjects(marks=("aa", "bb"))
+    card = render_card(folder, record, Scores.load_shared(folder), subjects).decode()
     scores = json.loads((folder / "scores.json").read_bytes())["metrics"]["accuracy"]
     assert (
         f"| accuracy | {scores['value']:.3f} | {scores['se']:.3f} | {scores['lo']:.3f} to {scores['hi']:.3f} |"
@@ -973,8 +953,7 @@ def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     ):
         assert words in card, words
     assert "s001" not in card
-    (folder / "scores.json").unlink()
-    assert "Not evaluated" in make_card(folder)
+    assert b"Not evaluated" in render_card(folder, record, None, subjects)
 
 
 def test_cells_have_the_digits_of_the_paper():

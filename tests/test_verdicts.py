@@ -31,9 +31,10 @@ from bitimely_core.evaluate.verdicts import (
 from bitimely_core.insight.regions import compare_with_controls, describe_finding, judge_measures
 from bitimely_core.pipeline.families import RegisteredTest, correct_families, judge_test
 from bitimely_core.recipe import Recipe, RegisteredFamily
-from bitimely_core.report import comparison
-from bitimely_core.report.recipe_results import format_cell
-from bitimely_core.report.run_page import metric_table, verdict_text
+from bitimely_core.report import differences
+from bitimely_core.report.recipe_tables import format_cell
+from bitimely_core.report.run_page import verdict_text
+from bitimely_core.report.score_blocks import metric_table
 from bitimely_core.schemas.scores import (
     CorrectedDifference,
     Difference,
@@ -258,7 +259,7 @@ def test_small_units_are_printed_with_the_digits_that_they_need():
     assert "(margin 0.00040, set before training)" in describe_margin(
         ("A", "B"), found, metric, planned=True
     )
-    assert comparison._difference_cells(found, "mae")[3]["text"] == "−0.00076 to −0.00025"
+    assert differences._difference_cells(found, "mae")[3]["text"] == "−0.00076 to −0.00025"
     column = ScoreColumn("D", "D", "mae", None, "regression")
     assert format_cell(MetricValue(value=0.0016586, se=0.0000667), column) == "0.001659 (0.000067)"
     assert format_cell(MetricValue(value=7.25, se=1.04), column) == "7.25 (1.04)"
@@ -299,7 +300,7 @@ def test_corrected_intervals_match_the_tests_and_are_not_simultaneous():
         )
         assert all((d.p_holm <= 0.05) == (d.corrected_lo > 0) for d in family)
     assert missed > 0.08 * 400
-    assert "not simultaneous" in comparison.METHOD
+    assert "not simultaneous" in differences.METHOD
 
 
 def test_a_difference_that_is_withheld_says_nothing_about_baselines():
@@ -316,10 +317,10 @@ def test_a_difference_that_is_withheld_says_nothing_about_baselines():
         unit=lambda: "subject",
     )
     assert (
-        comparison.summarize_baselines(table)
+        differences.summarize_baselines(table)
         == "A baseline beats 1 of 1 models (Holm-corrected over 3 comparisons with baselines): B on D (features)."
     )
-    (page,) = comparison.baseline_difference_table(table)
+    (page,) = differences.baseline_difference_table(table)
     assert [row[2] for row in page.rows] == ["kernels", "kernels", "features (best)"]
 
 
@@ -334,7 +335,7 @@ def test_rows_ahead_of_a_baseline_without_an_interval_are_named():
         name=str,
         metric=lambda column: "accuracy",
     )
-    assert comparison.summarize_baselines(table) == (
+    assert differences.summarize_baselines(table) == (
         "Without a verdict, a baseline reaches as much as 1 of 2 models (Holm-corrected over 2 comparisons with baselines): B on D (kernels). "
         "Without a verdict, the closest baseline reaches less than 1 of 2 models: A on D (kernels)."
     )

@@ -35,7 +35,7 @@ from bitimely_core.evaluate.metrics import (
     find_days,
     find_unit,
 )
-from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
+from bitimely_core.page import BarPlot, Figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
 
@@ -378,4 +378,4 @@ def score_figure(scores: TaskScores) -> Figure | None:
         [value.hi for value in values],
         metric.label,
     )
-    return make_figure("main-score", title, caption, data)
+    return Figure("main-score", title, caption, data)

@@ -18,7 +18,8 @@ from bitimely_core.evaluate import METRICS, NAMES
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
-from bitimely_core.report.recipe_results import PlannedCell, read_paper, write_results
+from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_results
+from bitimely_core.report.recipe_tables import PlannedCell
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
@@ -867,16 +868,18 @@ def _write_results(
         else ""
     )
     write_results(
-        plan.name,
-        cells,
-        paper=recipe.paper,
-        columns=recipe.evaluate.columns,
-        title=recipe.title + (" (leak-free variant)" if leak_free else ""),
-        description=". ".join(filter(None, [recipe.description, variant])),
+        ResultPlan(
+            name=plan.name,
+            cells=cells,
+            title=recipe.title + (" (leak-free variant)" if leak_free else ""),
+            description=". ".join(filter(None, [recipe.description, variant])),
+            paper=recipe.paper,
+            columns=recipe.evaluate.columns,
+            margins=margin if isinstance(margin, dict) else {} if margin is None else {"": margin},
+        ),
         workspace=workspace,
         out=workspace / "reports" / plan.name,
         open_windows=make_windows_opener(workspace),
-        margins=margin if isinstance(margin, dict) else {} if margin is None else {"": margin},
         progress=progress,
     )
     return StageResult()

@@ -4,8 +4,8 @@ a `Page` into one HTML file.
 
 from __future__ import annotations
 
-from bitimely_core.report.figures import reduce_matrix as reduce_matrix
-from bitimely_core.report.figures import reduce_trace as reduce_trace
+from bitimely_core.report.canvas import reduce_matrix as reduce_matrix
+from bitimely_core.report.canvas import reduce_trace as reduce_trace
 from bitimely_core.report.numbers import figure_data as figure_data
 from bitimely_core.report.numbers import table_data as table_data
 from bitimely_core.report.numbers import to_csv as to_csv

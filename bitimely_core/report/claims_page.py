@@ -1,11 +1,14 @@
-"""The page of event sequences: choices, shortcut baselines, selected codes and example
+"""The page of a set of event sequences: choices, shortcut baselines, selected codes and example
 sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bitimely_core import privacy
 from bitimely_core.claims.disclosure import (
@@ -17,7 +20,7 @@ from bitimely_core.claims.disclosure import (
     shortcut_table,
 )
 from bitimely_core.claims.shortcut_baselines import ShortcutRow, list_attrition
-from bitimely_core.page import FlowPlot, Page, PageBuilder, Timeline, TimelinePlot
+from bitimely_core.page import FlowPlot, Page, PageBuilder, Timeline, TimelinePlot, make_tables
 from bitimely_core.privacy import show_count
 from bitimely_core.records import write_results
 from bitimely_core.report.renderer import render_html
@@ -41,8 +44,9 @@ HEADERS = {  # column of the page -> key of `shortcut_table`, which users read a
     "largest possible ratio": "largest possible ratio",
 }
 CHOICES = (
-    "The paper specifies neither label rules, nor dates, nor removal of duplicates, nor split, nor whether patients were filtered before the "
-    "selection. Surveillance rules, days, one code a day, a split by subject and selection on training subjects are choices of this project."
+    "The paper specifies neither label rules, nor dates, nor removal of duplicates, nor split, nor "
+    "whether patients were filtered before the selection. Surveillance rules, days, one code a "
+    "day, a split by subject and selection on training subjects are choices of this project."
 )
 
 
@@ -62,24 +66,53 @@ def open_examples(out: Path) -> EventSequences:
 
 def write_claims_page(folder: Path) -> Path:
     """Write `report.html` of the sequences in `folder`."""
-    path = folder / "report.html"
-    write_results(
-        folder,
-        {path.name: render_html(claims_page(open_examples(folder)), alone=True).encode()},
-        beside=True,
-    )
-    return path
+    text = render_html(claims_page(open_examples(folder)), alone=True)
+    write_results(folder, {"report.html": text.encode()}, beside=True)
+    return folder / "report.html"
 
 
 def claims_page(sequences: EventSequences) -> Page:
     """Shortcut baselines, funnel, selected and unmapped codes, agreement with source labels, and on
     demand sequences as timelines.
     """
-    statistics, options = sequences.code_statistics, sequences.options
+    statistics = sequences.code_statistics
     disclosure = open_disclosure(sequences.folder)
-    lengths = statistics.sequences
-    n = disclosure.get(lengths.n, "out", "all")
     page = PageBuilder(f"Sequences {sequences.name}")
+    count = disclosure.get(statistics.sequences.n, "out", "all")
+    _add_facts(page, sequences, disclosure, count)
+    rows = shortcut_table(statistics, disclosure)
+    summary: dict[str, object] = {"honesty": rows}
+    if statistics.cohort is not None:
+        _add_cohort(page, statistics, statistics.cohort, disclosure)
+        summary["cohort"] = flow_table(statistics, disclosure)
+    if disclosure.exact:
+        summary["statistics"] = statistics.to_json()
+    page.section("Shortcut baselines")
+    lines = [
+        [show_count(row[key]) if key == "cases" else row[key] for key in HEADERS.values()]
+        for row in rows
+    ]
+    page.table(
+        "honesty",
+        "Average precision of chance, of sequence length only, and of the best single code",
+        "All subjects with a sequence and a known label, unless a column says test. A useful model "
+        "must exceed these baselines; a model that only equals the best single code has recovered "
+        "the label from its definition.",
+        HEADERS if rows else ["label"],
+        lines,
+    )
+    _add_selection(page, sequences, disclosure)
+    if sequences.options.individual_timelines:
+        page.section("Example sequences")
+        _add_timelines(page, sequences, statistics)
+    return page.finish(_summarize(statistics, count, rows), summary)
+
+
+def _add_facts(
+    page: PageBuilder, sequences: EventSequences, disclosure: CountDisclosure, count: int | None
+) -> None:
+    """Notices and facts at the top; `count`: sequences, None: withheld."""
+    statistics, options = sequences.code_statistics, sequences.options
     page.notice(*sequences.notices)
     if options.preset == "paper":
         page.notice(CHOICES)
@@ -88,27 +121,17 @@ def claims_page(sequences: EventSequences) -> Page:
     page.fact("Leakage policy", options.leakage)
     page.fact("Landmark", str(options.landmark.model_dump()) if options.landmark else "none")
     page.fact("Split", f"{sequences.split}, seed {sequences.seed}")
-    page.fact(
-        "Sequences",
-        f"{privacy.WITHHELD if n is None else f'{n:,}'}, median length {lengths.median_length:g}",
-    )
+    length = f"median length {statistics.sequences.median_length:g}"
+    page.fact("Sequences", f"{privacy.format_count(count)}, {length}")
     page.fact("Events", f"{statistics.funnel.events:,}")
     page.fact("Fingerprint", sequences.fingerprint[:16])
-    if statistics.cohort is not None:
-        _add_cohort(page, statistics, statistics.cohort, disclosure)
-    rows = shortcut_table(statistics, disclosure)
-    page.section("Shortcut baselines")
-    page.table(
-        "honesty",
-        "Average precision of chance, of sequence length only, and of the best single code",
-        "All subjects with a sequence and a known label, unless a column says test. A useful model must exceed these baselines; a model that "
-        "only equals the best single code has recovered the label from its definition.",
-        HEADERS if rows else ["label"],
-        [
-            [show_count(row[key]) if key == "cases" else row[key] for key in HEADERS.values()]
-            for row in rows
-        ],
-    )
+
+
+def _add_selection(
+    page: PageBuilder, sequences: EventSequences, disclosure: CountDisclosure
+) -> None:
+    """The way from rows to selected codes, codes without PheCode, and other labels."""
+    statistics = sequences.code_statistics
     page.section("Funnel and selection")
     page.table(
         "funnel",
@@ -116,27 +139,18 @@ def claims_page(sequences: EventSequences) -> Page:
         "Every row is counted once, at the first check that it fails.",
         ["unit", "step", "count"],
         [
-            (unit, step, _print_attrition(disclosure, unit, step, n))
-            for unit, step, n in list_attrition(statistics.funnel)
+            (unit, step, _print_attrition(disclosure, unit, step, count))
+            for unit, step, count in list_attrition(statistics.funnel)
         ],
     )
     _add_ratios(page, sequences, disclosure)
-    if unmapped := _list_unmapped(statistics, disclosure):
-        caption = "The most frequent ones. An informative code in this table indicates a wrong map or spelling."
-        page.table("unmapped", "Codes without PheCode", caption, ["code", "rows"], unmapped)
-    if statistics.agreement:
-        _add_agreement(page, statistics, disclosure)
-    if options.individual_timelines:
-        page.section("Example sequences")
-        _add_timelines(page, sequences, statistics)
-    return page.finish(
-        _summarize(statistics, n, rows),
-        {
-            "honesty": rows,
-            **({"cohort": flow_table(statistics, disclosure)} if statistics.cohort else {}),
-            **({"statistics": statistics.to_json()} if disclosure.exact else {}),
-        },
+    caption = (
+        "The most frequent ones. An informative code in this table indicates a wrong map or "
+        "spelling."
     )
+    rows = _list_unmapped(statistics, disclosure)
+    page.add(*make_tables("unmapped", "Codes without PheCode", caption, ["code", "rows"], rows))
+    _add_agreement(page, statistics, disclosure)
 
 
 def _add_cohort(
@@ -154,7 +168,7 @@ def _add_cohort(
         FlowPlot(
             [
                 "All subjects of the data",
-                *("" for _ in flow.steps[:-1]),
+                *[""] * (len(flow.steps) - 1),
                 "The cohort",
                 "With a sequence",
             ],
@@ -163,52 +177,48 @@ def _add_cohort(
             [row.left_out for row in steps],
         ),
     )
+    lines = []
+    for row in rows:
+        left_out = show_count(row.left_out) if row in steps else ""
+        lines.append([row.step, left_out, show_count(row.left)])
     page.table(
         "cohort-counts",
         "From all subjects to the cohort",
         "The outcome is counted among the members of the cohort, with a sequence or without.",
         ["step", "left out", "left"],
-        [
-            [row.step, show_count(row.left_out) if row in steps else "", show_count(row.left)]
-            for row in rows
-        ],
+        lines,
     )
 
 
-def _summarize(statistics: SequenceStatistics, n: int | None, rows: list[ShortcutRow]) -> str:
+def _summarize(statistics: SequenceStatistics, count: int | None, rows: list[ShortcutRow]) -> str:
     """Number of sequences and PheCodes, and the label with the highest score of a single code."""
-    verdict = (
-        f"{'Sequences' if n is None else f'{n:,} sequences'} of {statistics.selected} PheCodes."
-    )
-    scored = [
-        (score, row)
-        for row in rows
-        if isinstance(score := row["best single code"], float)
-        and row["prevalence (chance)"] is not None
-    ]
+    sequences = "Sequences" if count is None else f"{count:,} sequences"
+    verdict = f"{sequences} of {statistics.selected} PheCodes."
+    scored = []
+    for row in rows:
+        score, chance = row["best single code"], row["prevalence (chance)"]
+        if isinstance(score, float) and chance is not None:
+            scored.append((score, chance, row))
     if not scored:
         return verdict
-    score, row = max(scored, key=lambda one: one[0])
+    score, chance, row = max(scored, key=lambda entry: entry[0])
     return (
-        f"{verdict} For {row['label']} the count of one code ({row['which']}) has average precision {score:.3f} where chance is "
-        f"{row['prevalence (chance)']:.3f}: a useful model must exceed this baseline."
+        f"{verdict} For {row['label']} the count of one code ({row['which']}) has average "
+        f"precision {score:.3f} where chance is {chance:.3f}: a useful model must exceed this "
+        "baseline."
     )
 
 
-def _print_attrition(disclosure: CountDisclosure, unit: str, step: str, n: int) -> int | str:
+def _print_attrition(disclosure: CountDisclosure, unit: str, step: str, count: int) -> int | str:
     """A count of the funnel: of subjects as decided, of rows rounded up, of events as it is."""
     keys = {
         "known": ("in",),
         "excluded: no birth date": ("no birth",),
         "with a sequence": ("out", "all"),
     }
-    return (
-        show_count(disclosure.get(n, *keys[step]))
-        if unit == "subjects"
-        else n
-        if unit == "events" or disclosure.exact
-        else privacy.round_rows(n)
-    )
+    if unit == "subjects":
+        return show_count(disclosure.get(count, *keys[step]))
+    return count if unit == "events" or disclosure.exact else privacy.round_rows(count)
 
 
 def _list_unmapped(
@@ -217,64 +227,54 @@ def _list_unmapped(
     """The most frequent codes without PheCode with their rows; codes of few rows are not named."""
     if disclosure.exact:
         return [[row.code, row.n] for row in statistics.unmapped[:SHOWN]]
-    known = [
-        (privacy.round_rows(row.n), row.code)
+    codes = [
+        (-privacy.round_rows(row.n), row.code)
         for row in statistics.unmapped
         if not privacy.is_small(row.n)
     ]
-    return [[code, n] for n, code in sorted(known, key=lambda one: (-one[0], one[1]))[:SHOWN]]
+    return [[code, -count] for count, code in sorted(codes)[:SHOWN]]
 
 
 def _add_ratios(page: PageBuilder, sequences: EventSequences, disclosure: CountDisclosure) -> None:
+    """Selected codes with their ratios, some for each label."""
     import polars as pl
 
-    names = dict(
-        pl.read_parquet(sequences.folder / "vocab.parquet").select("code", "name").iter_rows()
-    )
+    vocabulary = pl.read_parquet(sequences.folder / "vocab.parquet")
+    names = dict(vocabulary.select("code", "name").iter_rows())
+    ratio = ("ratio", "95 % CI lower", "upper")
+    counts = ("cases with", "cases", "reference with", "reference")
+    rows = []
+    for row in list_ratio_rows(sequences, disclosure)[: 3 * SHOWN]:
+        name = names.get(row.code, "")
+        rows.append([row.label, row.code, name, *row.numbers, *map(show_count, row.counts)])
     page.table(
         "ratios",
         "Selected PheCodes",
-        "Prevalence among the cases over that in the reference group, training subjects only. Large ratios of few cases are not informative.",
-        [
-            "label",
-            "PheCode",
-            "name",
-            "ratio",
-            "95 % CI lower",
-            "upper",
-            "cases with",
-            "cases",
-            "reference with",
-            "reference",
-        ],
-        [
-            [
-                row.label,
-                row.code,
-                names.get(row.code, ""),
-                *row.numbers,
-                *map(show_count, row.counts),
-            ]
-            for row in list_ratio_rows(sequences, disclosure)[: 3 * SHOWN]
-        ],
+        "Prevalence among the cases over that in the reference group, training subjects only. "
+        "Large ratios of few cases are not informative.",
+        ["label", "PheCode", "name", *ratio, *counts],
+        rows,
     )
 
 
 def _add_agreement(
     page: PageBuilder, statistics: SequenceStatistics, disclosure: CountDisclosure
 ) -> None:
+    """Label rules against labels of the source, where it has some."""
     rows: list[list[object]] = []
-    for (rule, flag), n in group_agreement(statistics.agreement).items():
-        is_open = not {(rule, flag, cell) for cell in n} & disclosure.withheld
-        rows.append([rule, flag, *(show_count(count if is_open else None) for count in n.values())])
-    caption = "Subjects. tp: positive by both; fp: by the rule only; fn: by the source only; tn: by neither."
-    page.table(
+    for (rule, flag), counts in group_agreement(statistics.agreement).items():
+        is_open = not {(rule, flag, cell) for cell in counts} & disclosure.withheld
+        cells = [show_count(count if is_open else None) for count in counts.values()]
+        rows.append([rule, flag, *cells])
+    tables = make_tables(
         "agreement",
         "Label rules against labels of the source",
-        caption,
+        "Subjects. tp: positive by both; fp: by the rule only; fn: by the source only; tn: by "
+        "neither.",
         ["rule", "flag", "tp", "fp", "fn", "tn"],
         rows,
     )
+    page.add(*tables)
 
 
 def _add_timelines(
@@ -283,41 +283,33 @@ def _add_timelines(
     """The first sequences of the training split, codes of the labels' own definitions in colour."""
     train = sequences["train"] if len(sequences["train"]) else sequences
     rows = train.rows[:DRAWN]
-    arrays = sequences.arrays(rows)
+    arrays, target = sequences.arrays(rows), sequences.targets(rows)
     values, times, mask = arrays["values"], arrays["times"], arrays["mask"]
     assert values is not None
     assert times is not None
     assert mask is not None
-    own = {
-        label: set(codes)
-        for label, codes in statistics.own.items()
-        if not label.endswith("_source")
+    definitions = {
+        label: codes for label, codes in statistics.own.items() if not label.endswith("_source")
     }
-    labels = list(own)
-    target = sequences.targets(rows)
+    # a code of several labels has the colour of the first
+    groups: dict[str, int] = {}
+    for k, codes in enumerate(definitions.values(), 1):
+        groups = dict.fromkeys(codes, k) | groups
     lanes = []
     for i in range(len(rows)):
         codes = [sequences.vocabulary[code] for code in values[i][mask[i]]]
-        groups = [
-            next((k for k, label in enumerate(labels, 1) if code in own[label]), 0)
-            for code in codes
-        ]
-        positive = (
-            []
-            if target is None
-            else [
-                name
-                for k, name in enumerate(sequences.class_names)
-                if target[i, k] == 1 and name in own
-            ]
-        )
-        lanes.append(Timeline(", ".join(positive) or "none", times[i][mask[i]].tolist(), groups))
+        positive: Iterable[int] = () if target is None else np.flatnonzero(target[i] == 1)
+        labels = [sequences.class_names[k] for k in positive]
+        name = ", ".join(label for label in labels if label in definitions) or "none"
+        colours = [groups.get(code, 0) for code in codes]
+        lanes.append(Timeline(name, times[i][mask[i]].tolist(), colours))
     page.figure(
         "timelines",
         f"{len(lanes)} sequences of the training split, labels at the left",
-        "One mark per event, months since the first event that is read. Coloured: PheCodes of a label's own definition. If colour and label "
-        "agree line by line, the label can be read from the input.",
+        "One mark per event, months since the first event that is read. Coloured: PheCodes of a "
+        "label's own definition. If colour and label agree line by line, the label can be read "
+        "from the input.",
         TimelinePlot(
-            lanes, ["other PheCodes", *(f"codes of {label}" for label in labels)], "months"
+            lanes, ["other PheCodes", *(f"codes of {label}" for label in definitions)], "months"
         ),
     )

@@ -8,10 +8,12 @@ the token sets print what may be known of them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,16 @@ from urllib.parse import quote
 from bitimely_core import storage
 from bitimely_core.errors import UserError, safe_text
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES
-from bitimely_core.page import BarPlot, Figure, Link, Page, PageBuilder, Sparkline, Table, to_plain
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    Link,
+    Page,
+    PageBuilder,
+    Sparkline,
+    Table,
+    make_tables,
+)
 from bitimely_core.records import has_result, read_result
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
@@ -29,12 +40,22 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import MetricValue, Scores
 from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.workspace import FolderKind
+from bitimely_core.workspace import NOUNS, FolderKind
 
 INDEX = "index.html"
 POINTS = 60  # of a curve
 SHOWN = 8  # runs of the key figure
-DAMAGED = "damaged"
+RUN_COLUMNS = (
+    "run",
+    "state",
+    "model",
+    "data",
+    "curve",
+    "score",
+    "metric",
+    "leak-free",
+    "parameters",
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +81,10 @@ class TableSpec(NamedTuple):
 
 @dataclass
 class WorkspaceReader:
-    """Reads the records of a workspace into rows; `start`: the folder of the page, from which its
-    links go.
-    """
+    """Reads the records of a workspace into rows."""
 
     workspace: Path
-    start: Path
+    start: Path  # folder of the page, from which its links go
     scores: list[ScoreLine] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -76,14 +95,12 @@ class WorkspaceReader:
         """
         for name in names:
             if has_result(folder / name):
-                return Link(
-                    text or folder.name,
-                    quote(Path(os.path.relpath(folder / name, self.start)).as_posix()),
-                )
+                path = Path(os.path.relpath(folder / name, self.start))
+                return Link(text or folder.name, quote(path.as_posix()))
         return Link(text or folder.name)
 
-    def make_table(self, spec: TableSpec) -> Table | None:
-        """The rows of all folders of a kind; None without any. A folder with damaged records is a
+    def make_table(self, spec: TableSpec) -> list[Table]:
+        """The rows of all folders of a kind; empty without any. A folder with damaged records is a
         row that says so.
         """
         rows = []
@@ -94,56 +111,43 @@ class WorkspaceReader:
                 raise_system_error(error)
                 problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
                 self.damaged.append(f"{spec.kind}/{folder.name}")
-                rows.append(
-                    [Link(folder.name), f"{DAMAGED}: {problem}", *[None] * (len(spec.columns) - 2)]
-                )
-        return (
-            Table(
-                name=spec.kind,
-                title=spec.title,
-                caption=spec.caption,
-                columns=list(spec.columns),
-                rows=to_cells(rows),
-            )
-            if rows
-            else None
-        )
+                rest = [None] * (len(spec.columns) - 2)
+                rows.append([Link(folder.name), f"damaged: {problem}", *rest])
+        return make_tables(spec.kind, spec.title, spec.caption, spec.columns, rows)
 
     def describe_run(self, folder: Path) -> list[Any]:
         """Cells of a run."""
         record = RunRecord.load(folder / "run.json")
-        scores = Scores.load_shared(folder) if has_result(folder / "scores.json") else None
-        metric = scores.metrics.get(scores.main or "rel") if scores else None
-        name = "" if scores is None else scores.main or "rel"
-        if scores is not None and metric is not None:
-            self.scores.append(ScoreLine(record.run, scores.data, scores.split, name, metric))
-        state = (
-            f"finished, {record.final.step:,} steps"
-            if record.finished and record.final
-            else "finished"
-        )
+        state = "finished" if record.finished else "not finished"
         if not record.finished:
-            state = "not finished"
             self.unfinished.append(folder.name)
-        stamp = (
-            {True: "yes", False: "no", None: None}[record.leak_free]
-            if not isinstance(record.leak_free, str)
-            else record.leak_free
-        )
-        data = ", ".join(one.name for one in record.data)
-        shown = None if metric is None or metric.value is None else metric
-        words = NAMES.get(name, name) or None
+        elif record.final:
+            state = f"finished, {record.final.step:,} steps"
+        score, words = self.read_score(folder, record.run)
+        stamps: dict[bool | str | None, str] = {True: "yes", False: "no"}
         return [
             self.link(folder, "report.html", "model_card.md"),
             state,
-            f"{record.model}, {record.preset}" if record.preset else record.model,
-            data,
+            ", ".join(filter(None, (record.model, record.preset))),
+            ", ".join(data.name for data in record.data),
             read_curves(folder),
-            shown,
+            score,
             words,
-            stamp,
+            stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
+
+    def read_score(self, folder: Path, run: str) -> tuple[MetricValue | None, str | None]:
+        """The main score of a run and the words for its metric; None where it is not defined."""
+        if not has_result(folder / "scores.json"):
+            return None, None
+        scores = Scores.load_shared(folder)
+        name = scores.main or "rel"
+        score = scores.metrics.get(name)
+        if score is not None:
+            self.scores.append(ScoreLine(run, scores.data, scores.split, name, score))
+        is_defined = score is not None and score.value is not None
+        return score if is_defined else None, NAMES.get(name, name)
 
     def describe_report(self, folder: Path) -> list[Any]:
         """Cells of a report."""
@@ -153,16 +157,11 @@ class WorkspaceReader:
     def describe_cache(self, folder: Path) -> list[Any]:
         """Cells of a data set."""
         manifest = CacheManifest.read(folder)
-        counts = manifest.report.counts
+        counts, version = manifest.report.counts, manifest.report.tool.version
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"
         recordings = manifest.recordings if isinstance(manifest, RecordingsManifest) else None
-        return [
-            self.link(folder, "report.html"),
-            used,
-            recordings,
-            counts.quarantined,
-            manifest.report.tool.version,
-        ]
+        page = self.link(folder, "report.html")
+        return [page, used, recordings, counts.quarantined, version]
 
     def describe_tokens(self, folder: Path) -> list[Any]:
         """Cells of a token set."""
@@ -171,36 +170,22 @@ class WorkspaceReader:
         view = f"{options.dataset}/{options.view}" if options.view else options.dataset
         cells: list[Any] = [None, None, None]
         if isinstance(manifest, WindowManifest):
+            subjects = None
+            if options.split in {"subject", "official"}:
+                subjects = sum(count.subjects for count in manifest.counts.values())
             rate = f"{manifest.options.rate:g} Hz, {manifest.options.length:g} s"
-            subjects = (
-                sum(one.subjects for one in manifest.counts.values())
-                if options.split in {"subject", "official"}
-                else None
-            )
             cells = [manifest.windows, subjects, rate]
         classes = ", ".join(manifest.class_names) or None
-        return [
-            self.link(folder, "report.html"),
-            view,
-            options.task,
-            options.split,
-            *cells,
-            classes,
-        ]
+        page = self.link(folder, "report.html")
+        return [page, view, options.task, options.split, *cells, classes]
 
     def describe_recipe(self, folder: Path) -> list[Any]:
         """Cells of a recipe, from the records of its stages."""
-        states: dict[str, int] = {}
-        for stage in list_folders(folder):
-            if has_result(stage / "stage.json"):
-                state = StageRecord.load(stage / "stage.json").state
-                states[state] = states.get(state, 0) + 1
+        stages = [path / "stage.json" for path in list_folders(folder)]
+        states = Counter(StageRecord.load(path).state for path in stages if has_result(path))
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         page = self.link(self.workspace / "reports" / folder.name, "report.html", text=folder.name)
-        return [
-            page,
-            ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            or "no stage yet",
-        ]
+        return [page, counts or "no stage yet"]
 
     def describe_export(self, folder: Path) -> list[Any]:
         """Cells of an exported run."""
@@ -210,20 +195,20 @@ class WorkspaceReader:
 
 def list_folders(parent: Path) -> list[Path]:
     """Folders in `parent` by name, without those of killed commands and links."""
-    found = parent.iterdir() if parent.is_dir() and not parent.is_symlink() else ()
+    paths = parent.iterdir() if parent.is_dir() and not parent.is_symlink() else ()
     return sorted(
         path
-        for path in found
+        for path in paths
         if path.is_dir() and not path.is_symlink() and not storage.is_temporary(path.name)
     )
 
 
-def to_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Rows with metrics as plain values; links and curves stay."""
-    return [
-        [cell if isinstance(cell, Link | Sparkline) else to_plain(cell) for cell in row]
-        for row in rows
-    ]
+class LogPoint(NamedTuple):
+    """A point of the curves of a run."""
+
+    step: float
+    loss: float | None
+    rel: float | None
 
 
 def read_curves(folder: Path) -> Sparkline | None:
@@ -231,30 +216,26 @@ def read_curves(folder: Path) -> Sparkline | None:
     path = folder / "metrics.jsonl"
     lines: dict[str, list[bytes]] = {"train": [], "validation": []}
     for line in read_result(path).splitlines() if has_result(path) else []:
-        found = re.search(rb'"split": ?"(train|validation)"', line)
-        if found:
-            lines[found[1].decode()].append(line)
-    parsed = [
-        list(filter(None, map(parse_point, thin(lines[split]))))
-        for split in ("train", "validation")
-    ]
-    has_rel = any(rel is not None for points in parsed for _, _, rel in points)
-    curves = [
-        [
-            (step, value)
-            for step, loss, rel in points
-            if (value := rel if has_rel else loss) is not None
-        ]
-        for points in parsed
-    ]
-    if not (drawn := [curve for curve in curves if curve]):
+        match = re.search(rb'"split": ?"(train|validation)"', line)
+        if match:
+            lines[match[1].decode()].append(line)
+    points = {
+        split: list(filter(None, map(parse_point, thin(logged)))) for split, logged in lines.items()
+    }
+    has_rel = any(point.rel is not None for point in itertools.chain(*points.values()))
+    curves = {}
+    for split, logged in points.items():
+        values = [(point.step, point.rel if has_rel else point.loss) for point in logged]
+        curve = [(step, value) for step, value in values if value is not None]
+        if curve:
+            curves[split] = curve
+    if not curves:
         return None
-    name, last = "validation" if curves[1] else "training", drawn[-1][-1][1]
-    return Sparkline(
-        last,
-        drawn,
-        f"{'relative loss' if has_rel else 'loss'} by step, the last of {name} is {last:.4g}",
-    )
+    split, curve = list(curves.items())[-1]
+    last, name = curve[-1][1], split.replace("train", "training")
+    quantity = "relative loss" if has_rel else "loss"
+    about = f"{quantity} by step, the last of {name} is {last:.4g}"
+    return Sparkline(last, list(curves.values()), about)
 
 
 def thin(lines: Sequence[bytes]) -> list[bytes]:
@@ -264,18 +245,23 @@ def thin(lines: Sequence[bytes]) -> list[bytes]:
     return [lines[round(k * (len(lines) - 1) / (POINTS - 1))] for k in range(POINTS)]
 
 
-def parse_point(line: bytes) -> tuple[float, float | None, float | None] | None:
-    """Step, loss and relative loss of a line of `metrics.jsonl`; None where a kill has cut it."""
+def parse_point(line: bytes) -> LogPoint | None:
+    """A line of `metrics.jsonl`; None where a kill has cut it."""
     try:
         values = json.loads(line)
-        step, loss, rel = (values.get(name) for name in ("step", "loss", "rel"))
+        entries = [values.get(name) for name in LogPoint._fields]
     except (ValueError, AttributeError):
         return None
-    numbers = [
-        float(v) if isinstance(v, int | float) and math.isfinite(v) else None
-        for v in (step, loss, rel)
-    ]
-    return None if numbers[0] is None else (numbers[0], numbers[1], numbers[2])
+    step, loss, rel = (
+        float(entry) if isinstance(entry, int | float) and math.isfinite(entry) else None
+        for entry in entries
+    )
+    return None if step is None else LogPoint(step, loss, rel)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a lower value of a main score is better, as of every loss."""
+    return metric in LOWER_IS_BETTER or metric not in NAMES
 
 
 def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:
@@ -283,16 +269,16 @@ def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:
     most runs are scored on.
     """
     groups: dict[tuple[str, str, str], list[ScoreLine]] = {}
-    for one in scores:
-        if one.value.value is not None:
-            groups.setdefault((one.metric, one.data, one.split), []).append(one)
+    for score in scores:
+        if score.value.value is not None:
+            groups.setdefault((score.metric, score.data, score.split), []).append(score)
     if not groups:
         return []
     (metric, *_), members = max(
         groups.items(), key=lambda item: (item[0][0] in NAMES, len(item[1]), item[0])
     )
-    sign = 1 if metric in LOWER_IS_BETTER or metric not in NAMES else -1
-    return sorted(members, key=lambda one: (sign * (one.value.value or 0.0), one.run))
+    sign = 1 if is_lower_better(metric) else -1
+    return sorted(members, key=lambda score: (sign * (score.value.value or 0.0), score.run))
 
 
 def dashboard_page(workspace: Path, start: Path) -> Page:
@@ -304,19 +290,11 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
         TableSpec(
             "runs",
             "Runs",
-            "Curve: loss of the validation split (in colour) and of the training split, relative to the mean as prediction where that is known; the number is the last "
-            "one. Score: the main metric with its 95 % CI on the split of the evaluation. Names lead to the page of the run.",
-            (
-                "run",
-                "state",
-                "model",
-                "data",
-                "curve",
-                "score",
-                "metric",
-                "leak-free",
-                "parameters",
-            ),
+            "Curve: loss of the validation split (in colour) and of the training split, relative "
+            "to the mean as prediction where that is known; the number is the last one. Score: the "
+            "main metric with its 95 % CI on the split of the evaluation. Names lead to the page "
+            "of the run.",
+            RUN_COLUMNS,
             reader.describe_run,
         ),
         TableSpec(
@@ -329,7 +307,8 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
         TableSpec(
             "cache",
             "Data sets",
-            "Units are recordings, or tables of a data set; those left out are named on the page of the ingest.",
+            "Units are recordings, or tables of a data set; those left out are named on the page "
+            "of the ingest.",
             ("data set", "used", "recordings", "left out", "bitimely"),
             reader.describe_cache,
         ),
@@ -355,40 +334,29 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
             reader.describe_export,
         ),
     )
-    tables = {spec.kind: table for spec in specs if (table := reader.make_table(spec)) is not None}
+    tables = list(itertools.chain.from_iterable(map(reader.make_table, specs)))
     page, best = PageBuilder("Workspace"), choose_scores(reader.scores)
     if best:
         page.add(make_key_figure(best))
-    page.add(*tables.values())
+    page.add(*tables)
     if len(best) > 1:
         page.notice(
-            "The best of several runs on the split that ranks them is optimistic; bitimely report compares runs with corrected intervals."
+            "The best of several runs on the split that ranks them is optimistic; bitimely report "
+            "compares runs with corrected intervals."
         )
     if reader.damaged:
         page.notice(f"Damaged, see bitimely verify: {', '.join(reader.damaged)}.")
     if reader.unfinished:
-        page.notice(
-            f"Not finished: {', '.join(reader.unfinished)}. The command that started a run continues it."
-        )
-    return page.finish(
-        " ".join([*count_tables(tables), *describe_best(best)])
-        or "Nothing here yet. Start with: bitimely demo"
-    )
+        names = ", ".join(reader.unfinished)
+        page.notice(f"Not finished: {names}. The command that started a run continues it.")
+    sentences = [*count_tables(tables), *describe_best(best)]
+    return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
 
 
-def count_tables(tables: dict[FolderKind, Table]) -> list[str]:
+def count_tables(tables: Sequence[Table]) -> list[str]:
     """The sentence of what there is."""
-    nouns = {
-        "runs": "run",
-        "reports": "report",
-        "cache": "data set",
-        "tokens": "token set",
-        "pipelines": "recipe",
-        "exports": "export",
-    }
     counts = [
-        f"{len(table.rows)} {nouns[kind]}{'s' * (len(table.rows) != 1)}"
-        for kind, table in tables.items()
+        f"{len(table.rows)} {NOUNS[table.name]}{'s' * (len(table.rows) != 1)}" for table in tables
     ]
     return [f"{', '.join(counts[:-1])}{' and ' * (len(counts) > 1)}{counts[-1]}."] if counts else []
 
@@ -398,25 +366,24 @@ def describe_best(scores: Sequence[ScoreLine]) -> list[str]:
     if not scores:
         return []
     first = scores[0]
-    value = first.value
-    interval = (
-        f" (95 % CI {value.lo:.3f} to {value.hi:.3f})"
-        if value.lo is not None and value.hi is not None
-        else ""
-    )
-    order = "lowest" if first.metric in LOWER_IS_BETTER or first.metric not in NAMES else "highest"
-    words = NAMES.get(first.metric, first.metric)
-    rank = f"the {order} {words} of {len(scores)} runs is" if len(scores) > 1 else f"the {words} is"
-    return [f"On {first.data} ({first.split}) {rank} {value.value:.3f}{interval}, of {first.run}."]
+    value, interval = first.value, ""
+    if value.lo is not None and value.hi is not None:
+        interval = f" (95 % CI {value.lo:.3f} to {value.hi:.3f})"
+    rank = words = NAMES.get(first.metric, first.metric)
+    if len(scores) > 1:
+        order = "lowest" if is_lower_better(first.metric) else "highest"
+        rank = f"{order} {words} of {len(scores)} runs"
+    reached = f"the {rank} is {value.value:.3f}{interval}, of {first.run}"
+    return [f"On {first.data} ({first.split}) {reached}."]
 
 
 def make_key_figure(scores: Sequence[ScoreLine]) -> Figure:
     """The scores of the best runs with their intervals."""
     first = scores[0]
     words = NAMES.get(first.metric, first.metric)
-    more = f" The best {SHOWN} of {len(scores)} runs." if len(scores) > SHOWN else ""
+    part = f" The best {SHOWN} of {len(scores)} runs." if len(scores) > SHOWN else ""
     caption = (
-        f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{more}"
+        f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{part}"
     )
-    data = BarPlot.from_metrics({one.run: one.value for one in scores[:SHOWN]}, words)
-    return Figure(name="scores", title=f"{words} of {first.run}", caption=caption, data=data)
+    data = BarPlot.from_metrics({score.run: score.value for score in scores[:SHOWN]}, words)
+    return Figure("scores", f"{words} of {first.run}", caption, data)

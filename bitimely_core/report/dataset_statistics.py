@@ -4,6 +4,7 @@ paper.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,24 +15,21 @@ from bitimely_core.workspace import parse_view
 
 COLUMNS = ("channels", "timesteps", "sequences", "length", "classes")
 CAPTION = (
-    "Ours are counted in the windows of this workspace, the paper's are as printed. Timesteps are windows times length. A smaller number of ours "
-    "means that a part of the data set was ingested; a larger one that the paper excluded some data."
+    "Ours are counted in the windows of this workspace, the paper's are as printed. Timesteps are "
+    "windows times length. A smaller number of ours means that a part of the data set was "
+    "ingested; a larger one that the paper excluded some data."
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ViewStatistics:
-    """Counts of one view `DATASET[/VIEW]`: ours by the names in `COLUMNS` (None without windows)
-    and the paper's; `subjects` are ours.
+    """Counts of one view, ours beside the paper's, by the names in `COLUMNS`."""
 
-    `note` is on the paper's numbers, or why ours are missing.
-    """
-
-    data: str
-    counts: dict[str, int | None]
+    data: str  # DATASET[/VIEW]
+    counts: dict[str, int | None]  # ours, None without windows
     paper: dict[str, int | None]
-    subjects: int | None
-    note: str
+    subjects: int | None  # ours
+    note: str  # on the paper's numbers, or why ours are missing
 
     def to_json(self) -> dict[str, int | str | None]:
         """One row: ours by name, the paper's with `paper_` before the name."""
@@ -49,33 +47,28 @@ def count_view(data: str, windows: Windows | None, problem: str = "") -> ViewSta
     """The counts of the view `data`; without windows `problem` is the note."""
     dataset, view = parse_view(data)
     paper = registry.datasets[dataset].facts.paper
-    printed = paper.get(view, {}) if isinstance(paper.get(view, {}), dict) else {}
+    printed = paper.get(view)
+    if not isinstance(printed, dict):
+        printed = {}
     counts: dict[str, int | None] = dict.fromkeys(COLUMNS)
+    subjects, note = None, problem
     if windows is not None:
-        from bitimely_core.claims.disclosure import open_disclosure
-
-        n = (
-            len(windows)
-            if not isinstance(windows, EventSequences)
-            else open_disclosure(windows.folder).get(len(windows), "out", "all")
-        )
-        sizes = (
-            windows.channels,
-            None if n is None else n * windows.length,
-            n,
-            windows.length,
-            windows.classes or None,
-        )
+        n, note = _count_sequences(windows), paper.get("note", "")
+        timesteps = None if n is None else n * windows.length
+        sizes = (windows.channels, timesteps, n, windows.length, windows.classes or None)
         counts = dict(zip(COLUMNS, sizes, strict=True))
-    return ViewStatistics(
-        data=data,
-        counts=counts,
-        paper={name: printed.get(name) for name in COLUMNS},
-        subjects=None
-        if windows is None or counts["sequences"] is None
-        else len(set(windows.subjects())),
-        note=paper.get("note", "") if windows is not None else problem,
-    )
+        subjects = None if n is None else len(set(windows.subjects()))
+    printed = {name: printed.get(name) for name in COLUMNS}
+    return ViewStatistics(data, counts, printed, subjects, note)
+
+
+def _count_sequences(windows: Windows) -> int | None:
+    """Windows of all splits; of histories None where the number is withheld."""
+    from bitimely_core.claims.disclosure import open_disclosure
+
+    if not isinstance(windows, EventSequences):
+        return len(windows)
+    return open_disclosure(windows.folder).get(len(windows), "out", "all")
 
 
 def statistics_page(views: Sequence[ViewStatistics], title: str, description: str) -> Page:
@@ -83,21 +76,12 @@ def statistics_page(views: Sequence[ViewStatistics], title: str, description: st
     page = PageBuilder(title or "Data sets")
     if description:
         page.text(description)
-    rows = [
-        [
-            v.data,
-            *(part[name] for name in COLUMNS for part in (v.counts, v.paper)),
-            v.subjects,
-            v.note,
-        ]
-        for v in views
-    ]
-    columns = [
-        "data",
-        *(f"{name} ({source})" for name in COLUMNS for source in ("ours", "paper")),
-        "subjects (ours)",
-        "note",
-    ]
+    rows = []
+    for view in views:
+        pairs = [(view.counts[name], view.paper[name]) for name in COLUMNS]
+        rows.append([view.data, *itertools.chain(*pairs), view.subjects, view.note])
+    columns = [f"{name} ({source})" for name in COLUMNS for source in ("ours", "paper")]
+    columns = ["data", *columns, "subjects (ours)", "note"]
     page.table("statistics", "Data sets", CAPTION, columns, rows)
     present = sum(bool(view.counts["sequences"]) for view in views)
     return page.finish(

@@ -1,5 +1,5 @@
-"""The page of a registered experiment: what each family of tests found, and nothing on one before
-all of its runs are there.
+"""The page of a registered experiment: what each family of tests found. Nothing is said on a
+family before all of its runs are there.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from bitimely_core.evaluate.verdicts import PrintedMetric
-from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder
+from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder, make_tables
+from bitimely_core.report.text import scale_number
 from bitimely_core.schemas.scores import RegisteredResult
 
 COLUMNS = (
@@ -30,65 +31,68 @@ def make_families_page(
     title: str, questions: Mapping[str, str], results: Sequence[RegisteredResult]
 ) -> Page:
     """The page of all tests; `questions`: family -> what it asks."""
-    page, judged = PageBuilder(title), [one for one in results if one.verdict is not None]
-    tests, described = (
-        [one for one in results if one.descriptive is kind] for kind in (False, True)
-    )
+    page = PageBuilder(title)
+    judged = [result for result in results if result.verdict is not None]
+    _add_tests(page, judged, [result for result in results if not result.descriptive])
+    _add_descriptions(page, [result for result in results if result.descriptive])
+    if judged:
+        rows = [
+            (
+                *list_names(result),
+                print_difference(result, result.difference),
+                print_difference(result, result.medians),
+            )
+            for result in judged
+        ]
+        caption = "Medians over seeds in the place of means."
+        page.table("sensitivity", "Sensitivity, without verdicts", caption, SENSITIVITY, rows)
+    counts = []
+    for family, question in questions.items():
+        page.section(family)
+        page.text(question)
+        members = [result for result in results if result.family == family]
+        page.add(*(result.sentence for result in members if result.verdict is not None))
+        counts.append(count_verdicts(family, members))
+    return page.finish(" ".join(counts), {"tests": [result.model_dump() for result in results]})
+
+
+def _add_tests(
+    page: PageBuilder, judged: Sequence[RegisteredResult], tests: Sequence[RegisteredResult]
+) -> None:
+    """The tests with their verdicts, as a figure where there are some, and as a table."""
     if judged:
         page.figure(
             "differences",
             "Registered differences",
-            "The row less its rival, with corrected 95 % intervals; short dashed lines are margins of non-inferiority. Of errors less is better.",
+            "The row less its rival, with corrected 95 % intervals; short dashed lines are margins "
+            "of non-inferiority. Of errors less is better.",
             draw_differences(judged),
         )
-    about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run. The intervals match the tests and are not simultaneous."
-    if tests:
-        page.table(
-            "families", "Registered tests", about, COLUMNS, [format_result(one) for one in tests]
-        )
-    if any(one.difference is not None for one in described):
+    caption = (
+        "Means over seeds; each family is corrected by itself, and none is judged before all of "
+        "its cells have run. The intervals match the tests and are not simultaneous."
+    )
+    rows = map(format_result, tests)
+    page.add(*make_tables("families", "Registered tests", caption, COLUMNS, rows))
+
+
+def _add_descriptions(page: PageBuilder, results: Sequence[RegisteredResult]) -> None:
+    """The differences of descriptive families, as a figure where there are some, and as a table."""
+    drawn = [result for result in results if result.difference is not None]
+    if drawn:
         page.figure(
             "undecided",
             "Differences without verdicts",
-            "The row less its rival, with 95 % intervals that are not corrected. Of errors less is better.",
-            draw_differences([one for one in described if one.difference is not None]),
+            "The row less its rival, with 95 % intervals that are not corrected. Of errors less is "
+            "better.",
+            draw_differences(drawn),
         )
-    if described:
-        about = "Means over seeds. Each interval stands by itself: of many, some leave out the true difference by chance."
-        page.table(
-            "descriptive",
-            "Differences in numbers",
-            about,
-            DESCRIPTIVE,
-            [format_description(one) for one in described],
-        )
-    if judged:
-        rows = [
-            (
-                *list_names(one),
-                print_difference(one, one.difference),
-                print_difference(one, one.medians),
-            )
-            for one in judged
-        ]
-        page.table(
-            "sensitivity",
-            "Sensitivity, without verdicts",
-            "Medians over seeds in the place of means.",
-            SENSITIVITY,
-            rows,
-        )
-    for family, question in questions.items():
-        page.section(family)
-        page.text(question)
-        for one in judged:
-            if one.family == family:
-                page.text(one.sentence)
-    verdict = " ".join(
-        count_verdicts(family, [one for one in results if one.family == family])
-        for family in questions
+    caption = (
+        "Means over seeds. Each interval stands by itself: of many, some leave out the true "
+        "difference by chance."
     )
-    return page.finish(verdict, {"tests": [one.model_dump() for one in results]})
+    rows = map(format_description, results)
+    page.add(*make_tables("descriptive", "Differences in numbers", caption, DESCRIPTIVE, rows))
 
 
 def count_verdicts(family: str, results: Sequence[RegisteredResult]) -> str:
@@ -96,93 +100,76 @@ def count_verdicts(family: str, results: Sequence[RegisteredResult]) -> str:
     difference (4).`.
     """
     if results and results[0].descriptive:
-        return f"{family}: {sum(one.difference is not None for one in results)} of {len(results)} differences, without verdicts."
-    found = Counter(one.verdict for one in results)
-    if None in found:
-        return f"{family}: not complete ({sum(one.done for one in results)} of {sum(one.cells for one in results)} cells)."
-    return f"{family}: {', '.join(f'{words} ({count})' for words, count in found.most_common())}."
+        count = sum(result.difference is not None for result in results)
+        return f"{family}: {count} of {len(results)} differences, without verdicts."
+    verdicts = Counter(result.verdict for result in results)
+    if None in verdicts:
+        done = sum(result.done for result in results)
+        cells = sum(result.cells for result in results)
+        return f"{family}: not complete ({done} of {cells} cells)."
+    counts = [f"{words} ({count})" for words, count in verdicts.most_common()]
+    return f"{family}: {', '.join(counts)}."
 
 
 def draw_differences(results: Sequence[RegisteredResult]) -> ForestPlot:
     """A row for each family and rival, a panel for each column of data."""
-    rows, panels = list(dict.fromkeys((one.family, one.rival) for one in results)), []
-    for data in dict.fromkeys(one.data for one in results):
-        found = {(one.family, one.rival): one for one in results if one.data == data}
-        first = next(iter(found.values()))
-        metric = PrintedMetric(first.metric)
-
-        def take(
-            name: str,
-            found: Mapping[tuple[str, str], RegisteredResult] = found,
-            factor: float = metric.factor,
-        ) -> list[float | None]:
-            values = [getattr(found[row], name) if row in found else None for row in rows]
-            return [None if value is None else value * factor for value in values]
-
-        margins = take("margin", factor=-metric.sign * metric.factor)
-        name = f"{data} ({first.unit})" if first.unit else data
-        panels.append(
-            ForestPanel(
-                name,
-                take("difference"),
-                take("lo"),
-                take("hi"),
-                zero=True,
-                margins=None if set(margins) == {None} else margins,
-            )
+    rows = list(dict.fromkeys((result.family, result.rival) for result in results))
+    panels = []
+    for data in dict.fromkeys(result.data for result in results):
+        of_data = [result for result in results if result.data == data]
+        cells = {(result.family, result.rival): result for result in of_data}
+        metric, unit = PrintedMetric(of_data[0].metric), of_data[0].unit
+        values, lo, hi, margins = (
+            [scale_number(getattr(cells.get(row), name, None), metric.factor) for row in rows]
+            for name in ("difference", "lo", "hi", "margin")
         )
+        worst = [scale_number(margin, -metric.sign) for margin in margins]  # on the worse side
+        has_margin = any(margin is not None for margin in margins)
+        name = f"{data} ({unit})" if unit else data
+        lines = worst if has_margin else None
+        panels.append(ForestPanel(name, values, lo, hi, zero=True, margins=lines))
     return ForestPlot([f"{family}: {rival}" for family, rival in rows], panels, "difference")
 
 
-def list_names(one: RegisteredResult) -> tuple[str, str, str, str]:
+def list_names(result: RegisteredResult) -> tuple[str, str, str, str]:
     """Family, data, row and rival of a test."""
-    return one.family, one.data, one.row, one.rival
+    return result.family, result.data, result.row, result.rival
 
 
-def choose_metric(one: RegisteredResult) -> PrintedMetric:
+def choose_metric(result: RegisteredResult) -> PrintedMetric:
     """How the numbers of a test are printed: with decimals for its interval and margin, which may
     be in small units.
     """
+    lo, hi = result.lo, result.hi
     # about two standard errors on either side
-    width = None if one.lo is None or one.hi is None else (one.hi - one.lo) / 4
-    return PrintedMetric(one.metric).fit(width, one.lo, one.hi, one.margin)
+    error = None if lo is None or hi is None else (hi - lo) / 4
+    return PrintedMetric(result.metric).fit(error, lo, hi, result.margin)
 
 
-def print_difference(one: RegisteredResult, value: float | None) -> str:
+def print_difference(result: RegisteredResult, value: float | None) -> str:
     """A difference with its unit."""
-    return f"{choose_metric(one).number(value, signed=True)} {one.unit if value is not None else ''}".rstrip()
+    number = choose_metric(result).number(value, signed=True)
+    return number if value is None else f"{number} {result.unit}".rstrip()
 
 
-def format_result(one: RegisteredResult) -> tuple[str, ...]:
+def format_result(result: RegisteredResult) -> tuple[str, ...]:
     """A row of the table of tests."""
-    if one.verdict is None:
-        return (
-            *list_names(one),
-            "",
-            "",
-            "",
-            "",
-            f"family not complete, {one.done} of {one.cells} cells",
-        )
-    return (*_format_numbers(one), one.verdict)
+    if result.verdict is not None:
+        return (*_format_numbers(result), result.verdict)
+    progress = f"{result.done} of {result.cells} cells"
+    return (*list_names(result), *[""] * 4, f"family not complete, {progress}")
 
 
-def format_description(one: RegisteredResult) -> tuple[str, ...]:
+def format_description(result: RegisteredResult) -> tuple[str, ...]:
     """A row of the table of differences without verdicts."""
-    return (
-        _format_numbers(one)
-        if one.difference is not None
-        else (*list_names(one), "", "", f"{one.done} of {one.cells} cells", "")
-    )
+    if result.difference is not None:
+        return _format_numbers(result)
+    return (*list_names(result), "", "", f"{result.done} of {result.cells} cells", "")
 
 
-def _format_numbers(one: RegisteredResult) -> tuple[str, ...]:
-    number = choose_metric(one).number
-    interval = "" if one.lo is None else f"{number(one.lo)} to {number(one.hi)}"
-    return (
-        *list_names(one),
-        number(one.value),
-        number(one.rival_value),
-        print_difference(one, one.difference),
-        interval,
-    )
+def _format_numbers(result: RegisteredResult) -> tuple[str, ...]:
+    """The cells of a result that is known, up to its interval."""
+    number = choose_metric(result).number
+    interval = "" if result.lo is None else f"{number(result.lo)} to {number(result.hi)}"
+    scores = (number(result.value), number(result.rival_value))
+    return (*list_names(result), *scores, print_difference(result, result.difference), interval)

@@ -1,10 +1,13 @@
-"""Numbers of figures and tables as columns, Parquet and CSV."""
+"""The numbers behind a page: every figure and table as columns, and these as Parquet and CSV."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -24,193 +27,221 @@ CSV_LIMIT = 60_000
 
 def to_array(values: Any) -> Array:
     """Numbers as float64 (None: NaN)."""
-    known = (
-        [np.nan if v is None else v for v in values] if isinstance(values, list | tuple) else values
-    )
-    return np.asarray(known, np.float64)
+    return np.asarray(values, np.float64)
+
+
+def fill_missing(values: Any, count: int) -> Array:
+    """Numbers as float64; `count` NaN where there are none."""
+    return np.full(count, np.nan) if values is None else to_array(values)
+
+
+def to_texts(names: Iterable[object], limit: int = 2000) -> Array:
+    """Foreign names as an array of clean texts of at most `limit` characters."""
+    return np.array([clean_text(name, limit) for name in names], str)
+
+
+def join_parts(parts: Iterable[Array], kind: type = float) -> Array:
+    """Arrays one after another; without any an empty array of `kind`."""
+    return np.concatenate([np.empty(0, kind), *parts])
+
+
+def _repeat_names(parts: Iterable[tuple[str, Sized]]) -> Array:
+    """Each name as often as its values have entries."""
+    return join_parts((np.full(len(values), clean_text(name)) for name, values in parts), str)
 
 
 def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
-    """The matrices of a figure, [M, R, C], and their names."""
+    """The matrices of a figure, [M, R, C], and their names. Large maps stay in single precision."""
     values = np.asarray(data.values)
-    # large maps come in single precision
-    values = values if values.dtype == np.float32 else values.astype(np.float64)
-    return (
-        (values[None], [""])
-        if values.ndim == 2
-        else (values, [clean_text(n) for n in data.names or range(1, len(values) + 1)])
-    )
+    if values.dtype != np.float32:
+        values = values.astype(np.float64)
+    if values.ndim == 2:
+        return values[None], [""]
+    return values, [clean_text(name) for name in data.names or range(1, len(values) + 1)]
 
 
 def stage_indices(track: StageTrack, classes: Sequence[str]) -> Array:
     """Class numbers of a track given by name or number, -1: no class."""
-    ids: dict[Any, int] = {None: -1, **{name: k for k, name in enumerate(classes)}}
+    numbers: dict[Any, int] = {name: k for k, name in enumerate(classes)}
     stages = np.asarray(track.stages, dtype=object).tolist()
-    numbers = [
-        ids.get(stage, -1) if stage is None or isinstance(stage, str) else int(stage)
-        for stage in stages
-    ]
-    return np.array([k if 0 <= k < len(classes) else -1 for k in numbers], dtype=np.int64)
-
-
-def _join(parts: Iterable[Array], kind: type = float) -> Array:
-    return np.concatenate([np.empty(0, kind), *parts])
+    indices = np.array(
+        [
+            numbers.get(stage, -1) if stage is None or isinstance(stage, str) else int(stage)
+            for stage in stages
+        ],
+        dtype=np.int64,
+    )
+    return np.where((indices >= 0) & (indices < len(classes)), indices, -1)
 
 
 def figure_data(figure: Figure) -> Columns:
-    """All numbers of a figure as columns of one table."""
-    data = figure.data
-    if isinstance(data, page.LinePlot):
-        parts: dict[str, list[Array]] = {"x": [], "y": [], "lo": [], "hi": []}
-        names: list[str] = []
-        for s in data.series:
-            y = to_array(s.y)
-            names += [clean_text(s.name)] * len(y)
-            for key, values in {"x": s.x, "y": y, "lo": s.lo, "hi": s.hi}.items():
-                parts[key].append(np.full(len(y), np.nan) if values is None else to_array(values))
-        banded = any(s.lo is not None for s in data.series)
-        return {
-            "series": np.array(names, str),
-            **{k: _join(v) for k, v in parts.items() if banded or k in "xy"},
-        }
-    if isinstance(data, HeatMap):
-        values, names = matrix_panels(data)
-        m, r, c = values.shape
-        columns = [clean_text(n) for n in data.column_names or range(c)]
-        rows = np.tile(
-            np.array([clean_text(n) for n in data.row_names])
-            if data.row_names is not None
-            else np.arange(r),
-            m,
+    """All numbers of a figure as columns of one table. Raises ValueError for data that are no kind
+    of figure.
+    """
+    if type(figure.data) not in list_columns.registry:
+        kind = type(figure.data).__name__
+        raise ValueError(
+            f"figure {figure.name!r} has data of type {kind}, which is no kind of figure"
         )
-        head: Columns = (
-            {"panel": np.repeat(np.array(names, str), r)} if m > 1 or names != [""] else {}
+    return list_columns(figure.data)
+
+
+@singledispatch
+def list_columns(data: object) -> Columns:
+    """The columns of one kind of figure; each kind is registered below."""
+    raise NotImplementedError
+
+
+@list_columns.register
+def _(data: page.LinePlot) -> Columns:
+    has_bands = any(line.lo is not None for line in data.series)
+    columns: Columns = {"series": _repeat_names((line.name, line.y) for line in data.series)}
+    for key in ("x", "y", "lo", "hi") if has_bands else ("x", "y"):
+        columns[key] = join_parts(
+            fill_missing(getattr(line, key), len(line.y)) for line in data.series
         )
-        return {
-            **head,
-            "row": rows,
-            **{f"column {n}": values[:, :, k].ravel() for k, n in enumerate(columns)},
-        }
-    if isinstance(data, page.FlowPlot):
-        boxes = [clean_text(n) for n in [*data.names, *data.leaving]]
-        return {
-            "box": np.array(boxes, str),
-            "count": to_array([*data.counts, *data.leaving_counts]),
-        }
-    if isinstance(data, page.BarPlot):
-        extra = {k: to_array(v) for k, v in (("lo", data.lo), ("hi", data.hi)) if v is not None}
-        return {
-            "name": np.array([clean_text(n) for n in data.names], str),
-            "value": to_array(data.values),
-            **extra,
-        }
-    if isinstance(data, page.RankPlot):
-        ranked = np.array([clean_text(n) for n in data.names], str)
-        return {
-            "name": ranked,
-            "mean rank": to_array(data.ranks),
-            "critical difference": np.full(len(ranked), float(data.critical)),
-        }
-    if isinstance(data, page.ForestPlot):
-        dots, shown = [clean_text(n) for n in data.names], data.panels
-        also = {
-            name: name.removesuffix("s")
-            for name in ("other", "margins")
-            if any(getattr(p, name) is not None for p in shown)
-        }
-        keys = {"values": "value", "lo": "lo", "hi": "hi", **also}
-        held = {
-            k: [to_array([None] * len(dots) if (v := getattr(p, k)) is None else v) for p in shown]
-            for k in keys
-        }
-        return {
-            "panel": np.repeat(np.array([clean_text(p.name) for p in shown], str), len(dots)),
-            "name": np.tile(np.array(dots, str), len(shown)),
-            **{keys[k]: _join(stacked) for k, stacked in held.items()},
-        }
-    if isinstance(data, page.TracePlot):
-        signals = [
-            (clean_text(s.name), clean_text(s.unit), to_array(s.values)) for s in data.signals
-        ]
-        return {
-            "signal": _join((np.full(len(v), n) for n, _, v in signals), str),
-            "seconds": _join(np.arange(len(v)) / data.rate for _, _, v in signals),
-            "value": _join(v for _, _, v in signals),
-            "unit": _join((np.full(len(v), u) for _, u, v in signals), str),
-        }
-    if isinstance(data, page.Hypnogram):
-        classes = [clean_text(c) for c in data.classes]
-        tracks = {clean_text(t.name): stage_indices(t, data.classes) for t in data.tracks}
-        n = max((len(v) for v in tracks.values()), default=0)
-        labels = np.array([*classes, ""])  # -1 is the last: no stage
-        padded = {
-            f"stage {name}": labels[np.pad(v, (0, n - len(v)), constant_values=-1)]
-            for name, v in tracks.items()
-        }
-        return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data.epoch), **padded}
-    if isinstance(data, page.DensityPlot):
-        shares = {
-            f"p {clean_text(name)}": np.asarray(data.values, np.float64)[:, k]
-            for k, name in enumerate(data.classes)
-        }
-        return {
-            "epoch": np.arange(len(data.values)),
-            "seconds": np.arange(len(data.values)) * float(data.epoch),
-            **shares,
-        }
-    if isinstance(data, page.TimelinePlot):
-        lanes = [(clean_text(lane.name), to_array(lane.times), lane.groups) for lane in data.lanes]
-        groups = np.array([clean_text(g) for g in data.groups], str)
-        return {
-            "lane": _join((np.full(len(times), name) for name, times, _ in lanes), str),
-            "time": _join(times for _, times, _ in lanes),
-            "group": _join(
-                (groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes), str
-            ),
-        }
-    if isinstance(data, page.ScatterPlot):
-        # -1 is the last: no group
-        groups = np.array([*(clean_text(g) for g in data.groups), ""], str)
-        return {
-            "panel": _join((np.full(len(p.x), clean_text(p.name)) for p in data.panels), str),
-            "x": _join(to_array(p.x) for p in data.panels),
-            "y": _join(to_array(p.y) for p in data.panels),
-            "group": _join((groups[np.asarray(p.group, dtype=np.int64)] for p in data.panels), str),
-        }
-    raise ValueError(
-        f"figure {figure.name!r} has data of type {type(data).__name__}, which is no kind of figure"
-    )
+    return columns
+
+
+@list_columns.register
+def _(data: HeatMap) -> Columns:
+    values, panels = matrix_panels(data)
+    count, rows, width = values.shape
+    row_names = np.arange(rows) if data.row_names is None else to_texts(data.row_names)
+    columns: Columns = {"panel": np.repeat(np.array(panels, str), rows)} if panels != [""] else {}
+    columns["row"] = np.tile(row_names, count)
+    for k, name in enumerate(data.column_names or range(width)):
+        columns[f"column {clean_text(name)}"] = values[:, :, k].ravel()
+    return columns
+
+
+@list_columns.register
+def _(data: page.FlowPlot) -> Columns:
+    return {
+        "box": to_texts([*data.names, *data.leaving]),
+        "count": to_array([*data.counts, *data.leaving_counts]),
+    }
+
+
+@list_columns.register
+def _(data: page.BarPlot) -> Columns:
+    ends = {name: end for name, end in (("lo", data.lo), ("hi", data.hi)) if end is not None}
+    return {
+        "name": to_texts(data.names),
+        "value": to_array(data.values),
+        **{name: to_array(end) for name, end in ends.items()},
+    }
+
+
+@list_columns.register
+def _(data: page.RankPlot) -> Columns:
+    return {
+        "name": to_texts(data.names),
+        "mean rank": to_array(data.ranks),
+        "critical difference": np.full(len(data.names), float(data.critical)),
+    }
+
+
+@list_columns.register
+def _(data: page.ForestPlot) -> Columns:
+    columns: Columns = {
+        "panel": np.repeat(to_texts(panel.name for panel in data.panels), len(data.names)),
+        "name": np.tile(to_texts(data.names), len(data.panels)),
+    }
+    names = {"values": "value", "lo": "lo", "hi": "hi", "other": "other", "margins": "margin"}
+    for key, name in names.items():
+        parts = [getattr(panel, key) for panel in data.panels]
+        if key in {"values", "lo", "hi"} or any(part is not None for part in parts):
+            columns[name] = join_parts(fill_missing(part, len(data.names)) for part in parts)
+    return columns
+
+
+@list_columns.register
+def _(data: page.TracePlot) -> Columns:
+    return {
+        "signal": _repeat_names((signal.name, signal.values) for signal in data.signals),
+        "seconds": join_parts(np.arange(len(signal.values)) / data.rate for signal in data.signals),
+        "value": join_parts(to_array(signal.values) for signal in data.signals),
+        "unit": _repeat_names((signal.unit, signal.values) for signal in data.signals),
+    }
+
+
+@list_columns.register
+def _(data: page.Hypnogram) -> Columns:
+    classes = to_texts([*data.classes, ""])  # the last, of index -1: no stage
+    tracks = {clean_text(track.name): stage_indices(track, data.classes) for track in data.tracks}
+    epochs = np.arange(max(map(len, tracks.values()), default=0))
+    columns: Columns = {"epoch": epochs, "seconds": epochs * float(data.epoch)}
+    for name, stages in tracks.items():
+        padded = np.pad(stages, (0, len(epochs) - len(stages)), constant_values=-1)
+        columns[f"stage {name}"] = classes[padded]
+    return columns
+
+
+@list_columns.register
+def _(data: page.DensityPlot) -> Columns:
+    epochs, shares = np.arange(len(data.values)), np.asarray(data.values, np.float64)
+    return {
+        "epoch": epochs,
+        "seconds": epochs * float(data.epoch),
+        **{f"p {clean_text(name)}": shares[:, k] for k, name in enumerate(data.classes)},
+    }
+
+
+@list_columns.register
+def _(data: page.TimelinePlot) -> Columns:
+    groups = to_texts(data.groups)
+    return {
+        "lane": _repeat_names((lane.name, lane.times) for lane in data.lanes),
+        "time": join_parts(to_array(lane.times) for lane in data.lanes),
+        "group": join_parts((groups[np.asarray(lane.groups, int)] for lane in data.lanes), str),
+    }
+
+
+@list_columns.register
+def _(data: page.ScatterPlot) -> Columns:
+    groups = to_texts([*data.groups, ""])  # the last, of index -1: no group
+    return {
+        "panel": _repeat_names((panel.name, panel.x) for panel in data.panels),
+        "x": join_parts(to_array(panel.x) for panel in data.panels),
+        "y": join_parts(to_array(panel.y) for panel in data.panels),
+        "group": join_parts((groups[np.asarray(panel.group, int)] for panel in data.panels), str),
+    }
 
 
 def table_data(table: Table) -> Columns:
     """A table as columns: numbers where all cells are numbers, else text; a metric gives value, lo
     and hi.
     """
-    out: Columns = {}
+    columns: Columns = {}
     for k, name in enumerate(table.columns):
-        cells = [
-            row[k].text if isinstance(row[k], Link) else getattr(row[k], "value", row[k])
-            for row in table.rows
-        ]
-        label = clean_text(name)
-        if any(isinstance(c, Mapping) for c in cells):
-            held = {part for c in cells if isinstance(c, Mapping) for part in c}
-            for part in (
-                ("value", *sorted(held & {"paper", "to"}))
-                if "text" in held
-                else ("value", "lo", "hi")
-            ):
-                values = [
-                    c.get(part) if isinstance(c, Mapping) else c if part == "value" else None
-                    for c in cells
-                ]
-                out[label if part == "value" else f"{label} {part}"] = to_array(values)
-        elif is_numeric(cells):
-            integers = all(isinstance(c, int | np.integer) for c in cells)
-            out[label] = np.array(cells, np.int64) if integers else to_array(cells)
-        else:
-            out[label] = np.array(["" if c is None else clean_text(c) for c in cells], str)
-    return out
+        cells = [_read_cell(row[k]) for row in table.rows]
+        columns |= _list_cell_columns(clean_text(name), cells)
+    return columns
+
+
+def _read_cell(cell: Any) -> Any:
+    """The text of a link, the value of a sparkline, any other cell as it is."""
+    return cell.text if isinstance(cell, Link) else getattr(cell, "value", cell)
+
+
+def _list_cell_columns(label: str, cells: Sequence[Any]) -> Columns:
+    """The columns of one column of a table, by name."""
+    if any(isinstance(cell, Mapping) for cell in cells):
+        return _list_metric_columns(label, cells)
+    if not is_numeric(cells):
+        return {label: to_texts("" if cell is None else cell for cell in cells)}
+    has_integers = all(isinstance(cell, int | np.integer) for cell in cells)
+    return {label: np.array(cells, np.int64) if has_integers else to_array(cells)}
+
+
+def _list_metric_columns(label: str, cells: Sequence[Any]) -> Columns:
+    """Value, lo and hi of metrics; of cells that bring a text their value and further numbers."""
+    metrics = [cell if isinstance(cell, Mapping) else {"value": cell} for cell in cells]
+    keys = set().union(*metrics)
+    parts = sorted(keys & {"paper", "to"}) if "text" in keys else ["lo", "hi"]
+    names = {"value": label, **{part: f"{label} {part}" for part in parts}}
+    return {name: to_array([metric.get(key) for metric in metrics]) for key, name in names.items()}
 
 
 def to_parquet(columns: Columns) -> bytes:
@@ -234,32 +265,24 @@ def to_parquet(columns: Columns) -> bytes:
 
 def to_csv(columns: Columns) -> str:
     """Columns as CSV, formulas quoted as `quote_formula` does."""
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    lines = [",".join(map(_format_csv_cell, row)) for row in (list(columns), *rows)]
+    return "\r\n".join([*lines, ""])
 
-    def cell(value: Any) -> str:
-        if isinstance(value, str):
-            quoted = quote_formula(value)
-            return (
-                '"' + quoted.replace('"', '""') + '"'
-                if any(c in quoted for c in ',;"\r\n')
-                else quoted
-            )
-        return "" if value is None or value != value else repr(value)  # not NaN
 
-    lines = [",".join(cell(name) for name in columns)]
-    lines += [
-        ",".join(map(cell, row))
-        for row in zip(*(v.tolist() for v in columns.values()), strict=True)
-    ]
-    return "\r\n".join(lines) + "\r\n"
+def _format_csv_cell(value: str | float) -> str:
+    if not isinstance(value, str):
+        return "" if math.isnan(value) else repr(value)
+    text = quote_formula(value)
+    return '"' + text.replace('"', '""') + '"' if re.search('[,;"\r\n]', text) else text
 
 
 def csv_link(columns: Columns) -> tuple[str, bool]:
     """A data link with the CSV, "" if too large; and whether it holds text."""
-    if sum(v.size for v in columns.values()) * 6 > CSV_LIMIT:  # certainly too large
+    if sum(values.size for values in columns.values()) * 6 > CSV_LIMIT:  # certainly too large
         return "", False
     data = to_csv(columns).encode()
     if len(data) > CSV_LIMIT:
         return "", False
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(data).decode(), any(
-        v.dtype.kind == "U" for v in columns.values()
-    )
+    has_text = any(values.dtype.kind == "U" for values in columns.values())
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(data).decode()}", has_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from bitimely_core.page import (
     Page,
     PageBuilder,
     StageTrack,
+    Table,
+    make_tables,
 )
 from bitimely_core.report.text import format_number
 from bitimely_core.schemas.runs import RunRecord
@@ -57,37 +60,62 @@ class PredictionLike(Protocol):
 
 
 DENSITY = (
-    "The probability of each class in each epoch, stacked: an epoch in which one colour fills the column is certain, several colours are "
-    "stages between which the model hesitates. White: no prediction."
+    "The probability of each class in each epoch, stacked: an epoch in which one colour fills the "
+    "column is certain, several colours are stages between which the model hesitates. White: no "
+    "prediction."
 )
-HYPNOGRAM = "The most probable class of each epoch. Nobody has scored this recording: how well the model scores others is in the page of the run."
+HYPNOGRAM = (
+    "The most probable class of each epoch. Nobody has scored this recording: how well the model "
+    "scores others is in the page of the run."
+)
+ENDPOINTS = (
+    "By the definitions of the AASM manual, with lights off at the first and lights on at the last "
+    "epoch. Latencies count from lights off, that of REM also from sleep onset; wake after sleep "
+    "onset ends with the last epoch of sleep."
+)
+SHOWN_ENDPOINTS = (
+    "total_sleep_time",
+    "sleep_efficiency",
+    "sleep_onset_latency",
+    "wake_after_sleep_onset",
+    "latency_REM",
+)
+
+
+# ---- sentences
+
+
+def describe_run(record: RunRecord) -> str:
+    """The run that predicts, with what it was trained on."""
+    trained_on = ", ".join(data.name for data in record.data)
+    return f"{record.run} ({record.model}), trained on {trained_on}"
 
 
 def describe_endpoints(endpoints: Mapping[str, EndpointValue]) -> str:
     """One sentence: time in bed, sleep, efficiency, onset."""
-    value = {name: one.value for name, one in endpoints.items()}
-    bed, sleep, onset = (
-        value["time_in_bed"],
-        value["total_sleep_time"],
-        value["sleep_onset_latency"],
+    bed, sleep, onset, efficiency = (
+        endpoints[name].value
+        for name in ("time_in_bed", "total_sleep_time", "sleep_onset_latency", "sleep_efficiency")
     )
-    text = f"{format_minutes(sleep)} of sleep in {format_minutes(bed)} (efficiency {format_number(value['sleep_efficiency'], 0)} %)"
-    return f"{text}, asleep after {format_minutes(onset)}" if onset is not None else text
+    share = f"efficiency {format_number(efficiency, 0)} %"
+    text = f"{format_minutes(sleep)} of sleep in {format_minutes(bed)} ({share})"
+    return text if onset is None else f"{text}, asleep after {format_minutes(onset)}"
 
 
 def describe_calibration(calibration: Calibration | None) -> str:
     """What the confidence is, in one phrase."""
     if calibration is None:
-        return "probability of the class as the model gives it; not calibrated: the validation windows of the run are not here"
-    whose = f"{calibration.units} {calibration.unit}s ({calibration.data})"
-    sets = (
-        f"; no sets: {calibration.undefined_reason}"
-        if calibration.threshold is None
-        else f"; sets and intervals cover {calibration.level:.0%}"
-    )
-    if calibration.temperature is None:
-        return f"fitted on {whose}{sets}"
-    return f"probability of the class with temperature {calibration.temperature:.3g}, fitted on {whose}{sets}"
+        return (
+            "probability of the class as the model gives it; not calibrated: the validation "
+            "windows of the run are not here"
+        )
+    fitted = f"fitted on {calibration.units} {calibration.unit}s ({calibration.data})"
+    if calibration.temperature is not None:
+        temperature = f"temperature {calibration.temperature:.3g}"
+        fitted = f"probability of the class with {temperature}, {fitted}"
+    if calibration.threshold is None:
+        return f"{fitted}; no sets: {calibration.undefined_reason}"
+    return f"{fitted}; sets and intervals cover {calibration.level:.0%}"
 
 
 def format_minutes(minutes: float | None) -> str:
@@ -96,6 +124,9 @@ def format_minutes(minutes: float | None) -> str:
         return "–"
     hours, rest = divmod(round(minutes), 60)
     return f"{hours} h {rest:02d} min" if hours else f"{minutes:g} min"
+
+
+# ---- one recording
 
 
 def recording_page(
@@ -108,185 +139,147 @@ def recording_page(
     """The page of one recording: its hypnogram and hypnodensity with the endpoints, or the classes,
     labels or values over time.
     """
-    windows, prediction = made.windows, made.prediction
-    options, classes = windows.options, list(windows.class_names)
-    starts = windows.index["start"].to_numpy()
-    hours = (starts[-1] + options.length) / 3600
+    windows, count = made.windows, len(made.windows.index)
     page = PageBuilder(f"Prediction for {name}")
     page.notice(*notices)
-    page.add_facts(
-        {
-            "Run": f"{record.run} ({record.model}), trained on {', '.join(one.name for one in record.data)}",
-            "Windows": f"{len(starts):,} of {options.length:g} s at {options.rate:g} Hz",
-            "Channels": ", ".join(windows.channel_names),
-            "Confidence": describe_calibration(calibration),
-        }
-    )
+    page.fact("Run", describe_run(record))
+    options = windows.options
+    page.fact("Windows", f"{count:,} of {options.length:g} s at {options.rate:g} Hz")
+    page.fact("Channels", ", ".join(windows.channel_names))
+    page.fact("Confidence", describe_calibration(calibration))
     if windows.task == "classification":
-        verdict = _add_classes(page, made, starts, calibration)
+        verdict = _add_classes(page, made, calibration)
     elif windows.task == "multilabel":
-        series = [Line(label, starts / 3600, prediction[:, k]) for k, label in enumerate(classes)]
-        page.figure(
-            "trend",
-            "Labels over time",
-            "The probability of each label in each window.",
-            LinePlot(series, "hours", "probability"),
-        )
-        bars = BarPlot(classes, prediction.mean(0), ylabel="mean probability")
-        page.figure("labels", "Labels", "Mean probability over the windows.", bars)
-        verdict = f"{classes[int(prediction.mean(0).argmax())]} is the most probable label of {len(starts):,} windows."
+        verdict = _add_labels(page, made)
     else:
-        band = (
-            (None, None)
-            if made.reach is None
-            else (prediction - made.reach, prediction + made.reach)
-        )
-        line = Line("predicted", starts / 3600, prediction, *band)
-        caption = (
-            "The predicted value of each window, in the unit of the labels of the training"
-            + (", with its interval." if band[0] is not None else ".")
-        )
-        page.figure("trend", "Trend", caption, LinePlot([line], "hours", "value"))
-        verdict = f"Median {np.median(prediction):.4g}, from {prediction.min():.4g} to {prediction.max():.4g}, over {hours:.2g} h."
-    if made.endpoints:
-        page.table(*endpoint_table(made.endpoints))
-    return page.finish(
-        verdict, {"recording": name, "windows": len(starts), "endpoints": dict(made.endpoints)}
-    )
+        verdict = _add_values(page, made)
+    page.add(*_endpoint_tables(made.endpoints))
+    summary = {"recording": name, "windows": count, "endpoints": dict(made.endpoints)}
+    return page.finish(verdict, summary)
 
 
-def _add_classes(
-    page: PageBuilder,
-    made: PredictionLike,
-    starts: npt.NDArray[Any],
-    calibration: Calibration | None,
-) -> str:
+def _read_starts(made: PredictionLike) -> npt.NDArray[Any]:
+    """Seconds from the start of the recording to each window, [n]."""
+    return made.windows.index["start"].to_numpy()
+
+
+def _add_labels(page: PageBuilder, made: PredictionLike) -> str:
+    """The probability of each label over time, and its mean; the verdict."""
+    labels, hours = list(made.windows.class_names), _read_starts(made) / 3600
+    lines = [Line(label, hours, made.prediction[:, k]) for k, label in enumerate(labels)]
+    caption = "The probability of each label in each window."
+    page.figure("trend", "Labels over time", caption, LinePlot(lines, "hours", "probability"))
+    means = made.prediction.mean(0)
+    bars = BarPlot(labels, means, ylabel="mean probability")
+    page.figure("labels", "Labels", "Mean probability over the windows.", bars)
+    return f"{labels[int(means.argmax())]} is the most probable label of {len(hours):,} windows."
+
+
+def _add_values(page: PageBuilder, made: PredictionLike) -> str:
+    """The predicted value over time, with its interval where there is one; the verdict."""
+    values, starts = made.prediction, _read_starts(made)
+    line = Line("predicted", starts / 3600, values)
+    caption = "The predicted value of each window, in the unit of the labels of the training"
+    if made.reach is not None:
+        line = replace(line, lo=values - made.reach, hi=values + made.reach)
+        caption += ", with its interval"
+    page.figure("trend", "Trend", f"{caption}.", LinePlot([line], "hours", "value"))
+    hours = (starts[-1] + made.windows.options.length) / 3600
+    spread = f"from {values.min():.4g} to {values.max():.4g}"
+    return f"Median {np.median(values):.4g}, {spread}, over {hours:.2g} h."
+
+
+def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibration | None) -> str:
     """Hypnogram, hypnodensity, shares and sets of a classification; the verdict."""
-    options, classes, endpoints = (
-        made.windows.options,
-        list(made.windows.class_names),
-        made.endpoints,
-    )
+    options, classes = made.windows.options, list(made.windows.class_names)
+    starts, is_night = _read_starts(made), bool(made.endpoints)
     epoch = options.epoch or options.stride / options.rate
+    places = np.rint((starts - starts[0]) / epoch).astype(int)
     grid = np.full((round((starts[-1] - starts[0]) / epoch) + 1, len(classes)), np.nan)
-    grid[np.rint((starts - starts[0]) / epoch).astype(int)] = made.prediction
+    grid[places] = made.prediction
     stages = np.where(np.isfinite(grid[:, 0]), np.nan_to_num(grid).argmax(1), -1)
-    night = Hypnogram(epoch, [StageTrack("predicted", stages)], classes)
-    page.figure("hypnogram", "Hypnogram" if endpoints else "Classes over time", HYPNOGRAM, night)
-    page.figure(
-        "hypnodensity",
-        "Hypnodensity" if endpoints else "Probabilities over time",
-        DENSITY,
-        DensityPlot(epoch, grid, classes),
-    )
-    named = made.prediction.argmax(1)
-    share = [float((named == k).mean()) for k in range(len(classes))]
+    track = StageTrack("predicted", stages)
+    title = "Hypnogram" if is_night else "Classes over time"
+    page.figure("hypnogram", title, HYPNOGRAM, Hypnogram(epoch, [track], classes))
+    title = "Hypnodensity" if is_night else "Probabilities over time"
+    page.figure("hypnodensity", title, DENSITY, DensityPlot(epoch, grid, classes))
+    best, count = made.prediction.argmax(1), len(starts)
+    counts = np.bincount(best, minlength=len(classes)).tolist()
     rows = [
-        [c, int((named == k).sum()), share[k], _mean_where(made.confidence, named == k)]
-        for k, c in enumerate(classes)
+        [name, counts[k], counts[k] / count, _mean_where(made.confidence, best == k)]
+        for k, name in enumerate(classes)
     ]
     caption = "Windows by their most probable class, and how sure the model is of them."
     if made.sets is not None and calibration is not None:
-        sizes = np.bincount(made.sets.sum(1), minlength=2) / len(starts)
-        parts = ", ".join(f"{k} in {part:.0%}" for k, part in enumerate(sizes) if part)
-        caption += f" Sets with {calibration.level:.0%} coverage hold so many classes: {parts} of the windows."
-    page.table(
-        "classes", "Classes", caption, ["class", "windows", "share", "mean confidence"], rows
-    )
-    text = (
-        describe_endpoints(endpoints)
-        if endpoints
-        else f"{classes[int(np.argmax(share))]} in {max(share):.0%} of {len(starts):,} windows"
-    )
-    return text + (
-        f"; mean confidence {float(np.mean(made.confidence)):.2f}."
-        if made.confidence is not None
-        else "."
-    )
+        shares = np.bincount(made.sets.sum(1), minlength=2) / count
+        parts = ", ".join(f"{size} in {share:.0%}" for size, share in enumerate(shares) if share)
+        sets = f"Sets with {calibration.level:.0%} coverage hold so many classes"
+        caption += f" {sets}: {parts} of the windows."
+    columns = ["class", "windows", "share", "mean confidence"]
+    page.table("classes", "Classes", caption, columns, rows)
+    most = max(counts)
+    text = f"{classes[counts.index(most)]} in {most / count:.0%} of {count:,} windows"
+    if is_night:
+        text = describe_endpoints(made.endpoints)
+    if made.confidence is not None:
+        text += f"; mean confidence {float(np.mean(made.confidence)):.2f}"
+    return f"{text}."
 
 
 def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> float | None:
     return None if values is None or not keep.any() else float(values[keep].mean())
 
 
-def endpoint_table(
-    endpoints: Mapping[str, EndpointValue],
-) -> tuple[str, str, str, list[str], list[list[Any]]]:
-    """Name, title, caption, columns and rows of the table of endpoints."""
-    caption = (
-        "By the definitions of the AASM manual, with lights off at the first and lights on at the last epoch. Latencies count from lights off, "
-        "that of REM also from sleep onset; wake after sleep onset ends with the last epoch of sleep."
-    )
+def _endpoint_tables(endpoints: Mapping[str, EndpointValue]) -> list[Table]:
+    """The endpoints of sleep stages; none of other classes."""
     rows = [
-        [name.replace("_", " "), one.value, one.unit, one.undefined_reason or ""]
-        for name, one in endpoints.items()
+        [name.replace("_", " "), endpoint.value, endpoint.unit, endpoint.undefined_reason or ""]
+        for name, endpoint in endpoints.items()
     ]
-    return (
-        "endpoints",
-        "Sleep endpoints",
-        caption,
-        ["endpoint", "value", "unit", "undefined because"],
-        rows,
-    )
+    columns = ["endpoint", "value", "unit", "undefined because"]
+    return make_tables("endpoints", "Sleep endpoints", ENDPOINTS, columns, rows)
 
 
-SHOWN = (
-    "total_sleep_time",
-    "sleep_efficiency",
-    "sleep_onset_latency",
-    "wake_after_sleep_onset",
-    "latency_REM",
-)
+# ---- all recordings of a call
 
 
 def collection_page(
     record: RunRecord, calibration: Calibration | None, rows: Sequence[Mapping[str, Any]]
 ) -> Page:
     """The page of all recordings of a call. `rows` are as in the result of `predict`."""
-    done = [row for row in rows if row["status"] == "predicted"]
     page = PageBuilder(f"Predictions of {record.run}")
-    page.fact(
-        "Run",
-        f"{record.run} ({record.model}), trained on {', '.join(one.name for one in record.data)}",
-    )
+    predicted = [row for row in rows if row["status"] == "predicted"]
+    refused = [row for row in rows if row["status"] == "refused"]
+    page.fact("Run", describe_run(record))
     page.fact("Confidence", describe_calibration(calibration))
-    page.fact("Recordings", f"{len(done)} of {len(rows)} predicted")
-    shown = SHOWN if is_staging(record.data[0].class_names) else ()
-    columns = [
-        "recording",
-        "windows",
-        "hours",
-        "mean confidence",
-        *(name.replace("_", " ") for name in shown),
-    ]
-    cells = [
-        [
-            *(row[key] for key in ("recording", "windows", "hours", "confidence")),
-            *(row["endpoints"].get(name, {}).get("value") for name in shown),
-        ]
-        for row in done
-    ]
-    caption = (
-        "One row a recording; its page, hypnogram and table are in the folder of that name."
-        + (" Times in minutes." if shown else "")
-    )
-    page.table("recordings", "Recordings", caption, columns, cells)
-    refused = [
-        [row["recording"], "; ".join(row["messages"])] for row in rows if row["status"] == "refused"
-    ]
+    page.fact("Recordings", f"{len(predicted)} of {len(rows)} predicted")
+    _add_predicted(page, record, predicted)
+    reasons = [[row["recording"], "; ".join(row["messages"])] for row in refused]
+    caption, columns = "Files that were refused, and why.", ["recording", "reason"]
+    page.add(*make_tables("refused", "Not predicted", caption, columns, reasons))
+    count = sum(row["windows"] for row in predicted)
+    verdict = f"{len(predicted)} recordings with {count:,} windows predicted by {record.run}"
     if refused:
-        page.table(
-            "refused",
-            "Not predicted",
-            "Files that were refused, and why.",
-            ["recording", "reason"],
-            refused,
-        )
-    windows = sum(row["windows"] for row in done)
-    failed = f"; {len(refused)} could not be read" if refused else ""
+        verdict += f"; {len(refused)} could not be read"
     # no paths: they can name people
     stored = [
         {key: value for key, value in row.items() if key not in {"file", "report"}} for row in rows
     ]
-    verdict = f"{len(done)} recordings with {windows:,} windows predicted by {record.run}{failed}."
-    return page.finish(verdict, {"run": record.run, "recordings": stored})
+    return page.finish(f"{verdict}.", {"run": record.run, "recordings": stored})
+
+
+def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each recording, of sleep stages with the main endpoints."""
+    names = SHOWN_ENDPOINTS if is_staging(record.data[0].class_names) else ()
+    caption = "One row a recording; its page, hypnogram and table are in the folder of that name."
+    if names:
+        caption += " Times in minutes."
+    lines = []
+    for row in rows:
+        endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
+        lines.append(
+            [row["recording"], row["windows"], row["hours"], row["confidence"], *endpoints]
+        )
+    columns = ["recording", "windows", "hours", "mean confidence"]
+    columns += [name.replace("_", " ") for name in names]
+    page.table("recordings", "Recordings", caption, columns, lines)

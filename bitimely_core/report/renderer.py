@@ -17,9 +17,8 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,17 @@ from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
 from bitimely_core.page import BarPlot, Figure, Link, Page, Sparkline, Table
 from bitimely_core.records import FORMAT, StoredFile, write_results
-from bitimely_core.report.figures import COLOURS, format_tick
-from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
+from bitimely_core.report.canvas import COLOURS, format_tick
+from bitimely_core.report.numbers import (
+    csv_link,
+    figure_data,
+    fill_missing,
+    table_data,
+    to_array,
+    to_parquet,
+)
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
-from bitimely_core.report.text import clean_text, format_number, is_numeric, make_slug, to_json
+from bitimely_core.report.text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.schemas.reports import ReportInfo, Summary
 
 LIMIT = 1_000_000  # bytes of report.html
@@ -40,114 +46,147 @@ LONG = 24  # characters from which on a column of text may wrap
 LEADING = 8  # rows of a table that a page may begin with
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
+RESERVED = {"report", "summary", "notices", "predictions", "scores"}  # no names of blocks
 Context = dict[str, Any]  # of the template
+
+
+@dataclass
+class Cell:
+    """A cell of a table as the template shows it."""
+
+    text: str
+    key: str = ""  # by which its column is sorted
+    none: bool = False  # not defined
+    interval: str = ""
+    href: str = ""
+    spark: Context | None = None
+    numeric: bool = False  # of a column of numbers
+    long: bool = False  # of a column of text that may wrap
+
+
+@dataclass
+class Block:
+    """A heading, a paragraph, a figure or a table as the template shows it."""
+
+    kind: str
+    text: str = ""  # of a heading or a paragraph
+    slug: str = ""
+    title: str = ""
+    caption: str = ""
+    note: str = ""  # behind the caption
+    label: str = ""  # such as Table 2
+    level: int = 2  # of its heading
+    lead: bool = False  # stands at the top
+    csv: str = ""  # data link
+    file: str = ""  # Parquet beside the page
+    svg: str = ""  # drawing beside the page
+    svg_inline: str = ""
+    columns: list[Context] = field(default_factory=list)
+    rows: Sequence[Any] = ()  # cells of a table, bars of a headline
+    ticks: Sequence[Context] = ()  # of a headline
 
 
 @dataclass
 class PageParts:
     """The blocks of the template and the files beside the page."""
 
-    blocks: list[Context] = field(default_factory=list)
-    headline: Context | None = None
+    alone: bool = False  # no block refers to a file
+    is_index: bool = False  # the page of a workspace, with a field that filters rows
+    slugs: set[str] = field(default_factory=RESERVED.copy)
+    blocks: list[Block] = field(default_factory=list)
+    headline: Block | None = None
     files: dict[str, bytes] = field(default_factory=dict)
-    quoted: bool = False
+    quoted: bool = False  # some download holds text, in which formulas are quoted
 
 
-def _render_headline(data: BarPlot) -> Context:
-    """The headline figure as rows on a common axis, positions in per cent."""
-    values = to_array(data.values)
-    ends = [
-        to_array(end) if end is not None else np.full(len(values), np.nan)
-        for end in (data.lo, data.hi)
-    ]
-    known = np.concatenate([values, *ends])
-    known = known[np.isfinite(known)]
-    low, high = float(known.min(initial=0.0)), float(known.max(initial=0.0))
+# ---- the headline
+
+
+def _round_axis(values: np.ndarray) -> tuple[float, float]:
+    """The ends of an axis for values: 0 to 1 for shares, else round numbers around them and 0."""
+    values = values[np.isfinite(values)]
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     if high <= 1.0 and low >= 0.0:
-        high = 1.0
-    else:  # a round number above
-        step = 10.0 ** math.floor(math.log10(max(high, -low, 1e-12)))
-        high, low = math.ceil(high / step * 2) * step / 2, math.floor(low / step * 2) * step / 2
+        return 0.0, 1.0
+    step = 10.0 ** math.floor(math.log10(max(high, -low, 1e-12)))
+    return math.floor(low / step * 2) * step / 2, math.ceil(high / step * 2) * step / 2
 
-    def at(value: float) -> float:
+
+def _fill_headline(block: Block, data: BarPlot) -> None:
+    """The headline figure as rows on a common axis, positions in per cent."""
+    values, count = to_array(data.values), len(data.values)
+    lo, hi = fill_missing(data.lo, count), fill_missing(data.hi, count)
+    low, high = _round_axis(np.concatenate([values, lo, hi]))
+
+    def place(value: float) -> float:
         return round(100 * (float(value) - low) / ((high - low) or 1.0), 2)
 
     rows = []
-    for k, name in enumerate(data.names):
-        lo, hi = float(ends[0][k]), float(ends[1][k])
-        if not math.isfinite(values[k]):
-            continue
-        spread = (
-            f"{format_number(lo)} to {format_number(hi)}"
-            if math.isfinite(lo) and math.isfinite(hi)
-            else ""
-        )
+    for k in np.flatnonzero(np.isfinite(values)).tolist():
         row: Context = {
-            "name": clean_text(name, 60),
+            "name": clean_text(data.names[k], 60),
             "text": format_number(float(values[k])),
-            "interval": spread,
-            "at": at(values[k]),
+            "interval": "",
+            "at": place(values[k]),
         }
-        rows.append(row | ({"left": at(lo), "width": round(at(hi) - at(lo), 2)} if spread else {}))
-    return {
-        "rows": rows,
-        "ticks": [
-            {"at": 25 * k, "text": format_tick(low + (high - low) * k / 4)} for k in range(5)
-        ],
-    }
+        if math.isfinite(lo[k]) and math.isfinite(hi[k]):
+            row["interval"] = f"{format_number(float(lo[k]))} to {format_number(float(hi[k]))}"
+            row |= {"left": place(lo[k]), "width": round(place(hi[k]) - place(lo[k]), 2)}
+        rows.append(row)
+    block.rows = rows
+    marks = [low + (high - low) * k / 4 for k in range(5)]
+    block.ticks = [{"at": 25 * k, "text": format_tick(mark)} for k, mark in enumerate(marks)]
 
 
-def _make_cell(
-    text: object, key: str = "", *, numeric: bool = False, none: bool = False, interval: str = ""
-) -> Context:
-    return {
-        "text": clean_text(text),
-        "key": key,
-        "numeric": numeric,
-        "none": none,
-        "interval": interval,
-        "href": "",
-        "spark": None,
-    }
+def _find_headline(page: Page) -> BarPlot | None:
+    """The data of the first block of a page, if they are bars of which the first is defined."""
+    first = page.blocks[0] if page.blocks else None
+    if not isinstance(first, Figure) or not isinstance(first.data, BarPlot):
+        return None
+    return first.data if np.isfinite(to_array(first.data.values)[:1]).any() else None
 
 
-def _render_cell(value: Any, digits: int | None) -> Context:
-    """A cell for the template; columns are sorted by `key`."""
-    interval = ""
+# ---- tables
+
+
+def _render_cell(value: Any, digits: int | None) -> Cell:
+    """A cell for the template; `digits` are the decimals of its column."""
     if isinstance(value, Link):
-        return _make_cell(value.text, clean_text(value.text)) | {"href": value.href}
+        return replace(_render_cell(value.text, None), href=value.href)
     if isinstance(value, Sparkline):
-        return _render_cell(value.value, 3) | {"spark": _render_sparkline(value)}
-    if isinstance(value, Mapping) and "text" in value:
-        key = "" if value["value"] is None else repr(value["value"])
-        return _make_cell(value["text"], key, numeric=True, interval=clean_text(value["note"]))
+        return replace(_render_cell(value.value, 3), spark=_render_sparkline(value))
     if isinstance(value, Mapping):
-        if value.get("lo") is not None and value.get("hi") is not None:
-            joint = "–" if value["lo"] >= 0 else " to "
-            interval = f"{format_number(value['lo'])}{joint}{format_number(value['hi'])}"
-        value = value.get("value", value.get("difference"))
+        return _render_metric(value, digits)
     if isinstance(value, bool | np.bool_):
-        return _make_cell("yes" if value else "no", "yes" if value else "no")
-    if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
-        return _make_cell("–", numeric=True, none=True)
-    if isinstance(value, int | float | np.number):
-        plain = value.item() if isinstance(value, np.number) else value
-        return _make_cell(
-            format_number(plain, digits), repr(plain), numeric=True, interval=interval
-        )
-    return _make_cell(value, clean_text(value))
+        value = "yes" if value else "no"
+    if not is_number(value):
+        return Cell("–", none=True) if value is None else Cell(clean_text(value), clean_text(value))
+    if math.isnan(value):
+        return Cell("–", none=True)
+    number = value.item() if isinstance(value, np.number) else value
+    return Cell(format_number(number, digits), repr(number))
+
+
+def _render_metric(metric: Mapping[str, Any], digits: int | None) -> Cell:
+    """A metric with its interval, or a text with its note."""
+    if "text" in metric:
+        key = "" if metric["value"] is None else repr(metric["value"])
+        return Cell(clean_text(metric["text"]), key, interval=clean_text(metric["note"]))
+    cell = _render_cell(metric.get("value", metric.get("difference")), digits)
+    lo, hi = metric.get("lo"), metric.get("hi")
+    if lo is not None and hi is not None:
+        cell.interval = f"{format_number(lo)}{'–' if lo >= 0 else ' to '}{format_number(hi)}"
+    return cell
 
 
 def _render_sparkline(data: Sparkline) -> Context:
     """Points of the curves in a box of 100 x 30."""
-    points = [point for curve in data.curves for point in curve]
-    (left, right), (low, high) = (
-        (min(values), max(values)) for values in zip(*points, strict=True)
-    )
-    wide, tall = (right - left) or 1.0, (high - low) or 1.0
+    x, y = zip(*(point for curve in data.curves for point in curve), strict=True)
+    start, low = min(x), min(y)
+    width, height = (max(x) - start) or 1.0, (max(y) - low) or 1.0
 
     def place(x: float, y: float) -> str:
-        return f"{2 + 96 * (x - left) / wide:.1f},{28 - 26 * (y - low) / tall:.1f}"
+        return f"{2 + 96 * (x - start) / width:.1f},{28 - 26 * (y - low) / height:.1f}"
 
     return {
         "about": clean_text(data.about),
@@ -155,216 +194,190 @@ def _render_sparkline(data: Sparkline) -> Context:
     }
 
 
-def _choose_decimals(cells: list[Any]) -> int | None:
+def _choose_decimals(cells: Sequence[Any]) -> int | None:
     """Decimals of a column, to align its points; None: by number."""
     values = [
         cell.get("value") if isinstance(cell, Mapping) else getattr(cell, "value", cell)
         for cell in cells
     ]
-    sizes = [
-        abs(float(v))
-        for v in values
-        if isinstance(v, float | np.floating) and math.isfinite(v) and v
-    ]
+    fractions = [abs(float(value)) for value in values if isinstance(value, float | np.floating)]
+    sizes = [size for size in fractions if size and math.isfinite(size)]
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
 
-def _render_table(table: Table) -> Context:
-    if any(len(row) != len(table.columns) for row in table.rows):
-        raise ValueError(
-            f"table {table.name!r} has rows that do not have {len(table.columns)} cells"
-        )
-    shown = table.rows[:ROWS]
-    columns = [[row[k] for row in shown] for k in range(len(table.columns))]
-    numeric = [
-        bool(c) and is_numeric([0, *(0 if isinstance(v, Mapping | Sparkline) else v for v in c)])
-        for c in columns
-    ]
-    made = [[_render_cell(v, _choose_decimals(column)) for v in column] for column in columns]
-    for cells, is_number in zip(made, numeric, strict=True):
-        long = max((len(cell["text"]) for cell in cells), default=0) > LONG
-        for cell in cells:
-            cell |= {"numeric": is_number, "long": long and not is_number}
-    note = (
-        f"The first {ROWS} of {len(table.rows):,} rows; the file holds all."
-        if len(table.rows) > ROWS
-        else ""
+def _render_column(values: Sequence[Any], *, numeric: bool) -> list[Cell]:
+    """The cells of a column, aligned with each other."""
+    digits = _choose_decimals(values)
+    cells = [_render_cell(value, digits) for value in values]
+    is_long = not numeric and any(len(cell.text) > LONG for cell in cells)
+    return [replace(cell, numeric=numeric, long=is_long) for cell in cells]
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds nothing but numbers, metrics, curves and empty cells."""
+    numbers = (
+        value is None or isinstance(value, Mapping | Sparkline) or is_number(value)
+        for value in values
     )
-    return {
-        "kind": "table",
-        "columns": [
-            {"name": clean_text(n, 80), "numeric": is_number}
-            for n, is_number in zip(table.columns, numeric, strict=True)
-        ],
-        "rows": [list(row) for row in zip(*made, strict=True)],
-        "note": note,
-    }
+    return bool(values) and all(numbers)
 
 
-def _render_parts(page: Page, *, alone: bool = False) -> PageParts:
-    out, taken = PageParts(), {"report", "summary", "notices", "predictions", "scores"}
+def _fill_table(block: Block, table: Table) -> None:
+    """The columns and the first rows of a table. Raises ValueError for a row that is too short or
+    too long.
+    """
+    if any(len(row) != len(table.columns) for row in table.rows):
+        expected = f"{len(table.columns)} cells"
+        raise ValueError(f"table {table.name!r} has rows that do not have {expected}")
+    cells = []
+    for k, name in enumerate(table.columns):
+        values = [row[k] for row in table.rows[:ROWS]]
+        numeric = _is_numeric(values)
+        block.columns.append({"name": clean_text(name, 80), "numeric": numeric})
+        cells.append(_render_column(values, numeric=numeric))
+    block.rows = list(zip(*cells, strict=True))
+    if len(table.rows) > ROWS:
+        block.note = f"The first {ROWS} of {len(table.rows):,} rows; the file holds all."
+
+
+# ---- the page
+
+
+def _render_blocks(page: Page, parts: PageParts) -> PageParts:
+    """`parts` with the blocks of a page and their files."""
     counts = {"Figure": 0, "Table": 0}
-    level = 2
-    for position, block in enumerate(page.blocks):
+    headline, level = _find_headline(page), 2
+    for block in page.blocks:
         if isinstance(block, str):
-            heading = block.startswith("## ")
-            level = 3 if heading else level
-            out.blocks.append(
-                {
-                    "kind": "heading" if heading else "text",
-                    "text": clean_text(block.removeprefix("## "), 5000),
-                }
-            )
+            kind = "heading" if block.startswith("## ") else "text"
+            level = 3 if kind == "heading" else level
+            parts.blocks.append(Block(kind, clean_text(block.removeprefix("## "), 5000)))
             continue
-        name, title, caption = (
-            make_slug(block.name, taken),
-            clean_text(block.title),
-            clean_text(block.caption),
-        )
-        columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
-        link, quoted = csv_link(columns)
-        out.quoted |= quoted
-        if not alone:
-            out.files[f"{name}.parquet"] = to_parquet(columns)
-        entry: Context = {
-            "slug": name,
-            "title": title,
-            "caption": caption,
-            "level": level,
-            "csv": link,
-            "file": f"{name}.parquet",
-        }
-        if isinstance(block, Figure):
-            is_headline = (
-                position == 0
-                and isinstance(block.data, BarPlot)
-                and np.isfinite(to_array(block.data.values)[:1]).any()
-            )
-            # without the time of a drawing
-            if alone and is_headline and isinstance(block.data, BarPlot):
-                out.headline = entry | _render_headline(block.data)
-                continue
-            svg, note = draw_figure(block, name)
-            out.files[f"{name}.svg"] = export_svg(svg)
-            entry |= {"kind": "figure", "svg": f"{name}.svg", "note": note}
-            if is_headline and isinstance(block.data, BarPlot):
-                out.headline = entry | _render_headline(block.data)
-                continue
-            entry["svg_inline"] = inline_svg(svg, f"{title}. {caption}")
-        else:
-            entry |= _render_table(block)
-        kind = "Figure" if isinstance(block, Figure) else "Table"
+        entry = _start_block(block, parts)
+        entry.level = level
+        if isinstance(block, Table):
+            _fill_table(entry, block)
+        elif headline is None or not parts.alone:  # saves the time of a drawing
+            _draw_block(entry, block, parts)
+        if headline is not None:
+            _fill_headline(entry, headline)
+            parts.headline, headline = entry, None
+            continue
+        kind = type(block).__name__
         counts[kind] += 1
-        entry["label"] = f"{kind} {counts[kind]}"
-        out.blocks.append(entry)
-    return out
+        entry.label = f"{kind} {counts[kind]}"
+        parts.blocks.append(entry)
+    return parts
+
+
+def _start_block(block: Figure | Table, parts: PageParts) -> Block:
+    """A figure or table with its name, its texts and its data."""
+    columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
+    entry = Block("figure" if isinstance(block, Figure) else "table")
+    entry.slug = make_slug(block.name, parts.slugs)
+    entry.title, entry.caption = clean_text(block.title), clean_text(block.caption)
+    entry.csv, has_text = csv_link(columns)
+    parts.quoted |= has_text
+    if not parts.alone:
+        entry.file = f"{entry.slug}.parquet"
+        parts.files[entry.file] = to_parquet(columns)
+    return entry
+
+
+def _draw_block(entry: Block, figure: Figure, parts: PageParts) -> None:
+    """The drawing of a figure, inline and as a file."""
+    from markupsafe import Markup
+
+    svg, entry.note = draw_figure(figure, entry.slug)
+    label = f"{entry.title}. {entry.caption}"
+    entry.svg_inline = Markup(inline_svg(svg, label))  # noqa: S704  # drawn here, text escaped
+    if not parts.alone:
+        entry.svg = f"{entry.slug}.svg"
+        parts.files[entry.svg] = export_svg(svg)
 
 
 def render_html(page: Page, *, alone: bool = False) -> str:
     """The page as one HTML text; `alone`: without links to files beside it."""
-    return _fill_template(page, _render_parts(page, alone=alone), {}, alone=alone)
+    return _fill_template(page, _render_blocks(page, PageParts(alone)))
 
 
 def render_index(page: Page) -> str:
     """A page of tables as one HTML text, with a field that filters their rows."""
-    return _fill_template(page, _render_parts(page, alone=True), {}, alone=True, is_index=True)
+    return _fill_template(page, _render_blocks(page, PageParts(alone=True, is_index=True)))
 
 
-def _find_lead(blocks: list[Context]) -> Context | None:
-    """What a page without a headline begins with, below its sentence: the first figure, or the
-    first table that leaves room for the rest.
+def _mark_lead(parts: PageParts) -> None:
+    """Move a block to the top, below the sentence, where a page has no headline: the first figure,
+    or the first table that leaves room for the rest.
     """
-    return next(
-        (
-            b
-            for b in blocks
-            if b["kind"] == "figure" or (b["kind"] == "table" and len(b["rows"]) <= LEADING)
-        ),
-        None,
-    )
+    for block in parts.blocks:
+        if block.label and len(block.rows) <= LEADING and not parts.headline:
+            block.lead = True
+            return
 
 
-def _fill_template(
-    page: Page,
-    parts: PageParts,
-    files: Mapping[str, str],
-    *,
-    alone: bool = False,
-    is_index: bool = False,
-) -> str:
-    """Fill the template; from a page that is too large, the largest downloads are removed first,
-    then the largest drawings (both are files).
+def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str] | None = None) -> str:
+    """The page as text, of at most `LIMIT` bytes as long as there is something to leave out.
+
+    `files`: further files to list, name -> content in words.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment: Any = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=False,
-        keep_trailing_newline=False,
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
-    script = (TEMPLATES / "script.html.j2").read_text("utf-8").strip()
-    schemes = {
-        name: " ".join(f"--{k}:{pair[side]};" for k, pair in COLOURS.items())
-        for side, name in enumerate(("light", "dark"))
-    }
-    style = environment.get_template("style.html.j2").render(
-        {k: Markup(v) for k, v in schemes.items()}  # noqa: S704
-    )  # our own colours
-    beside = {"svg": "", "file": ""} if alone else {}
-    lead = None if parts.headline or is_index else _find_lead(parts.blocks)
-    blocks = [{"svg": "", "note": "", "lead": b is lead, **b, **beside} for b in parts.blocks]
-    drawings = {b["slug"]: b["svg_inline"] for b in blocks if b.get("svg_inline")}
+    script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
+    light, dark = (
+        Markup(" ".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()))  # noqa: S704
+        for side in (0, 1)
+    )
+    style = templates.get_template("style.html.j2").render(light=light, dark=dark)
+    if not parts.is_index:
+        _mark_lead(parts)
     context = {
         "title": clean_text(page.title),
         "verdict": clean_text(page.verdict),
-        "notices": [clean_text(n) for n in page.notices],
-        "facts": [(clean_text(k), clean_text(v)) for k, v in page.facts.items()],
-        "contents": [b for b in blocks if b["kind"] in {"figure", "table"}]
-        if len(blocks) > 3
-        else [],
-        "headline": parts.headline and parts.headline | beside,
-        "alone": alone,
-        "is_index": is_index,
+        "notices": list(map(clean_text, page.notices)),
+        "facts": [tuple(map(clean_text, fact)) for fact in page.facts.items()],
+        "contents": [block for block in blocks if block.label and len(blocks) > 3],
+        "headline": parts.headline,
+        "alone": parts.alone,
+        "is_index": parts.is_index,
         "blocks": blocks,
-        "files": [(clean_text(k), clean_text(v)) for k, v in files.items()],
+        "files": [tuple(map(clean_text, file)) for file in (files or {}).items()],
         "cells_quoted": parts.quoted,
         "version": __version__,
         "style": Markup(style),  # noqa: S704  # our own
         "script": Markup(script),  # noqa: S704  # our own
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    template = environment.get_template("report.html.j2")
-
-    def render() -> str:
-        for b in blocks:
-            if b["kind"] == "figure":
-                b["svg_inline"] = Markup(drawings[b["slug"]]) if b["slug"] in drawings else ""  # noqa: S704  # drawn here, text escaped
-        return template.render(context) + "\n"
-
-    out = render()
-    while len(out.encode()) > LIMIT:
-        linked = [b for b in blocks if b.get("csv")]
-        if linked:
-            max(linked, key=lambda b: len(b["csv"]))["csv"] = ""
-        elif drawings:
-            del drawings[max(drawings, key=lambda name: len(drawings[name]))]
-        else:
-            break
-        out = render()
-    return out
+    template = templates.get_template("report.html.j2")
+    text = template.render(context) + "\n"
+    while len(text.encode()) > LIMIT and _drop_largest(blocks):
+        text = template.render(context) + "\n"
+    return text
 
 
-def _list_former_files(folder: Path) -> Iterator[str]:
+def _drop_largest(blocks: Iterable[Block]) -> bool:
+    """Remove the largest download of a page, where there is none the largest drawing (both are
+    files); whether there was one.
+    """
+    for name in ("csv", "svg_inline"):
+        filled = [block for block in blocks if getattr(block, name)]
+        if filled:
+            setattr(max(filled, key=lambda block: len(getattr(block, name))), name, "")
+            return True
+    return False
+
+
+def _list_former_files(folder: Path) -> list[str]:
     """Files of an earlier report in `folder`, by its own list."""
-    with suppress(UserError):
-        yield from (
-            n
-            for n in Summary.load(folder / "summary.json").report.files
-            if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", n)
-        )
+    try:
+        names = Summary.load(folder / "summary.json").report.files
+    except UserError:
+        return []
+    return [name for name in names if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", name)]
 
 
 def write_report(
@@ -379,33 +392,38 @@ def write_report(
     `folder`; the path of `report.html`.
 
     They replace those of an earlier report in one step, with the manifest of the folder
-    (`records.write_results`); files that bitimely did not write are left alone. `files`: further
-    files of the folder to list, name -> content in words; `others`: files to write in the same
-    step, `gone`: files to remove in it. Raises UserError: the disk is full or cannot be written
-    (exit 6).
+    (`records.write_results`). Files that bitimely did not write are left alone.
+
+    Args:
+        folder: of the report.
+        page: what is written.
+        files: further files of the folder to list, name -> content in words.
+        others: files to write in the same step.
+        gone: files to remove in the same step.
+
+    Raises:
+        UserError: the disk is full or cannot be written (exit 6).
     """
-    parts = _render_parts(page)
-    rendered = _fill_template(page, parts, files or {})
-    folder, content = Path(folder), {name: bytes(data) for name, data in parts.files.items()}
-    files_of = {
-        name: StoredFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-        for name, data in content.items()
-    }
+    folder, parts = Path(folder), _render_blocks(page, PageParts())
+    content = {name: bytes(data) for name, data in parts.files.items()}
     info = ReportInfo(
         title=page.title,
         verdict=page.verdict,
         notices=page.notices,
         facts=page.facts,
-        files=files_of,
+        files={
+            name: StoredFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+            for name, data in content.items()
+        },
     )
-    summary = to_json({**page.summary, "format_version": FORMAT, "report": info.model_dump()})
+    summary = {**page.summary, "format_version": FORMAT, "report": info.model_dump()}
     write_results(
         folder,
         {
             **(others or {}),
             **content,
-            "summary.json": storage.encode_json(summary) + b"\n",
-            "report.html": rendered.encode(),
+            "summary.json": storage.encode_json(to_json(summary)) + b"\n",
+            "report.html": _fill_template(page, parts, files).encode(),
         },
         gone=(set(_list_former_files(folder)) - content.keys()).union(gone),
     )

@@ -1,0 +1,391 @@
+"""The figures and tables of a page of scores: metrics beside baselines, classes, risk groups,
+nights and events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitimely_core import evaluate
+from bitimely_core.evaluate import endpoints
+from bitimely_core.evaluate.metrics import NAMES
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, print_bounds
+from bitimely_core.page import (
+    Figure,
+    HeatMap,
+    Hypnogram,
+    Line,
+    LinePlot,
+    PageBuilder,
+    ScatterPanel,
+    ScatterPlot,
+    StageTrack,
+    Table,
+    make_table,
+    make_tables,
+)
+from bitimely_core.privacy import show_count
+from bitimely_core.report.text import scale_number
+from bitimely_core.schemas.scores import (
+    ClassScores,
+    Comparison,
+    CorrectedDifference,
+    EventScores,
+    MetricValue,
+    NightScores,
+    RiskGroups,
+    RiskPoint,
+    Scores,
+    TaskScores,
+)
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+AGREEMENT = (
+    "Bland-Altman agreement over nights: bias is predicted less scored, the limits hold 95 % of "
+    "the differences of single nights; intervals are over subjects. Definitions are those of the "
+    "AASM manual, over the scored windows of a night: wake that the view leaves out is not time in "
+    "bed here."
+)
+SHOWN_ENDPOINTS = (
+    "total_sleep_time",
+    "sleep_efficiency",
+    "sleep_onset_latency",
+    "wake_after_sleep_onset",
+)
+# task -> columns of the table of classes that it does not have
+ABSENT_SCORES = {
+    "multilabel": {"c_index", "brier"},
+    "survival": {"precision", "recall", "f1", "auprc", "base_rate", "unknown"},
+}
+
+
+def add_score_blocks(
+    page: PageBuilder,
+    rows: Windows,
+    scores: Scores,
+    columns: Mapping[str, npt.NDArray[Any]],
+    compared: Sequence[Table],
+) -> None:
+    """Figures and tables of scores on the windows `rows`.
+
+    Args:
+        page: to which they are added.
+        rows: the scored windows.
+        scores: of a run or of vectors.
+        columns: `target` and `prediction` of the rows; empty for a pre-training.
+        compared: tables of paired differences.
+    """
+    figure = evaluate.score_figure(scores) if scores.task else None
+    if figure:
+        page.add(figure)
+    page.add(metric_table(scores), *baseline_table(scores), *compared)
+    for label, groups in (scores.risk_groups or {}).items():
+        page.add(*_risk_blocks(label, groups))
+    if scores.by_class:
+        page.add(class_table(scores))
+    if scores.confusion:
+        page.add(confusion_figure(scores.confusion, rows.class_names))
+    if rows.task == "classification" and len(columns.get("target", ())):
+        page.add(*_hypnogram_figures(rows, columns))
+    if scores.nights is not None:
+        _add_nights(page, scores.nights, rows, columns)
+    if scores.events is not None:
+        page.add(_event_table(scores.events))
+
+
+# ---- metrics and baselines
+
+
+def metric_table(scores: Scores) -> Table:
+    """Metrics with standard error and interval beside each baseline."""
+    rows = []
+    for name, metric in scores.metrics.items():
+        baselines = [
+            baseline.metrics.get(name, MetricValue()).value
+            for baseline in scores.baselines.values()
+        ]
+        numbers = (metric.value, metric.se, metric.lo, metric.hi, *baselines)
+        rows.append([name.replace("_", " "), *numbers, metric.undefined_reason or ""])
+    columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines]
+    return make_table(
+        "metrics",
+        "Scores",
+        f"Standard error and 95 % CI over {evaluate.name_unit(scores)}s (linearised variance, "
+        "Student's t). A dash: not defined; the remark has the reason.",
+        [*columns, "remark"],
+        rows,
+    )
+
+
+def baseline_table(scores: Scores) -> list[Table]:
+    """Each baseline with its interval and the paired difference, Holm-corrected over all
+    baselines.
+    """
+    metric, family = PrintedMetric(str(scores.main), scores.unit), compare_baselines(scores)
+    rows = []
+    for name, baseline in scores.baselines.items():
+        d = family.get(name, CorrectedDifference())
+        difference = corrected = None
+        if d.difference is not None:
+            difference = metric.fit_difference(d).difference(d.difference)
+        if d.corrected_lo is not None:
+            corrected = print_bounds(d, metric)
+        value = baseline.metrics.get(metric.name)
+        words = name.replace("_", " ")
+        rows.append([words, value, difference, corrected, d.p_holm, baseline.about])
+    words = NAMES.get(metric.name, "")
+    model = "run" if scores.encoder is None else "encoder"
+    return make_tables(
+        "baselines",
+        "Baselines",
+        f"The same windows, 95 % CI as for the {model}. Difference: the {model} less the baseline, "
+        f"paired, of the {words}; all {len(family)} differences are one family with Holm "
+        "correction, whose intervals match the tests and are not simultaneous. They speak of this "
+        "one trained model. A model that does not exceed them shows no benefit of its architecture "
+        "or pre-training.",
+        ["baseline", words, f"{model} less baseline", "corrected 95 % CI", "p, Holm", "method"],
+        rows,
+    )
+
+
+def comparison_table(comparison: Comparison, run: str) -> Table:
+    """The paired differences of a run to another one, metric by metric."""
+    rows = []
+    for name, d in comparison.metrics.items():
+        factor = d.factor or 1
+        numbers = (scale_number(number, factor) for number in (d.difference, d.se, d.lo, d.hi))
+        rows.append([name.replace("_", " "), *numbers, d.unit, d.p])
+    caption = (
+        "Paired: subject by subject on the same windows. The intervals and p speak of these two "
+        "trained runs, not of their methods, and are not corrected for the number of metrics."
+    )
+    if comparison.margin is not None and comparison.sentence:
+        caption += f" {comparison.sentence}"
+    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "unit", "p"]
+    return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
+
+
+def class_table(scores: TaskScores) -> Table:
+    """Scores of every class or label."""
+    absent = ABSENT_SCORES.get(scores.task or "", {"unknown", "c_index", "brier"})
+    columns = [name for name in ClassScores.model_fields if name not in absent]
+    rows = []
+    for name, row in scores.by_class.items():
+        counted = row.model_copy(update={"support": show_count(row.support)})
+        rows.append([name, *(getattr(counted, column) for column in columns)])
+    caption = (
+        "Support: number of scored windows of the class. A class without windows has no recall."
+    )
+    return make_table("classes", "Scores by class", caption, ["class", *columns], rows)
+
+
+def confusion_figure(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
+    """The confusion matrix."""
+    names, matrix = list(class_names), np.array(confusion, dtype=float)
+    return Figure(
+        "confusion",
+        "Confusion matrix",
+        "Row: true class; column: predicted class. Rows sum to the support of the class. Confusion "
+        "of neighbouring classes is usual; a column that holds all rows is a classifier that "
+        "predicts one class.",
+        HeatMap(matrix, "predicted", "true", row_names=names, column_names=names),
+    )
+
+
+# ---- risk groups
+
+
+def _draw_incidence(name: str, x: Sequence[float], points: Sequence[RiskPoint]) -> Line:
+    """Observed incidence in % with its band, where it is known."""
+    y, lo, hi = (
+        [100 * float(getattr(point, key)) for point in points] for key in ("incidence", "lo", "hi")
+    )
+    return Line(name, x, y, lo, hi)
+
+
+def _risk_blocks(label: str, groups: RiskGroups) -> list[Figure | Table]:
+    """Observed incidence by predicted risk: curves, numbers at risk, and calibration at the
+    horizons.
+    """
+    return [
+        *_incidence_figures(label, groups),
+        _at_risk_table(label, groups),
+        _calibration_table(label, groups),
+        *_calibration_figures(label, groups),
+    ]
+
+
+def _incidence_figures(label: str, groups: RiskGroups) -> list[Figure]:
+    """A curve for each risk group; no figure where all are withheld."""
+    start = RiskPoint(day=0.0, at_risk=None, events=None, incidence=0.0, lo=0.0, hi=0.0)
+    lines = []
+    for group in groups.groups:
+        points = [point for point in group.points if point.incidence is not None]
+        if points:
+            points = [start, *points]
+            days = [point.day for point in points]
+            lines.append(_draw_incidence(f"{group.name} risk", days, points))
+    figure = Figure(
+        f"incidence-{label}",
+        f"{label}: who of each risk group had it",
+        "Share of people with the event up to a day (%), in groups of equal size by the predicted "
+        "risk; death without it is a competing event (Aalen and Johansen), bands: 95 % CI. Curves "
+        "that lie apart in the order of their names show that the risk sorts people.",
+        LinePlot(lines, "days at risk", "with the event, %"),
+    )
+    return [figure] if lines else []
+
+
+def _at_risk_table(label: str, groups: RiskGroups) -> Table:
+    """People under observation at the horizons and at about four days more."""
+    days = [point.day for point in groups.groups[0].points] if groups.groups else []
+    quarter = max(len(days) // 4, 1)
+    shown_days = {*groups.horizons, *days[quarter - 1 :: quarter]}
+    days = [day for day in days if day in shown_days]
+    rows = []
+    for group in groups.groups:
+        at_risk = [point.at_risk for point in group.points if point.day in shown_days]
+        rows.append([group.name, *map(show_count, (group.n, *at_risk))])
+    return make_table(
+        f"at-risk-{label}",
+        f"{label}: numbers at risk",
+        "People under observation without event or death behind each day.",
+        ["risk", "at first", *(f"day {day:g}" for day in days)],
+        rows,
+    )
+
+
+def _calibration_table(label: str, groups: RiskGroups) -> Table:
+    """Predicted and observed risk of each group at each horizon."""
+    rows = []
+    for h, day in enumerate(groups.horizons):
+        for group in groups.groups:
+            point = next(point for point in group.points if point.day == day)
+            observed = MetricValue(
+                value=scale_number(point.incidence, 100),
+                lo=scale_number(point.lo, 100),
+                hi=scale_number(point.hi, 100),
+            )
+            predicted = 100 * group.predicted[h] if group.predicted else None
+            counts = map(show_count, (group.n, point.events))
+            rows.append([f"{day:g}", group.name, *counts, predicted, observed])
+    return make_table(
+        f"calibration-{label}",
+        f"{label}: calibration",
+        "Mean predicted risk against the observed incidence, in %. Calibrated: the predicted risk "
+        "lies inside the interval of the observed one. A dash: withheld or not defined.",
+        ["within days", "risk", "people", "events", "predicted", "observed (95 % CI)"],
+        rows,
+    )
+
+
+def _calibration_figures(label: str, groups: RiskGroups) -> list[Figure]:
+    """Predicted against observed risk at each horizon, in tenths of the people; none where all are
+    withheld.
+    """
+    lines = []
+    for h, day in enumerate(groups.horizons):
+        predicted, points = [], []
+        for tenth in groups.deciles or []:
+            if tenth.predicted and tenth.points[h].incidence is not None:
+                predicted.append(100 * tenth.predicted[h])
+                points.append(tenth.points[h])
+        if points:
+            lines.append(_draw_incidence(f"within {day:g} days", predicted, points))
+    if not lines:
+        return []
+    most = max(max(*line.x, *line.y) for line in lines)
+    diagonal = Line("predicted = observed", [0.0, most], [0.0, most], reference=True)
+    figure = Figure(
+        f"calibration-tenths-{label}",
+        f"{label}: calibration in tenths",
+        "Mean predicted risk against the observed incidence (Aalen and Johansen; without deaths "
+        "one less Kaplan and Meier's), in tenths of the people by the predicted risk; bands: 95 % "
+        "CI. On the dashed line the prediction is right, above it too low. Tenths with counts of 1 "
+        "to 10 people are left out.",
+        LinePlot([*lines, diagonal], "predicted, %", "observed, %"),
+    )
+    return [figure]
+
+
+# ---- nights and events
+
+
+def _hypnogram_figures(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
+    """Predicted beside true stages of the first recording of the split, of at least ten windows."""
+    keep = np.flatnonzero((rows.index["recording_id"] == rows.index["recording_id"][0]).to_numpy())
+    target, prediction = (np.asarray(columns[name])[keep] for name in ("target", "prediction"))
+    tracks = [StageTrack("scored", target), StageTrack("predicted", prediction.argmax(1))]
+    figure = Figure(
+        "hypnogram",
+        "One recording: predicted and scored",
+        f"The first recording of the split ({len(keep)} windows). Its agreement is not the score; "
+        "the tables cover all subjects.",
+        Hypnogram(rows.length / rows.rate, tracks, list(rows.class_names)),
+    )
+    return [figure] if len(keep) >= 10 else []
+
+
+def _add_nights(
+    page: PageBuilder, scores: NightScores, rows: Windows, columns: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Agreement of the clinical endpoints: a table, and the differences of single nights."""
+    page.section("Clinical endpoints")
+    kappa_range = ""
+    if scores.kappa_range:
+        lowest, highest = scores.kappa_range
+        kappa_range = f", from {lowest:.2f} to {highest:.2f}"
+    lines: list[list[Any]] = [
+        ["kappa of a night", "", scores.nights, None, None, scores.kappa, None, None]
+    ]
+    for name, endpoint in scores.endpoints.items():
+        means = (endpoint.scored, endpoint.predicted)
+        agreement = (endpoint.bias, endpoint.lower_limit, endpoint.upper_limit)
+        lines.append([name.replace("_", " "), endpoint.unit, endpoint.nights, *means, *agreement])
+    counts = ("endpoint", "unit", "nights", "scored", "predicted")
+    page.table(
+        "endpoints",
+        f"Sleep endpoints of {scores.nights} nights of {scores.subjects} subjects",
+        f"{AGREEMENT} Kappa of a night: its mean over nights{kappa_range}.",
+        [*counts, "bias", "lower limit", "upper limit"],
+        lines,
+    )
+    epoch = float(rows.options.epoch or rows.options.length)
+    stages = columns["prediction"].argmax(1)
+    nights = endpoints.measure_nights(
+        rows.index, columns["target"], stages, rows.class_names, epoch
+    )
+    panels = []
+    for name in SHOWN_ENDPOINTS:
+        scored, predicted = endpoints.pair_endpoint(nights, name).T
+        keep = np.isfinite(scored + predicted)
+        mean, difference = (scored + predicted)[keep] / 2, (predicted - scored)[keep]
+        panels.append(ScatterPanel(name.replace("_", " "), mean, difference, [-1] * len(mean)))
+    page.figure(
+        "bland-altman",
+        "Differences of single nights",
+        "Each point is a night: across, the mean of the predicted and the scored value; up, "
+        "predicted less scored. Points around 0 agree.",
+        ScatterPlot(panels, (), "mean of both", "predicted - scored", ticks=True),
+    )
+
+
+def _event_table(scores: EventScores) -> Table:
+    return make_table(
+        "events",
+        "Detection of events",
+        "Successive windows of the second class are one event; it is found where any predicted "
+        "event overlaps it, and predicted events that overlap none are false alarms: "
+        f"{scores.false_alarms:,} in {scores.hours:.3g} h. 95 % CI over subjects.",
+        ["measure", "events", "value"],
+        [
+            ["sensitivity", scores.events, scores.sensitivity],
+            ["false alarms an hour", None, scores.false_alarms_per_hour],
+        ],
+    )
