@@ -297,9 +297,7 @@ def test_digital_values_are_the_files_own(tmp_path: Path) -> None:
     assert np.array_equal(
         np.stack([signal.samples for signal in recording.signals], axis=1), samples()
     )
-    assert recording.segments == [(0.0, 0.5)]
-    only = own.read_signals(recording.header, ["V1"])
-    assert [signal.channel for signal in only] == ["V1"]
+    assert [signal.onset for signal in recording.signals] == [0.0, 0.0, 0.0]
 
 
 def test_invalid_samples_become_missing(tmp_path: Path) -> None:
@@ -387,8 +385,8 @@ def test_comments_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_headers_travel_to_other_processes(tmp_path: Path) -> None:
-    header = pickle.loads(pickle.dumps(own.read_header(write(tmp_path))))
-    assert np.array_equal(own.read_signals(header)[0].samples, samples()[:, 0])
+    header = own.read_header(write(tmp_path))
+    assert pickle.loads(pickle.dumps(header)) == header
 
 
 # --- faults
@@ -610,15 +608,13 @@ def test_adjacent_segments_are_joined(tmp_path: Path) -> None:
         tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"}
     )
     recording = own.read_recording(path)
-    assert recording.header.layout == "fixed"
     assert [(s.channel, s.onset, len(s.samples), s.scale) for s in recording.signals[:3]] == [
         ("I", 0.0, 50, 1e-3),
         ("I", 0.8, 100, 1e-3),
         ("I", 1.8, 50, 2e-3),
     ]
-    assert recording.segments == [(0.0, 0.5), (0.8, 2.3)]
     assert codes(recording.findings) == {"discontinuous"}
-    assert recording.header.seconds == 2.3
+    assert recording.header.frames == 230
     assert set(recording.header.files) == {
         "m.hea",
         *(f"{x}.{e}" for x in "abcd" for e in ("hea", "dat")),
@@ -630,7 +626,6 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
     tmp_path.joinpath("lay.hea").write_text(layout)
     path = segments(tmp_path, ["lay 0", "a 50", "b 50"], a={}, b={"values": samples(50, 2)})
     recording = own.read_recording(path)
-    assert recording.header.layout == "variable"
     assert [channel.name for channel in recording.header.channels] == list(NAMES)
     assert [(s.channel, len(s.samples)) for s in recording.signals] == [
         ("I", 100),
