@@ -143,7 +143,7 @@ def _join_parts(
 
 
 def _make_category() -> pl.Categorical:
-    """The type of columns with few distinct texts; where polars can, they are of one block alone."""
+    """The type of columns with few distinct texts; their texts are of one block, if polars can."""
     import polars as pl
 
     if hasattr(pl, "Categories"):

@@ -1,6 +1,6 @@
-"""The grammar of csv text: lines, records and cells, and the count of records that checks the parser.
+"""The grammar of csv text: lines, records and cells.
 
-Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a
+An independent count of the records checks the parser. Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a
 quote, and may hold line breaks; no other cell holds a quote. A byte order mark, CRLF, CR, blank
 lines and a last line without an end are allowed. A line that opens a quote which nothing closes
 properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip
