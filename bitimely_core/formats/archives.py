@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
-from bitimely_core.formats.source import leaves_folder, locate_errors, translate_read_errors
+from bitimely_core.formats.source import leaves_folder, translate_read_errors
 from bitimely_core.system_errors import raise_system_error
 
 # bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
@@ -60,7 +60,7 @@ def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
     links, devices, encryption and packings that are not read; duplicate_key for two files of one
     name; expansion_limit, resource_limit; corrupt, truncated, io_error.
     """
-    with locate_errors(path, replace=False), translate_read_errors(path):
+    with translate_read_errors(path):
         limit = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
         try:
             with path.open("rb") as packed, closing(_list_members(packed, limit)) as members:

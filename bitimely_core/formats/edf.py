@@ -20,7 +20,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats.edf_annotations import decode_annotations
 from bitimely_core.formats.edf_header import EdfChannel, EdfHeader, read_header
-from bitimely_core.formats.source import locate_errors, translate_read_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.types import Annotation, Signal
 
 MAX_SEGMENTS = 10_000
@@ -85,7 +85,7 @@ def read_recording(
 
 def _read_channels(path: Path, header: EdfHeader, channels: Sequence[EdfChannel]) -> EdfRecording:
     spans = [(c.start, c.start + c.samples * header.width) for c in channels]
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         columns = _read_columns(path, header, [*spans, *header.annotation_spans])
         onsets, notes, findings = decode_annotations(columns[len(spans) :])
         origin, stretches = _find_stretches(onsets, header, findings)
@@ -139,7 +139,7 @@ def _read_columns(
         return outputs
     many = max(1, BLOCK // header.record_bytes)
     block = np.empty((min(many, header.records), header.record_bytes), np.uint8)
-    with translate_read_errors(path), path.open("rb") as file:
+    with path.open("rb") as file:
         file.seek(header.size)
         for first in range(0, header.records, many):
             rows = block[: min(many, header.records - first)]

@@ -25,7 +25,7 @@ from bitimely_core.errors import (
     input_warning,
     safe_text,
 )
-from bitimely_core.formats.source import locate_errors, translate_read_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import (
     decode_text,
     format_bytes,
@@ -163,14 +163,13 @@ def read_header(
     Raises:
         UserError: with the path and, where one field is at fault, the field.
     """
-    with locate_errors(path, replace=False):
-        with translate_read_errors(path):
-            info = path.stat()
-            if not stat.S_ISREG(info.st_mode):
-                raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
-            with path.open("rb") as file:
-                fixed = file.read(256)
-                rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
+    with translate_read_errors(path):
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
+        with path.open("rb") as file:
+            fixed = file.read(256)
+            rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
         suffix = path.suffix.lower()
         return parse_header(
             fixed + rest, info.st_size, suffix=suffix, required=required, keep_phi=keep_phi

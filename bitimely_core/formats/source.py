@@ -146,11 +146,11 @@ def choose_copy(
     copies: list[tuple[str, Hashable]] = []
     for rel in rels:
         try:
-            with translate_read_errors(source.root / rel):
+            with translate_read_errors(rel):
                 copies.append((rel, read(rel) if read else storage.hash_file(source.path(rel))))
         except UserError as error:
             raise_system_error(error)
-            return rels[0], [error.finding.at(rel)]
+            return rels[0], [error.finding]
     return rels[0], compare_copies(copies)
 
 
@@ -168,16 +168,19 @@ def locate_errors(file: str | Path, *, replace: bool = True) -> Iterator[None]:
 def translate_read_errors(path: Path | str, name: str = "") -> Iterator[None]:
     """An OSError in this block becomes a UserError: io_error, or a fault of the machine (exit 6).
 
-    `name`, as a header has it, is said where the file at `path` is not that of the message.
+    Errors that leave the block and name no file name `path`. `name`, as a header has it, is said
+    where the message is about another file.
     """
     try:
         yield
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        problem = f"cannot be read ({error.strerror})"
-        raise input_error(
-            Reason.IO_ERROR, f"{safe_text(name)} {problem}" if name else problem
-        ) from None
+        what = f"{safe_text(name)} cannot" if name else "cannot"
+        problem = f"{what} be read ({error.strerror})"
+        raise input_error(Reason.IO_ERROR, problem, file=str(path)) from None
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
 
 
 def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = False) -> Source:

@@ -53,7 +53,7 @@ from bitimely_core.formats.parquet import (
     read_column_types,
     split_row_groups,
 )
-from bitimely_core.formats.source import finding_to_error, locate_errors
+from bitimely_core.formats.source import finding_to_error, translate_read_errors
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
 
@@ -76,7 +76,7 @@ def read_names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
     Raises UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit,
     io_error.
     """
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         if is_parquet(path):
             return tuple(read_column_types(path))
         with closing(read_lines(path)) as lines:
@@ -100,7 +100,7 @@ def count_rows(path: Path, *, delimiter: str = ",") -> int:
     Blank lines are no records; what an open quote would swallow is counted line by line. Raises
     UserError: as `read_names`.
     """
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         if is_parquet(path):
             return count_parquet_rows(path)
         with closing(read_lines(path)) as lines:
@@ -136,7 +136,7 @@ def read_rows(
             that differ), and as `read_names`.
     """
     names = read_names(path, delimiter=delimiter)
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         selected = list(range(len(names))) if columns is None else _find_columns(names, columns)
         if key:
             items = _read_unique_rows(path, names, _find_columns(names, key), delimiter)
@@ -336,7 +336,7 @@ def split_table(path: Path, size: int, *, delimiter: str = ",") -> list[TableSpa
     names = read_names(path, delimiter=delimiter)
     if is_parquet(path):
         return split_row_groups(path, size)
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         return split_text(path, CsvShape(len(names), delimiter), size)
 
 
@@ -371,7 +371,7 @@ def read_frames(
             what was read.
     """
     names = read_names(path, delimiter=delimiter)
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         selected = _find_columns(names, columns)
         if is_parquet(path):
             blocks = _read_parquet_frames(path, selected, columns, span)

@@ -24,7 +24,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.csv_text import Line
-from bitimely_core.formats.source import locate_errors, translate_read_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import decode_text, escape_controls, sanitize_label
 from bitimely_core.formats.units import LARGEST
 
@@ -99,7 +99,7 @@ def read_header(path: Path) -> TsHeader:
     io_error.
     """
     findings: list[Finding] = []
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         lines = read_lines(path)
         keys, data = parse_keys(lines, findings)
         flags = {key: _parse_flag(keys, key) for key in FLAGS}
@@ -314,7 +314,7 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
     header = header or read_header(path)
     classes = frozenset(header.classes)
     missing = n_incomplete = 0
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         for row, line, ended in read_lines(path):
             if row <= header.data:
                 continue
