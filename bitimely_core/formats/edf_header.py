@@ -29,6 +29,7 @@ from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import (
     decode_text,
     format_bytes,
+    list_first,
     list_numbers,
     number_duplicates,
     sanitize_label,
@@ -595,11 +596,10 @@ def _report_non_ascii(fixed: dict[str, bytes], signals: Sequence[SignalFields]) 
         ]
     if not places:
         return []
-    rest = f" and {len(places) - 5} more" if places[5:] else ""
     return [
         input_warning(
             Reason.NON_ASCII,
-            f"bytes that are not ASCII: {', '.join(places[:5])}{rest}",
+            f"bytes that are not ASCII: {list_first(places, 5)}",
             "read as UTF-8, else as Latin-1",
             field=places[0].split()[0],
             count=len(places),
