@@ -6,7 +6,6 @@ Identifying text (patient and recording fields, transducers, serial numbers) is 
 
 import math
 import re
-import stat
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -76,27 +75,19 @@ class SignalFields(NamedTuple):
     """The fields of one signal as they are in the header."""
 
     number: int  # from 1
-    fields: dict[str, bytes]  # with their padding
+    fields: dict[str, bytes]  # without their padding
     samples: int  # a data record
     start: int  # byte in the data record at which its samples begin
 
     @property
     def label(self) -> str:
         """The label as text."""
-        return decode_text(self.read("label"))
+        return decode_text(self.fields["label"])
 
     @property
     def unit(self) -> str:
         """The unit as text."""
-        return decode_text(self.read("unit"))
-
-    def read(self, name: str) -> bytes:
-        """A field without its padding."""
-        return self.fields[name].strip(PADDING)
-
-    def has_zero_bytes(self, name: str) -> bool:
-        """Whether a zero byte of a field precedes other characters, hence is no padding."""
-        return b"\x00" in self.fields[name].rstrip(b"\x00")
+        return decode_text(self.fields["unit"])
 
 
 class EdfChannel(NamedTuple):
@@ -165,16 +156,12 @@ def read_header(
         UserError: with the path and, where one field is at fault, the field.
     """
     with translate_read_errors(path):
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
+        size = path.stat().st_size
         with path.open("rb") as file:
             fixed = file.read(256)
-            rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
+            rest = file.read(min(_count_signals(fixed, size) * 256, size))
         suffix = path.suffix.lower()
-        return parse_header(
-            fixed + rest, info.st_size, suffix=suffix, required=required, keep_phi=keep_phi
-        )
+        return parse_header(fixed + rest, size, suffix=suffix, required=required, keep_phi=keep_phi)
 
 
 def parse_header(
@@ -189,8 +176,7 @@ def parse_header(
     `suffix`.
     """
     count = _count_signals(data, size)
-    texts = _split_fields(data, FIELDS, 1)
-    fixed = {name: field.strip(PADDING) for name, (field,) in texts.items()}
+    fixed = {name: field for name, (field,) in _split_fields(data, FIELDS, 1).items()}
     width = 3 if fixed["version"][:1] == b"\xff" else 2
     family = "BDF" if width == 3 else "EDF"
     _check_suffix(family, width, suffix)
@@ -225,13 +211,13 @@ def parse_header(
 def _split_fields(
     data: bytes, fields: Sequence[tuple[str, int]], count: int
 ) -> dict[str, list[bytes]]:
-    """Name -> `count` consecutive fields of that width, with their padding."""
+    """Name -> `count` consecutive fields of that width, without their padding."""
     columns: dict[str, list[bytes]] = {}
     start = 0
     for name, width in fields:
-        stop = start + count * width
-        columns[name] = [data[begin : begin + width] for begin in range(start, stop, width)]
-        start = stop
+        starts = range(start, start + count * width, width)
+        columns[name] = [data[i : i + width].strip(PADDING) for i in starts]
+        start = starts.stop
     return columns
 
 
@@ -340,7 +326,7 @@ def _list_signals(columns: dict[str, list[bytes]], width: int) -> list[SignalFie
     start = 0
     for number, row in enumerate(zip(*columns.values(), strict=True), 1):
         fields = dict(zip(columns, row, strict=True))
-        samples = _parse_samples(fields["samples_per_record"].strip(PADDING), number)
+        samples = _parse_samples(fields["samples_per_record"], number)
         signals.append(SignalFields(number, fields, samples, start))
         start += samples * width
     return signals
@@ -472,11 +458,7 @@ def _report_unsafe(
     field: str, signals: Sequence[SignalFields], safe: dict[int, str], findings: list[Finding]
 ) -> None:
     """A warning about labels or units that differ from what is stored."""
-    numbers = [
-        signal.number
-        for signal in signals
-        if getattr(signal, field) != safe[signal.number] or signal.has_zero_bytes(field)
-    ]
+    numbers = [signal.number for signal in signals if getattr(signal, field) != safe[signal.number]]
     if numbers:
         place = f"{field} of signal {list_numbers(numbers)}"
         problem = f"blank, or with markup, formula or control characters: {place}"
@@ -490,11 +472,11 @@ def _report_unsafe(
 def _parse_channel(signal: SignalFields, name: str, width: int) -> EdfChannel:
     """Raises UserError: header_field, digital_range, physical_range."""
     low, high = (
-        _parse_float(signal.read(field), field, signal.number)
+        _parse_float(signal.fields[field], field, signal.number)
         for field in ("physical_min", "physical_max")
     )
     bottom, top = (
-        _parse_integer(signal.read(field), field, signal.number)
+        _parse_integer(signal.fields[field], field, signal.number)
         for field in ("digital_min", "digital_max")
     )
     unit = sanitize_label(signal.unit)

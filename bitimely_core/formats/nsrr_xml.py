@@ -14,7 +14,6 @@ from bitimely_core.errors import Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.types import Annotation
 
-MAX_BYTES = 1 << 26
 FIELDS = ("EventConcept", "Start", "Duration")
 
 
@@ -24,8 +23,6 @@ def read_events(path: Path) -> list[Annotation]:
     Raises UserError: annotation_syntax for a file that is no such XML, for a document type, and for
     an event without times.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise _syntax_error(f"holds more than {MAX_BYTES >> 20} MiB")
     rows: list[dict[str, str]] = []
     names: list[str] = []
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle  # the opcodes and the interpreter; its load functions are never called
 import re
-import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from bitimely_core.errors import Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.system_errors import raise_system_error
 
-MAX_DEPTH = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
 SCALARS = (type(None), bool, int, float, str, bytes)
 
@@ -249,18 +247,16 @@ def load_pickle(path: Path) -> Any:
 
 
 def _read_content(path: Path) -> Any:
-    info = path.stat()
-    if not stat.S_ISREG(info.st_mode):
-        raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
-    if info.st_size == 0:
+    size = path.stat().st_size
+    if size == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     with path.open("rb") as file:
-        bounded = _BoundedFile(file, info.st_size)
+        bounded = _BoundedFile(file, size)
         content = _ArrayUnpickler(bounded, encoding="latin1").load()
-    return _replace_stand_ins(content, {}, 0)
+    return _replace_stand_ins(content, {})
 
 
-def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
+def _replace_stand_ins(value: Any, seen: dict[int, Any]) -> Any:
     """The value with arrays in the place of their stand-ins.
 
     Shared objects stay shared, as in the pickle; `seen` holds them by their id.
@@ -273,9 +269,7 @@ def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
         return value.value
     if id(value) in seen:
         return seen[id(value)]
-    if depth > MAX_DEPTH:
-        raise ValueError("containers nested too deeply")
-    replace = partial(_replace_stand_ins, seen=seen, depth=depth + 1)
+    replace = partial(_replace_stand_ins, seen=seen)
     replaced: Any
     match value:
         case dict():

@@ -345,9 +345,8 @@ def _inspect_entry(
         )
     except (OSError, RuntimeError) as error:
         raise_system_error(error, path, stored=False)
-        return Finding(
-            Reason.NOT_REGULAR_FILE, f"cannot be followed ({describe_link_error(error)})", file=rel
-        )
+        why = getattr(error, "strerror", None) or "loop of links"  # a RuntimeError
+        return Finding(Reason.NOT_REGULAR_FILE, f"cannot be followed ({why})", file=rel)
     if info is None or isinstance(info, Finding):
         return info
     if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDING_SUFFIXES):
@@ -376,11 +375,6 @@ def _follow_link(
         )
     info = link.stat()
     return None if inside and stat.S_ISDIR(info.st_mode) else info
-
-
-def describe_link_error(error: OSError | RuntimeError) -> str:
-    """Why a link cannot be followed; a loop of links is a RuntimeError."""
-    return getattr(error, "strerror", None) or "loop of links"
 
 
 def _describe_mode(mode: int) -> str:

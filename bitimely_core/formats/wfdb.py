@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -52,11 +51,7 @@ class WfdbRecording:
 
 
 def read_recording(
-    path: Path | str,
-    source: Source | None = None,
-    *,
-    required: Collection[str] | None = None,
-    keep_phi: bool = False,
+    rel: str, source: Source, *, required: Collection[str] | None = None, keep_phi: bool = False
 ) -> WfdbRecording:
     """Header and samples of a record; the arguments are those of `read_header`.
 
@@ -69,7 +64,7 @@ def read_recording(
     Raises:
         UserError: as `read_header`, and checksum, initial_value, truncated, corrupt, io_error.
     """
-    header = read_header(path, source, required=required, keep_phi=keep_phi)
+    header = read_header(rel, source, required=required, keep_phi=keep_phi)
     findings = list(header.findings)
     missing: Counter[str] = Counter()
     pieces: dict[str, list[Piece]] = {channel.name: [] for channel in header.channels}

@@ -21,7 +21,6 @@ from bitimely_core.types import Annotation
 AnnotationKind = Literal["beats", "rhythms", "both", "notes"]
 BEATS = frozenset("NLRBAaJSVrFejnE/fQ?")
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
-MAX_BYTES = 1 << 26  # a night of beats is 1/2000 of it
 
 
 class WfdbAnnotations(NamedTuple):
@@ -72,9 +71,6 @@ def read_rows(
         UserError: annotation_syntax for a file that is none of annotations.
     """
     refuse = partial(input_error, Reason.ANNOTATION_SYNTAX, hint=hint)
-    if path.stat().st_size > MAX_BYTES:
-        problem = f"holds more than {MAX_BYTES >> 20} MiB"
-        raise refuse(problem, "expected a file of annotations", hint="")
     data = path.read_bytes()
     if len(data) % 2 or data[-2:] != b"\0\0":
         raise refuse("does not end as annotations do", "expected two zero bytes")

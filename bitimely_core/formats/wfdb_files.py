@@ -4,14 +4,13 @@ Every size in a header is compared with that of the file before anything is allo
 that leaves the record's folder is refused; the package `wfdb` does neither.
 """
 
-import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.errors import (
@@ -23,13 +22,7 @@ from bitimely_core.errors import (
     input_warning,
     safe_text,
 )
-from bitimely_core.formats.source import (
-    Source,
-    describe_link_error,
-    leaves_folder,
-    locate_errors,
-    translate_read_errors,
-)
+from bitimely_core.formats.source import Source, locate_errors, translate_read_errors
 from bitimely_core.formats.text import list_numbers
 from bitimely_core.formats.wfdb_header import MAX_HEADER, SignalLine, WfdbHeaderText, parse_header
 from bitimely_core.formats.wfdb_samples import (
@@ -42,7 +35,6 @@ from bitimely_core.formats.wfdb_samples import (
     count_flac_frames,
     count_samples,
 )
-from bitimely_core.system_errors import raise_system_error
 
 # A header that promises this many times the frames of the file is damaged; else the file is
 # truncated.
@@ -70,7 +62,7 @@ class WfdbHeader:
     channels: tuple[WfdbChannel, ...]  # of several segments: the first signal of each name
     parts: tuple[WfdbSegment, ...]
     sized: bool  # the header states the number of frames; else it is inferred
-    files: tuple[str, ...]  # headers and signals, relative to the source, else to the folder
+    files: tuple[str, ...]  # headers and signals, relative to the source
     day: date | None
     clock: time | None
     comments: tuple[str, ...] = ()  # empty without keep_phi
@@ -90,8 +82,8 @@ class WfdbHeader:
 class RecordFolder:
     """The folder of a record, and which channels its headers must have."""
 
-    path: PurePosixPath  # relative to `source`, where there is one
-    source: Source | None
+    path: PurePosixPath  # relative to `source`
+    source: Source
     required: Collection[str] | None
 
     def locate(self, name: str) -> str:
@@ -109,19 +101,13 @@ class HeaderNotes:
 
 
 def read_header(
-    path: Path | str,
-    source: Source | None = None,
-    *,
-    required: Collection[str] | None = None,
-    keep_phi: bool = False,
+    rel: str, source: Source, *, required: Collection[str] | None = None, keep_phi: bool = False
 ) -> WfdbHeader:
     """Header of a record, those of its segments, and the sizes of all files they name.
 
     Args:
-        path: the record or its header file, with or without `.hea`; relative to `source` where
-            there is one.
-        source: the raw folder that is read. Without it links must not lead out of the record's
-            folder.
+        rel: the record or its header file in the source, with or without `.hea`.
+        source: the raw folder that is read.
         required: see `parse_header`.
         keep_phi: keep the comments in `WfdbHeader.comments`.
 
@@ -130,7 +116,7 @@ def read_header(
             symlink_outside_root, not_regular_file, truncated, header_implausible, length, corrupt,
             expansion_limit, io_error.
     """
-    file = PurePosixPath(path if isinstance(path, str) else path.as_posix())
+    file = PurePosixPath(rel)
     file = file if file.suffix.lower() == ".hea" else file.with_name(file.name + ".hea")
     folder = RecordFolder(file.parent, source, required)
     with locate_errors(str(file)):
@@ -143,9 +129,6 @@ def read_header(
         else:
             parts, layout, frames = _read_segments(parsed, folder, notes)
         _report_comments(notes, keep=keep_phi)
-    files = (
-        folder.locate(name) if source else PurePosixPath(name).as_posix() for name in notes.files
-    )
     return WfdbHeader(
         where=str(file),
         frame_rate=parsed.rate,
@@ -153,7 +136,7 @@ def read_header(
         channels=_list_channels(layout, parts),
         parts=tuple(parts),
         sized=parsed.frames is not None or parsed.segments is not None,
-        files=tuple(dict.fromkeys(files)),
+        files=tuple(dict.fromkeys(map(folder.locate, notes.files))),
         day=parsed.day,
         clock=parsed.clock,
         comments=tuple(map(clean, notes.comments)) if keep_phi else (),
@@ -185,40 +168,9 @@ def _report_comments(notes: HeaderNotes, *, keep: bool) -> None:
 
 def _read_header_text(folder: RecordFolder, name: str) -> WfdbHeaderText:
     """Header `name` of `folder`, parsed."""
-    with translate_read_errors(name), _resolve_path(folder, name).open("rb") as file:
+    with translate_read_errors(name), folder.source.path(folder.locate(name)).open("rb") as file:
         data = file.read(MAX_HEADER + 1)
     return parse_header(data, PurePosixPath(name).stem, required=folder.required)
-
-
-def _resolve_path(folder: RecordFolder, name: str) -> Path:
-    """Path of a regular file that a header of `folder` names.
-
-    The name is part of a file, hence not trusted. Raises UserError: path_escape,
-    missing_signal_file, symlink_outside_root, not_regular_file, io_error.
-    """
-    text = f"the file {safe_text(name)}"
-    if leaves_folder(name):
-        requirement = "which must be inside the record's folder"
-        raise input_error(Reason.PATH_ESCAPE, f"names {text}", requirement, field="file_name")
-    if folder.source is not None:
-        return folder.source.path(folder.locate(name))
-    path = Path(folder.path / name)
-    try:
-        real = path.resolve(strict=True)
-        if not real.is_relative_to(Path(folder.path).resolve()):
-            problem = f"{text} is a link that leaves the record's folder"
-            raise input_error(Reason.SYMLINK_OUTSIDE_ROOT, problem)
-        if not stat.S_ISREG(real.stat().st_mode):
-            raise input_error(Reason.NOT_REGULAR_FILE, f"{text} is no regular file")
-    except (FileNotFoundError, NotADirectoryError):
-        raise input_error(
-            Reason.MISSING_SIGNAL_FILE, f"{text} is missing", field="file_name"
-        ) from None
-    except (OSError, RuntimeError) as error:
-        raise_system_error(error, path, stored=False)
-        problem = f"{text} cannot be reached ({describe_link_error(error)})"
-        raise input_error(Reason.IO_ERROR, problem) from None
-    return path
 
 
 def _find_spelling(folder: RecordFolder, name: str) -> str:
@@ -226,8 +178,6 @@ def _find_spelling(folder: RecordFolder, name: str) -> str:
 
     File systems and tools change its letters to capitals, or to small ones.
     """
-    if folder.source is None:
-        return name
     pure = PurePosixPath(name)
     spellings = (name, name.upper(), name.lower(), str(pure.with_suffix(pure.suffix.upper())))
     files = folder.source.files
@@ -265,7 +215,7 @@ def _group_signals(
 
 
 def _make_group(folder: RecordFolder, name: str, lines: Sequence[SignalLine]) -> WfdbSignalGroup:
-    """The signals of the file `name`. Raises UserError: header_syntax, and as `_resolve_path`."""
+    """The signals of the file `name`. Raises UserError: header_syntax, and as `Source.path`."""
     signals = f"the signals of {safe_text(name)}"
     if len({(line.code, line.start) for line in lines}) > 1:
         problem = f"{signals} have several formats or offsets"
@@ -277,7 +227,8 @@ def _make_group(folder: RecordFolder, name: str, lines: Sequence[SignalLine]) ->
         raise input_error(
             Reason.HEADER_SYNTAX, problem, "a FLAC file has one", field="samples_per_frame"
         )
-    return WfdbSignalGroup(_resolve_path(folder, name), name, code, start, channels)
+    path = folder.source.path(folder.locate(name))
+    return WfdbSignalGroup(path, name, code, start, channels)
 
 
 def count_frames(group: WfdbSignalGroup) -> tuple[int, int]:

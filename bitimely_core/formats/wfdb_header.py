@@ -7,11 +7,11 @@ diagnoses) are handed on, not read.
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import date, time
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from bitimely_core.errors import (
     Finding,
@@ -25,8 +25,6 @@ from bitimely_core.errors import (
 from bitimely_core.formats.text import list_numbers, number_duplicates, sanitize_label
 from bitimely_core.formats.units import FASTEST, find_range_fault, find_rate_fault
 from bitimely_core.formats.wfdb_samples import FLAC, FORMATS, WfdbChannel
-
-T = TypeVar("T")
 
 GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
 RATE = 250.0  # Hz where the header says nothing: the rule of the format
@@ -327,16 +325,8 @@ def _parse_signals(
     )
 
 
-def _cache_short_texts(read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` with a cache for short texts.
-
-    A data set has few labels and calibrations, which every record repeats.
-    """
-    cached = lru_cache(1024)(read)
-    return lambda text: cached(text) if len(text) <= 80 else read(text)
-
-
-_sanitize_label = _cache_short_texts(sanitize_label)
+# a data set has few labels and calibrations, which every record repeats
+_sanitize_label = lru_cache(1024)(sanitize_label)
 
 
 class Calibration(NamedTuple):
@@ -348,7 +338,7 @@ class Calibration(NamedTuple):
     flags: tuple[str, ...]  # of `FLAGS`: what is not stated
 
 
-@_cache_short_texts
+@lru_cache(1024)
 def _parse_calibration(text: str) -> Calibration | None:
     """A calibration, with the rules of the format for what is not stated; None for another text."""
     match = CALIBRATION.fullmatch(text)
