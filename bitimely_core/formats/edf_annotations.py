@@ -18,6 +18,7 @@ from bitimely_core.types import Annotation
 TAL = re.compile(
     rb"([+-]\d++(?:\.\d*+)?)(?:\x15(\d++(?:\.\d*+)?))?\x14((?:[^\x00\x14\x15]*+\x14)*+)(?:\x00|\Z)"
 )
+TIME_KEEPING = re.compile(rb"([+-]\d++(?:\.\d*+)?)\x14\x14\x00*+")
 CONTENT = re.compile(rb"[^\x00]")
 TimedTexts = tuple[float, float | None, list[bytes]]  # onset and duration in seconds, texts
 
@@ -61,8 +62,10 @@ def decode_annotations(
         pending = rows.any(axis=1) if signal else np.isnan(onsets)
         for record in np.flatnonzero(pending).tolist():
             lists = _parse_record(rows[record].tobytes(), record)
-            if signal == 0 and lists and _keeps_time(lists[0]):
-                onsets[record] = lists[0][0]
+            if signal == 0 and lists:
+                onset, duration, texts = lists[0]
+                if duration is None and not any(texts[:1]):
+                    onsets[record] = onset
             timed += lists
     notes, findings = _decode_texts(timed)
     return onsets, sorted(notes, key=lambda note: note.onset), findings
@@ -74,12 +77,6 @@ def _parse_record(block: bytes, record: int) -> list[TimedTexts]:
     except UserError as error:
         error.problem += f", record {record + 1}"
         raise
-
-
-def _keeps_time(timed: TimedTexts) -> bool:
-    """Whether a list, the first of a record, states the record's onset."""
-    _, duration, texts = timed
-    return duration is None and not any(texts[:1])
 
 
 def _decode_texts(timed: Sequence[TimedTexts]) -> tuple[list[Annotation], list[Finding]]:
@@ -114,23 +111,15 @@ def _decode_record_onsets(rows: np.ndarray) -> np.ndarray:
     """Onset of each record whose first annotation signal holds a time-keeping list and nothing
     else; NaN for the others.
 
-    Nearly all records of a long recording are such. To read them all at once takes a tenth of the
-    time of `parse_tals`.
+    Nearly all records of a long recording are such, and `parse_tals` takes three times as long.
     """
+    data, width = rows.tobytes(), rows.shape[1]
     onsets = np.full(len(rows), np.nan)
-    for first in range(0, len(rows), 4096):
-        part = rows[first : first + 4096]
-        stop = (part == 20).argmax(axis=1)  # +onset, byte 20, byte 20, zeros
-        digit, point = (part >= ord("0")) & (part <= ord("9")), part == ord(".")
-        stamp = (digit | point) & (np.arange(part.shape[1]) < stop[:, None])
-        plain = ((part[:, 0] == ord("+")) | (part[:, 0] == ord("-"))) & digit[:, 1] & (stop > 1)
-        plain &= (point.sum(axis=1) <= 1) & (stamp.sum(axis=1) == stop - 1)
-        plain &= (part != 0).sum(axis=1) == stop + 2
-        second = np.minimum(stop + 1, part.shape[1] - 1)
-        plain &= part[np.arange(len(part)), second] == 20
-        stamps = np.where(part == 20, np.uint8(0), part)[plain]
-        onsets[first : first + 4096][plain] = stamps.view(f"S{part.shape[1]}")[:, 0].astype(float)
-    return np.where(np.isfinite(onsets), onsets, np.nan)
+    for record in range(len(rows)):
+        match = TIME_KEEPING.fullmatch(data, record * width, (record + 1) * width)
+        if match and math.isfinite(float(match[1])):
+            onsets[record] = float(match[1])
+    return onsets
 
 
 def encode_tal(onset: float, duration: float | None, text: str) -> bytes:

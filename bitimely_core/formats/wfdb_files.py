@@ -124,8 +124,10 @@ def read_header(
         notes = HeaderNotes([file.name], list(parsed.comments), list(parsed.findings))
         layout: tuple[WfdbChannel, ...] = ()
         if parsed.segments is None:
-            parts = [_read_single(parsed, folder, notes)]
-            frames = parts[0].frames
+            groups = _group_signals(parsed, folder, notes.findings)
+            notes.files.extend(group.name for group in groups)
+            frames = _find_length(parsed.frames, groups, notes.findings, spare=True)
+            parts = [WfdbSegment(0, frames, groups)]
         else:
             parts, layout, frames = _read_segments(parsed, folder, notes)
         _report_comments(notes, keep=keep_phi)
@@ -308,14 +310,6 @@ def _report_spare(stated: int, group: WfdbSignalGroup, size: int, findings: list
 # --- segments
 
 
-def _read_single(parsed: WfdbHeaderText, folder: RecordFolder, notes: HeaderNotes) -> WfdbSegment:
-    """An ordinary record as one segment."""
-    groups = _group_signals(parsed, folder, notes.findings)
-    notes.files.extend(group.name for group in groups)
-    frames = _find_length(parsed.frames, groups, notes.findings, spare=True)
-    return WfdbSegment(0, frames, groups)
-
-
 def _read_segments(
     parsed: WfdbHeaderText, folder: RecordFolder, notes: HeaderNotes
 ) -> tuple[list[WfdbSegment], tuple[WfdbChannel, ...], int]:
@@ -336,10 +330,20 @@ def _read_segments(
                         name, parsed, folder, notes, is_layout=frames == 0
                     )
                 header, groups = headers[key]
+                if frames == 0 and number > 1:
+                    problem, requirement = "has length 0", "only the first, the layout, has that"
+                    raise input_error(Reason.HEADER_SYNTAX, problem, requirement, field="segment")
                 if frames == 0:
-                    layout = _read_layout(header, number)
+                    layout = tuple(line.channel for line in header.signals)
                 else:
-                    _check_segment_length(header, frames)
+                    if header.frames not in {None, frames}:
+                        raise input_error(
+                            Reason.LENGTH,
+                            f"has {header.frames} samples by its own header",
+                            f"the record says {frames}",
+                            field="segment",
+                            found=str(header.frames),
+                        )
                     length = _find_length(frames, groups, notes.findings, spare=False)
                     parts.append(WfdbSegment(first, length, groups))
         first += frames
@@ -362,29 +366,6 @@ def _locate_segment(number: int, name: str) -> Iterator[None]:
     except UserError as error:
         error.problem = f"segment {number} ({safe_text(name)}): {error.problem}"
         raise
-
-
-def _read_layout(header: WfdbHeaderText, number: int) -> tuple[WfdbChannel, ...]:
-    """The signals of a layout header. Raises UserError where it is not the first segment."""
-    if number > 1:
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "has length 0",
-            "only the first, the layout, has that",
-            field="segment",
-        )
-    return tuple(line.channel for line in header.signals)
-
-
-def _check_segment_length(header: WfdbHeaderText, frames: int) -> None:
-    if header.frames not in {None, frames}:
-        raise input_error(
-            Reason.LENGTH,
-            f"has {header.frames} samples by its own header",
-            f"the record says {frames}",
-            field="segment",
-            found=str(header.frames),
-        )
 
 
 def _read_segment_header(

@@ -1,8 +1,8 @@
 """Turns the files of a folder into recordings: which files belong together, whose they are, which
 labels they have, and how each is read.
 
-Three functions decide: `choose_format` which reader reads a file, `find_labels` which files hold its
-labels, and `describe_recording` its subject and channels.
+Three functions decide: `choose_format` which reader reads a file, `find_labels` which files hold
+its labels, and `describe_recording` its subject and channels.
 """
 
 from __future__ import annotations
@@ -77,6 +77,17 @@ class LabelTables(NamedTuple):
     rows: dict[str, Attributes]  # recording or subject -> attributes
     notes: dict[str, list[Annotation]]  # recording -> annotations
 
+    def find_row(self, keys: Iterable[str]) -> Attributes:
+        """The row of the first of these names that has one."""
+        return next((self.rows[key] for key in keys if key in self.rows), {})
+
+    def list_notes(self, keys: Iterable[str]) -> tuple[Annotation, ...]:
+        """The annotations of a recording with these names."""
+        notes: list[Annotation] = []
+        for key in dict.fromkeys(keys):
+            notes += self.notes.get(key, ())
+        return tuple(sorted(notes))
+
 
 def is_bids(source: Source) -> bool:
     """Whether a folder is one of BIDS."""
@@ -146,14 +157,15 @@ def _find_files(
         passed_over |= {rel for rel in source.files if rel.startswith(DERIVED)}
     recordings: dict[str, tuple[Format, FileRule]] = {}
     for rel in [*source.files, *source.rejected]:
-        is_table = bids and PurePosixPath(rel).suffix == ".tsv"
-        choice = None if is_table or rel in passed_over else choose_format(rel, chosen)
+        if rel in passed_over or (bids and rel.endswith(".tsv")):
+            continue
+        choice = choose_format(rel, chosen)
         if choice and choice[0] in formats:
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers)
-    for rel in segments & recordings.keys():
-        del recordings[rel]
+    for rel in segments:
+        recordings.pop(rel, None)
     return FolderFiles(recordings, passed_over | segments)
 
 
@@ -255,15 +267,9 @@ def describe_recording(
     groups = _match_path(rel, rule.match)
     bids = BIDS.search(rel)
     subject = groups.get("subject") or rule.subject or (bids[1] if bids else "")
-    row = next((labels.rows[key] for key in (*keys, subject) if key in labels.rows), {})
-    notes = tuple(sorted(note for key in dict.fromkeys(keys) for note in labels.notes.get(key, ())))
+    row = labels.find_row([*keys, subject])
+    notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
-    columns = {
-        "id": rule.id_column,
-        "subject": rule.subject_column,
-        "label": rule.label_column,
-        "value": rule.value_column,
-    }
     return RecordingInfo(
         recording_id=name,
         subject_id=str(row.get("subject") or subject or name),
@@ -277,7 +283,7 @@ def describe_recording(
         variable=rule.variable,
         time=rule.time,
         series=rule.series,
-        columns={key: column for key, column in columns.items() if column},
+        columns=_list_columns(rule),
         delimiter="\t" if find_suffix(rel) == ".tsv" else rule.delimiter,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
@@ -303,6 +309,17 @@ def _list_attributes(
         with locate_errors(rel):
             attributes.setdefault("value", tables.parse_number(groups["value"]))
     return attributes
+
+
+def _list_columns(rule: FileRule) -> dict[str, str]:
+    """id, subject, label, value -> column of a table of series."""
+    columns = {
+        "id": rule.id_column,
+        "subject": rule.subject_column,
+        "label": rule.label_column,
+        "value": rule.value_column,
+    }
+    return {key: column for key, column in columns.items() if column}
 
 
 def _name_channels(rule: FileRule) -> dict[str, tuple[str, str]]:

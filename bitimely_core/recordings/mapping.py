@@ -46,7 +46,7 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    # of the path relative to the source; * also matches folders; capitals of the ending do not count
+    # of the path in the source; * also matches folders; capitals of the ending do not count
     pattern: str = "*"
     format: Format | None = None  # else by the ending
     # regular expression on the path, with groups named subject, label, value or recording
@@ -164,11 +164,6 @@ def find_suffix(rel: str) -> str:
 def strip_suffix(rel: str) -> str:
     """The path without its ending."""
     return rel[: len(rel) - len(find_suffix(rel))]
-
-
-def find_delimiter(rel: str) -> str:
-    """The delimiter of a table, by its ending."""
-    return "\t" if find_suffix(rel) == ".tsv" else ","
 
 
 def matches_pattern(rel: str, pattern: str) -> bool:

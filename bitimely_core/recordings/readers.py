@@ -109,14 +109,10 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
     Empty cells are missing values.
     """
     with locate_errors(rel):
-        columns = tables.read_names(path, delimiter=info.delimiter)
-        names = list(info.channels) or [name for name in columns if name not in {"", info.time}]
-        if names and not info.channels and all(map(tables.NUMBER.fullmatch, names)):
-            wanted = "expected names of channels: is the header line absent?"
-            raise input_error(Reason.HEADER, "the first line holds numbers", wanted, row=1)
-        clock = [info.time] if info.time else []
+        names = list(info.channels) or _list_table_channels(path, info)
+        columns = [info.time, *names] if info.time else names
         values = tables.read_number_table(
-            path, [*clock, *names], missing=EMPTY_CELLS, delimiter=info.delimiter
+            path, columns, missing=EMPTY_CELLS, delimiter=info.delimiter
         )
         if not len(values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
@@ -126,10 +122,20 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", wanted)
         signals = [
             Signal(name, rate, "", narrow_samples(column, name))
-            for name, column in zip(names, values.T[len(clock) :], strict=True)
+            for name, column in zip(names, values.T[-len(names) :], strict=True)
         ]
     findings = _report_missing(signals, "cells are empty")
     return make_record(rel, replace(info, rate=None), signals, findings=findings)
+
+
+def _list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
+    """All columns but that of the times. Raises UserError: header."""
+    columns = tables.read_names(path, delimiter=info.delimiter)
+    names = [name for name in columns if name not in {"", info.time}]
+    if names and all(map(tables.NUMBER.fullmatch, names)):
+        wanted = "expected names of channels: is the header line absent?"
+        raise input_error(Reason.HEADER, "the first line holds numbers", wanted, row=1)
+    return names
 
 
 def measure_rate(times: np.ndarray, stated: float | None, column: str) -> float:

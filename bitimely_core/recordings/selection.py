@@ -9,6 +9,7 @@ from datetime import datetime
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import VOLTS, scale_signal
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
@@ -52,16 +53,7 @@ def _select_channels(signals: Sequence[Signal], info: RecordingInfo) -> list[Sig
         )
     names = list(dict.fromkeys(signal.channel for signal in signals))
     channels = info.channels or {name: (name, "") for name in names}
-    missing = [safe_text(name) for name in channels if name not in names]
-    if missing:
-        rest = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no channel {missing[0]}{rest}",
-            f"found {', '.join(map(safe_text, names[:12]))}",
-            field="channels",
-            expected=missing[0],
-        )
+    _require_channels(names, channels)
     selected: list[Signal] = []
     for name, (stored_name, unit) in channels.items():
         for signal in filled:
@@ -70,6 +62,19 @@ def _select_channels(signals: Sequence[Signal], info: RecordingInfo) -> list[Sig
                 converted = _convert_unit(signal, unit or info.unit)
                 selected.append(converted._replace(channel=stored_name))
     return selected
+
+
+def _require_channels(names: Sequence[str], wanted: Iterable[str]) -> None:
+    """Raises UserError (missing_channel) where not all `wanted` are among `names`."""
+    missing = [safe_text(name) for name in wanted if name not in names]
+    if missing:
+        raise input_error(
+            Reason.MISSING_CHANNEL,
+            f"has no channel {list_first(missing, 1)}",
+            f"found {', '.join(map(safe_text, names[:12]))}",
+            field="channels",
+            expected=missing[0],
+        )
 
 
 def _check_rate(signal: Signal, rate: float | None) -> None:
