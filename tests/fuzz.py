@@ -59,6 +59,7 @@ with instrumented:
     )
     from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.formats.edf_header import FIELDS, SIGNAL_FIELDS, EdfChannel, parse_header
+    from bitimely_core.formats.source import scan_folder
     from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -268,7 +269,7 @@ def read_wfdb(data: bytes, folder: Path) -> None:
         )
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)
-    recording = wfdb.read_recording(folder / "r")
+    recording = wfdb.read_recording("r", scan_folder(folder))
     assert all(
         len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all()
         for signal in recording.signals

@@ -297,7 +297,7 @@ def test_wfdb_header_fields(tmp_path: Path, field: str, text: str, code: str) ->
     path = write_wfdb(tmp_path, **{field: text})
 
     def read() -> list[Finding]:
-        found = wfdb.read_recording(path)
+        found = wfdb.read_recording(path.name, scan_folder(path.parent, is_flat=True))
         for signal in found.signals:
             physical = (signal.samples * signal.scale + signal.offset).astype(np.float32)
             assert np.isfinite(physical**2).all()

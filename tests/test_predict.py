@@ -255,9 +255,10 @@ def rewrite(
     """The first channel of `night` with another header; `factor`: samples repeated, at a rate that
     many times as high.
     """
-    header = edf_header.read_header(night)
+    recording = edf.read_recording(night)
+    header = recording.header
     channel = header.channels[0]
-    samples = np.repeat(edf.read_recording(night).signals[0].samples, factor)
+    samples = np.repeat(recording.signals[0].samples, factor)
     new = change(channel._replace(samples=channel.samples * factor))
     edf_writer.write_edf(path, [new], [samples], duration=header.duration, patient=patient)
     return path
@@ -322,13 +323,15 @@ def test_units_and_rates_are_converted_and_said_or_refused(
     assert "error[length]" in capsys.readouterr().err
 
 
+def find_signal(path: Path, channel: str) -> Signal:
+    return next(s for s in edf.read_recording(path).signals if s.channel == channel)
+
+
 def test_tables_and_arrays_need_a_rate(
     home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     night = find_night(home, scored)
-    signal = next(
-        signal for signal in edf.read_recording(night).signals if signal.channel == "EEG Fpz-Cz"
-    )
+    signal = find_signal(night, "EEG Fpz-Cz")
     values = signal.samples * signal.scale + signal.offset
     np.save(tmp_path / "night.npy", values)
     (tmp_path / "table.csv").write_text(
@@ -697,9 +700,7 @@ def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(
 
     night, folder = find_night(home, scored), tmp_path / "in"
     folder.mkdir()
-    signal = next(
-        signal for signal in edf.read_recording(night).signals if signal.channel == "EEG Fpz-Cz"
-    )
+    signal = find_signal(night, "EEG Fpz-Cz")
     digital = signal.samples.astype(np.int64)[:, None]
     header = {
         "fs": 100,

@@ -414,14 +414,12 @@ def test_quality_of_needed_channels(tmp_path: Path) -> None:
         (np.clip(values, -900, 500), "clipped"),
     ):
         night(tmp_path)
-        header = edf_header.read_header(tmp_path / "SC4001E0-PSG.edf")
-        arrays = [
-            signal.samples for signal in edf.read_recording(tmp_path / "SC4001E0-PSG.edf").signals
-        ]
+        recording = edf.read_recording(tmp_path / "SC4001E0-PSG.edf")
+        arrays = [signal.samples for signal in recording.signals]
         arrays[1] = change
         edf_writer.write_edf(
             tmp_path / "SC4001E0-PSG.edf",
-            header.channels,
+            recording.header.channels,
             arrays,
             duration=30.0,
             start=datetime(1989, 4, 24, 16, 13),

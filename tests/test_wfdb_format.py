@@ -74,9 +74,17 @@ def codes(findings: Any, level: str | None = None) -> set[str]:
     return {str(finding.code) for finding in findings if level is None or finding.level == level}
 
 
+def read(path: Path, **options: Any) -> own.WfdbRecording:
+    return own.read_recording(path.name, scan_folder(path.parent), **options)
+
+
+def read_header(path: Path, **options: Any) -> own.WfdbHeader:
+    return own.read_header(path.name, scan_folder(path.parent), **options)
+
+
 def read_error(path: Path, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        own.read_recording(path, **options)
+        read(path, **options)
     assert path.name in str(caught.value)
     return caught.value
 
@@ -98,7 +106,7 @@ def written_by_wfdb(folder: Path, **fields: Any) -> Path:
 
 
 def same_as_wfdb(path: Path) -> None:
-    ours = own.read_recording(path)
+    ours = read(path)
     theirs = wfdb.rdrecord(str(path), smooth_frames=False)
     assert [signal.channel for signal in ours.signals] == [
         name or f"signal {i}" for i, name in enumerate(theirs.sig_name, 1)
@@ -149,7 +157,7 @@ def test_real_records_read_as_wfdb_reads_them(name: str) -> None:
 def test_real_records_of_several_segments_read_as_wfdb_reads_them(name: str) -> None:
     path = SAMPLES / "robust" / "wfdb-multi" / name
     require_sample(path.with_name(path.name + ".hea"))
-    ours = own.read_recording(path)
+    ours = read(path)
     theirs = wfdb.rdrecord(str(path))
     assert {signal.channel for signal in ours.signals} == set(theirs.sig_name)
     for i, channel in enumerate(theirs.sig_name):
@@ -172,7 +180,7 @@ def test_real_records_that_must_not_read() -> None:
 def test_a_real_stale_initial_value_is_a_warning() -> None:
     path = SAMPLES / "robust" / "wfdb" / "test01_00s_frame"
     require_sample(path.with_name(path.name + ".hea"))
-    assert codes(own.read_recording(path).findings, "warning") == {"initial_value"}
+    assert codes(read(path).findings, "warning") == {"initial_value"}
 
 
 @pytest.mark.parametrize("code", [8, 16, 24, 32, 61, 80, 160, 212, 310, 311])
@@ -196,7 +204,7 @@ def test_the_two_unused_bits_of_format_311_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "r.hea").write_text("r 1 250 3\nr.dat 311 200/mV")
     word = (5 & 1023) | (-6 & 1023) << 10 | (7 & 1023) << 20 | 3 << 30
     (tmp_path / "r.dat").write_bytes(word.to_bytes(4, "little"))
-    assert own.read_recording(tmp_path / "r").signals[0].samples.tolist() == [5, -6, 7]
+    assert read(tmp_path / "r").signals[0].samples.tolist() == [5, -6, 7]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +233,7 @@ def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> 
     }
     written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
     same_as_wfdb(tmp_path / "r")
-    for signal, values in zip(own.read_recording(tmp_path / "r").signals, digital.T, strict=True):
+    for signal, values in zip(read(tmp_path / "r").signals, digital.T, strict=True):
         if bits <= 24:
             assert np.array_equal(signal.samples, values)
     damaged = bytearray((tmp_path / "r.dat").read_bytes())
@@ -243,7 +251,7 @@ def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path
         "adc_gain": [200.0] * 2,
         "baseline": [0, 0],
     }
-    ours = own.read_recording(
+    ours = read(
         written_by_wfdb(tmp_path, fs=62.5, e_d_signal=digital, samps_per_frame=[4, 4], **fields)
     )
     assert [signal.rate for signal in ours.signals] == [250.0, 250.0]
@@ -266,7 +274,7 @@ def test_the_least_value_of_flac_samples_marks_a_missing_one(tmp_path: Path, bit
     }
     path = written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
     same_as_wfdb(path)
-    recording = own.read_recording(path)
+    recording = read(path)
     assert [(str(finding.code), finding.count) for finding in recording.findings] == [
         ("missing_samples", 3)
     ]
@@ -277,7 +285,7 @@ def test_the_least_value_of_flac_samples_marks_a_missing_one(tmp_path: Path, bit
 def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
     path = write(tmp_path, lines={1: "r.dat 16:3 1000/mV 16 0"})
     same_as_wfdb(path)
-    ours = own.read_recording(path).signals
+    ours = read(path).signals
     assert [len(signal.samples) for signal in ours] == [50, 47, 50]
     assert np.array_equal(ours[1].samples, samples()[3:, 1])
     assert (
@@ -290,18 +298,19 @@ def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
 
 
 def test_digital_values_are_the_files_own(tmp_path: Path) -> None:
-    recording = own.read_recording(write(tmp_path))
+    recording = read(write(tmp_path))
     assert recording.findings == []
     assert [signal.channel for signal in recording.signals] == list(NAMES)
     assert np.array_equal(
         np.stack([signal.samples for signal in recording.signals], axis=1), samples()
     )
+    assert [signal.onset for signal in recording.signals] == [0.0, 0.0, 0.0]
 
 
 def test_invalid_samples_become_missing(tmp_path: Path) -> None:
     values = samples()
     values[10:15, 1] = -32768
-    recording = own.read_recording(write(tmp_path, values=values))
+    recording = read(write(tmp_path, values=values))
     assert codes(recording.findings) == {"missing_samples"}
     assert recording.findings[0].count == 5
     assert [signal.samples.dtype.name for signal in recording.signals] == [
@@ -317,7 +326,7 @@ def test_values_beyond_24_bits_are_kept_as_physical_values(tmp_path: Path) -> No
     digital = np.array([[2**31 - 1], [2**31 - 3], [-(2**31)], [2**30]], "<i4")
     (tmp_path / "r.hea").write_text("r 1 100 4\nr.dat 32 2(2147483640)/mV")
     (tmp_path / "r.dat").write_bytes(digital.tobytes())
-    (signal,) = own.read_recording(tmp_path / "r").signals
+    (signal,) = read(tmp_path / "r").signals
     assert (signal.scale, signal.offset) == (1.0, 0.0)
     assert signal.samples[:2].tolist() == [3.5, 2.5]
     assert np.isnan(signal.samples[2])
@@ -326,7 +335,7 @@ def test_values_beyond_24_bits_are_kept_as_physical_values(tmp_path: Path) -> No
 def test_defaults_of_the_format_are_used_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "r.hea").write_text("r 1\nr.dat 16")
     (tmp_path / "r.dat").write_bytes(samples(20, 1).tobytes())
-    recording = own.read_recording(tmp_path / "r")
+    recording = read(tmp_path / "r")
     (signal,) = recording.signals
     assert (signal.channel, signal.rate, signal.unit, signal.scale, len(signal.samples)) == (
         "signal 1",
@@ -348,26 +357,25 @@ def test_defaults_of_the_format_are_used_with_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_calibrations(tmp_path: Path, gain: str, scale: float, offset: float, unit: str) -> None:
-    signal = own.read_recording(write(tmp_path, gain=gain)).signals[0]
+    signal = read(write(tmp_path, gain=gain)).signals[0]
     assert (signal.scale, signal.offset, signal.unit) == pytest.approx((scale, offset, unit))
 
 
 def test_a_missing_baseline_is_the_adc_zero(tmp_path: Path) -> None:
-    signal = own.read_recording(write(tmp_path, lines={0: "r.dat 16 200/mV 12 1024"})).signals[0]
+    signal = read(write(tmp_path, lines={0: "r.dat 16 200/mV 12 1024"})).signals[0]
     assert signal.offset == -1024 / 200
 
 
 def test_times_are_read_where_they_are_valid(tmp_path: Path) -> None:
-    header = own.read_header(
+    header = read_header(
         write(tmp_path, record="{name} {channels} 100/100(5) {frames} 8:26:04.5 26/10/1994")
     )
     assert header.start == datetime(1994, 10, 26, 8, 26, 4, 500_000)
     assert (
-        own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} 0:07")).clock
-        is not None
+        read_header(write(tmp_path, record="{name} {channels} 100 {frames} 0:07")).clock is not None
     )
     for clock in ("05-May-2020 09:49:17", "2020", "25:00:00", "8:26:04 31/02/1994"):
-        header = own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} " + clock))
+        header = read_header(write(tmp_path, record="{name} {channels} 100 {frames} " + clock))
         assert header.start is None
         assert codes(header.findings) == {"base_date"}
         assert not any(word in repr(header.findings) for word in clock.split())
@@ -375,11 +383,11 @@ def test_times_are_read_where_they_are_valid(tmp_path: Path) -> None:
 
 def test_comments_are_not_kept(tmp_path: Path) -> None:
     path = write(tmp_path, tail="# Name: Doe, John\n#DOB: 1951-08-02\n#\n")
-    recording = own.read_recording(path)
+    recording = read(path)
     assert codes(recording.findings) == {"phi"}
     assert recording.findings[0].count == 2
     assert "Doe" not in repr(recording)
-    assert own.read_header(path, keep_phi=True).comments == ("Name: Doe, John", "DOB: 1951-08-02")
+    assert read_header(path, keep_phi=True).comments == ("Name: Doe, John", "DOB: 1951-08-02")
 
 
 # --- faults
@@ -433,8 +441,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_faults_are_refused_by_name(tmp_path: Path, name: str) -> None:
     how, code = FAULTS[name]
     assert read_error(write(tmp_path, **how)).code == code
-    if "folder" in name or name == "absolute":
-        assert read_error(Path("r"), source=scan_folder(tmp_path)).code == code
 
 
 def test_headers_that_are_none(tmp_path: Path) -> None:
@@ -461,7 +467,7 @@ def test_unusual_but_valid_spellings_of_a_header(tmp_path: Path) -> None:
         text.rstrip(b"\n"),
     ):
         (tmp_path / "r.hea").write_bytes(changed)
-        assert [signal.channel for signal in own.read_recording(path).signals] == list(NAMES)
+        assert [signal.channel for signal in read(path).signals] == list(NAMES)
 
 
 def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
@@ -472,22 +478,20 @@ def test_a_group_of_signals_must_be_together(tmp_path: Path) -> None:
 
 def test_optional_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
     path = write(tmp_path, lines={2: signal_line(samples()[:, 2], "II")})
-    recording = own.read_recording(path, required=["I"])
+    recording = read(path, required=["I"])
     assert [signal.channel for signal in recording.signals] == ["I", "II (2)", "II (3)"]
     assert codes(recording.findings) == {"duplicate_channel"}
     assert read_error(path, required=["II"]).code == "duplicate_channel"
 
 
 def test_foreign_text_is_made_fit_to_store(tmp_path: Path) -> None:
-    recording = own.read_recording(
-        write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")})
-    )
+    recording = read(write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")}))
     assert codes(recording.findings) == {"label_chars"}
     assert not set(recording.signals[0].channel) & set("<>[]")
 
 
 def test_null_signals_are_left_out(tmp_path: Path) -> None:
-    recording = own.read_recording(
+    recording = read(
         write(
             tmp_path, lines={1: "~ 0 86/mV 11 0 -1024 0 0 II"}, data=samples()[:, [0, 2]].tobytes()
         )
@@ -501,17 +505,16 @@ def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_
 ) -> None:
     total = int(samples()[:, 0].sum(dtype=np.int64))
     for written in (total, total & 0xFFFF, total - 65536):
-        assert own.read_recording(
+        assert read(
             write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})
         ).signals
     wrong = {0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {total + 1} 0 I"}
     assert read_error(write(tmp_path, lines=wrong)).code == "checksum"
     assert codes(
-        own.read_recording(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings,
-        "warning",
+        read(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings, "warning"
     ) == {"checksum"}
     empty = {i: f"r.dat 16 1000/mV 16 0 0 0 0 {name}" for i, name in enumerate(NAMES)}
-    assert codes(own.read_recording(write(tmp_path, lines=empty)).findings, "warning") == {
+    assert codes(read(write(tmp_path, lines=empty)).findings, "warning") == {
         "checksum",
         "initial_value",
     }
@@ -520,9 +523,7 @@ def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_
 
 def test_a_stale_initial_value_is_distinguished_from_shifted_samples(tmp_path: Path) -> None:
     stale = signal_line(samples()[:, 0], "I").replace(f" {samples()[0, 0]} ", " 12345 ")
-    assert codes(own.read_recording(write(tmp_path, lines={0: stale})).findings, "warning") == {
-        "initial_value"
-    }
+    assert codes(read(write(tmp_path, lines={0: stale})).findings, "warning") == {"initial_value"}
     unsummed = " ".join(stale.split()[:6])
     # nothing vouches for the samples
     assert read_error(write(tmp_path, lines={0: unsummed})).code == "initial_value"
@@ -531,10 +532,10 @@ def test_a_stale_initial_value_is_distinguished_from_shifted_samples(tmp_path: P
 
 
 def test_bytes_after_the_samples_give_a_warning(tmp_path: Path) -> None:
-    assert codes(
-        own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(10))).findings
-    ) == {"size_mismatch"}
-    assert own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
+    assert codes(read(write(tmp_path, data=samples().tobytes() + bytes(10))).findings) == {
+        "size_mismatch"
+    }
+    assert read(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
 
 
 def test_a_flac_file_cannot_promise_more_than_it_may_hold(tmp_path: Path) -> None:
@@ -559,19 +560,17 @@ def test_links_and_pipes(tmp_path: Path) -> None:
     (inside / "r.dat").rename(tmp_path / "elsewhere.dat")
     (inside / "r.dat").symlink_to(tmp_path / "elsewhere.dat")
     assert read_error(path).code == "symlink_outside_root"
-    assert read_error(Path("r"), source=scan_folder(inside)).code == "symlink_outside_root"
     assert len(own.read_recording("r", scan_folder(inside, follow_symlinks=True)).signals) == 3
     (inside / "r.dat").unlink()
     os.mkfifo(inside / "r.dat")
     assert read_error(path).code == "not_regular_file"
-    assert read_error(Path("r"), source=scan_folder(inside)).code == "not_regular_file"
 
 
 def test_a_source_gives_relative_names(tmp_path: Path) -> None:
     write(tmp_path / "p1")
     header = own.read_header("p1/r.hea", scan_folder(tmp_path))
     assert header.files == ("p1/r.hea", "p1/r.dat")
-    assert own.read_header(tmp_path / "p1" / "r").files == ("r.hea", "r.dat")
+    assert read_header(tmp_path / "p1" / "r").files == ("r.hea", "r.dat")
     with pytest.raises(UserError) as caught:
         own.read_header("../p1/r", scan_folder(tmp_path))
     assert caught.value.code == "path_escape"
@@ -600,14 +599,14 @@ def test_adjacent_segments_are_joined(tmp_path: Path) -> None:
     path = segments(
         tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"}
     )
-    recording = own.read_recording(path)
+    recording = read(path)
     assert [(s.channel, s.onset, len(s.samples), s.scale) for s in recording.signals[:3]] == [
         ("I", 0.0, 50, 1e-3),
         ("I", 0.8, 100, 1e-3),
         ("I", 1.8, 50, 2e-3),
     ]
     assert codes(recording.findings) == {"discontinuous"}
-    assert recording.header.seconds == 2.3
+    assert recording.header.frames == 230
     assert set(recording.header.files) == {
         "m.hea",
         *(f"{x}.{e}" for x in "abcd" for e in ("hea", "dat")),
@@ -618,7 +617,7 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
     layout = "\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)])
     tmp_path.joinpath("lay.hea").write_text(layout)
     path = segments(tmp_path, ["lay 0", "a 50", "b 50"], a={}, b={"values": samples(50, 2)})
-    recording = own.read_recording(path)
+    recording = read(path)
     assert [channel.name for channel in recording.header.channels] == list(NAMES)
     assert [(s.channel, len(s.samples)) for s in recording.signals] == [
         ("I", 100),
@@ -638,7 +637,7 @@ def test_a_layout_is_no_segment(tmp_path: Path) -> None:
 def test_segments_in_a_folder_of_their_own(tmp_path: Path) -> None:
     write(tmp_path / "sub", "a")
     path = segments(tmp_path, ["sub/a 50"])
-    assert own.read_recording(path).header.files == ("m.hea", "sub/a.hea", "sub/a.dat")
+    assert read(path).header.files == ("m.hea", "sub/a.hea", "sub/a.dat")
     assert own.read_header("m", scan_folder(tmp_path)).files == ("m.hea", "sub/a.hea", "sub/a.dat")
 
 
@@ -678,7 +677,7 @@ def test_one_small_file_cannot_be_named_over_and_over(tmp_path: Path) -> None:
     values = np.zeros((30_000, 3), "<i2")
     path = segments(tmp_path, ["a 30000"] * 2000, a={"values": values})
     with pytest.raises(UserError) as caught:
-        own.read_header(path)
+        read_header(path)
     assert caught.value.code == "expansion_limit"
 
 
@@ -725,7 +724,7 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     stem = "a" if good.startswith(b"a") else "m"
     (tmp_path / f"{stem}.hea").write_bytes(text)
     try:
-        recording = own.read_recording(tmp_path / stem, required=())
+        recording = read(tmp_path / stem, required=())
     except UserError as error:
         named = error.file
     else:
@@ -737,7 +736,7 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
         named = recording.header.where
     finally:
         (tmp_path / f"{stem}.hea").write_bytes(good)
-    assert named == str(tmp_path / f"{stem}.hea")
+    assert named == f"{stem}.hea"
 
 
 @FUZZ

@@ -1,10 +1,9 @@
-"""Members of zip and tar archives, read one by one into memory: nothing is unpacked to disk, and no
-member's name is used as a path.
+"""Reads the members of zip and tar archives, one by one into memory.
 
-An archive is foreign data: it may hold links, devices, paths that lead elsewhere, and far more
-bytes than it has. All of it is refused before
-it costs memory: an archive unpacks to at most `MAX_EXPANDED` bytes or `MAX_RATIO` times its size, a
-member to at most `MAX_MEMBER`.
+Nothing is unpacked to disk, and no member's name is used as a path. An archive is foreign data: it
+may hold links, devices, paths that lead elsewhere, and far more bytes than it has. All of it is
+refused before it costs memory: an archive unpacks to at most `MAX_EXPANDED` bytes or `MAX_RATIO`
+times its size, a member to at most `MAX_MEMBER`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
+from bitimely_core.formats.source import leaves_folder, translate_read_errors
 from bitimely_core.system_errors import raise_system_error
 
 # bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
@@ -30,6 +30,7 @@ MAX_EXPANDED = 1 << 26
 MAX_RATIO = 50
 MAX_MEMBER = 1 << 24  # bytes
 MAX_MEMBERS = 100_000
+EXPECTED = "expected a plain .zip, .tar or .tar.gz"
 DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -51,74 +52,60 @@ class ArchiveMember(NamedTuple):
 
 
 def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files of a .zip, .tar or .tar.gz, in their order; folders and what
-    macOS adds are passed over.
+    """Name and content of the files of a .zip, .tar or .tar.gz, in their order.
+
+    Folders and what macOS adds are passed over.
 
     Raises UserError: path_escape for a name that leads out of the archive; unsupported_format for
     links, devices, encryption and packings that are not read; duplicate_key for two files of one
     name; expansion_limit, resource_limit; corrupt, truncated, io_error.
     """
-    hint = "Download it again"
-    try:
-        size = path.stat().st_size
-        with (
-            path.open("rb") as packed,
-            closing(_list_members(packed, max(MAX_EXPANDED, MAX_RATIO * size))) as members,
-        ):
-            yield from _check_members(members, max(MAX_EXPANDED, MAX_RATIO * size))
-    except (EOFError, zipfile.LargeZipFile):
-        raise input_error(
-            Reason.TRUNCATED, "the archive ends early", hint=hint, file=str(path)
-        ) from None
-    except RuntimeError as error:  # of zipfile, for what it cannot unpack
-        raise_system_error(error, path, stored=False)
-        raise _unusual_error(str(path)) from None
-    except DAMAGED as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(
-            Reason.CORRUPT, "the archive is damaged", hint=hint, file=str(path)
-        ) from None
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(
-            Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=str(path)
-        ) from None
-    except UserError as error:
-        error.file = error.file or str(path)
-        raise
+    with translate_read_errors(path):
+        limit = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
+        try:
+            with path.open("rb") as packed, closing(_list_members(packed, limit)) as members:
+                yield from _check_members(members, limit)
+        except (EOFError, zipfile.LargeZipFile):
+            raise input_error(Reason.TRUNCATED, "the archive ends early") from None
+        except RuntimeError as error:  # of zipfile, for what it cannot unpack
+            raise_system_error(error, path, stored=False)
+            raise packing_error(EXPECTED) from None
+        except DAMAGED as error:
+            raise_system_error(error, path, stored=False)
+            raise input_error(Reason.CORRUPT, "the archive is damaged") from None
 
 
 def _check_members(members: Iterator[ArchiveMember], limit: int) -> Iterator[tuple[str, bytes]]:
     names: set[str] = set()
     total = 0
     for member in members:
-        where = PurePosixPath(member.name.replace("\\", "/"))
-        if where.parts[:1] == ("__MACOSX",) or where.name.startswith("._"):
+        path = PurePosixPath(member.name.replace("\\", "/"))
+        if path.parts[:1] == ("__MACOSX",) or path.name.startswith("._"):
             continue
-        if where.is_absolute() or ".." in where.parts:
+        if leaves_folder(str(path)):
             raise input_error(
                 Reason.PATH_ESCAPE,
                 f"holds the name {safe_text(member.name)}",
                 "which must lie inside of the archive",
             )
         if member.name in names:
-            raise input_error(
-                Reason.DUPLICATE_KEY,
-                f"holds {safe_text(member.name)} twice",
-                "expected each file once",
-            )
+            problem = f"holds {safe_text(member.name)} twice"
+            raise input_error(Reason.DUPLICATE_KEY, problem, "expected each file once")
         names.add(member.name)
         total += member.size
-        if total > limit or member.size > MAX_MEMBER:
-            text = f"unpacks to more than {min(limit, MAX_MEMBER) if member.size > MAX_MEMBER else limit} bytes"
-            raise input_error(Reason.EXPANSION_LIMIT, text, "no data set is compressed that well")
+        if member.size > MAX_MEMBER:
+            raise _expansion_error(f"{min(limit, MAX_MEMBER)} bytes")
+        if total > limit:
+            raise _expansion_error(f"{limit} bytes")
         if len(names) > MAX_MEMBERS:
-            raise input_error(
-                Reason.RESOURCE_LIMIT,
-                f"holds more than {MAX_MEMBERS} files",
-                "no data set has so many",
-            )
-        yield where.as_posix(), member.read()
+            problem = f"holds more than {MAX_MEMBERS} files"
+            raise input_error(Reason.RESOURCE_LIMIT, problem, "no data set has so many")
+        yield path.as_posix(), member.read()
+
+
+def _expansion_error(size: str) -> UserError:
+    problem = f"unpacks to more than {size}"
+    return input_error(Reason.EXPANSION_LIMIT, problem, "no data set is compressed that well")
 
 
 def _list_members(packed: io.BufferedReader, limit: int) -> Generator[ArchiveMember, None, None]:
@@ -142,21 +129,24 @@ def _list_zip(packed: BinaryIO) -> Iterator[ArchiveMember]:
                 continue
             if mode not in {0, stat.S_IFREG}:
                 raise _special_file_error(info.filename)
-            if info.flag_bits & 1 or info.compress_type not in {
-                zipfile.ZIP_STORED,
-                zipfile.ZIP_DEFLATED,
-            }:
-                raise _unusual_error()
-            yield ArchiveMember(
-                info.filename, info.file_size, partial(_read_zip_member, archive, info)
-            )
+            if not can_unpack(info):
+                raise packing_error(EXPECTED)
+            read = partial(_read_zip_member, archive, info)
+            yield ArchiveMember(info.filename, info.file_size, read)
 
 
-def _unusual_error(file: str | None = None) -> UserError:
-    text = "is an archive that is encrypted or packed in an unusual way"
-    return input_error(
-        Reason.UNSUPPORTED_FORMAT, text, "expected a plain .zip, .tar or .tar.gz", file=file
-    )
+def can_unpack(info: zipfile.ZipInfo) -> bool:
+    """Whether a file of a zip archive is neither encrypted nor packed in an unusual way."""
+    return not info.flag_bits & 1 and info.compress_type in {
+        zipfile.ZIP_STORED,
+        zipfile.ZIP_DEFLATED,
+    }
+
+
+def packing_error(expected: str) -> UserError:
+    """The error of an archive that cannot be unpacked."""
+    problem = "is an archive that is encrypted or packed in an unusual way"
+    return input_error(Reason.UNSUPPORTED_FORMAT, problem, expected)
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -166,7 +156,8 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _list_tar(stream: BoundedReader) -> Iterator[ArchiveMember]:
-    with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # it needs no more than `read`
+    file_object: Any = stream  # it needs no more than `read`
+    with tarfile.open(fileobj=file_object, mode="r|") as archive:
         for info in archive:
             if info.isdir():
                 continue
@@ -185,21 +176,18 @@ def _special_file_error(name: str) -> UserError:
 
 
 class BoundedReader:
-    """A stream that ends with an error when more than `limit` bytes were read. Raises UserError:
-    expansion_limit.
+    """A stream that ends with an error when more than `limit` bytes were read.
+
+    Raises UserError: expansion_limit.
     """
 
     def __init__(self, stream: BinaryIO | gzip.GzipFile, limit: int) -> None:
-        self.stream, self.left = stream, limit
+        self.stream, self.allowed = stream, limit
 
     def read(self, size: int = -1) -> bytes:
         """At most `size` bytes."""
         data: bytes = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise input_error(
-                Reason.EXPANSION_LIMIT,
-                "unpacks to more bytes than it should",
-                "no data set is compressed that well",
-            )
+        self.allowed -= len(data)
+        if self.allowed < 0:
+            raise _expansion_error("it should")
         return data

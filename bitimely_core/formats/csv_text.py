@@ -1,7 +1,6 @@
-"""Grammar of csv text: lines, records and cells, with the record count that checks the parser.
-`tables` builds rows and frames on it.
+"""The grammar of csv text: lines, records and cells.
 
-Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a
+An independent count of the records checks the parser. Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a
 quote, and may hold line breaks; no other cell holds a quote. A byte order mark, CRLF, CR, blank
 lines and a last line without an end are allowed. A line that opens a quote which nothing closes
 properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip
@@ -20,11 +19,13 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.formats.archives import can_unpack, packing_error
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import (
     UTF8,
     DecodedStream,
@@ -42,63 +43,86 @@ MAX_EXPANDED = 1 << 30
 MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes of text that become one frame
 PIECE = 1 << 16  # bytes that go to the careful parser together where a block is not plain
-LINE_FEED = 10
+LINE_FEED, QUOTE = ord("\n"), ord('"')
 HEAD = 1 << 12  # bytes by which encoding and line ends are known
-OPEN, BROKEN = (
-    "open",
-    "broken",
-)  # results of `split_cells` for a line that ends inside a quoted cell, and for one with a quote in another place
+# results of `split_cells` for a line that ends inside a quoted cell, and for a misplaced quote
+OPEN, BROKEN = "open", "broken"
+
+Line = tuple[int, bytes, bool]
+"""1-based number, UTF-8 without line end, whether it has one."""
+
+ParsedRecord = tuple[int, list[str] | UserError, bool]
+"""Number of its first line, cells or fault, whether its last line has an end."""
 
 
-def record_pattern(width: int, delimiter: str) -> re.Pattern[str]:
-    """Pattern of a complete record of `width` cells."""
-    mark = re.escape(delimiter)
-    cell = rf'(?:"[^"\0]*+(?:""[^"\0]*+)*+"|[^"{mark}\n\0]*+)'
-    return re.compile(rf"{cell}(?:{mark}{cell}){{{width - 1}}}")
+class CsvShape(NamedTuple):
+    """What the records of a csv text have in common."""
+
+    width: int  # cells
+    delimiter: str
+    quotes: bool = True  # False: a quote is an ordinary character
 
 
-def count_records(
-    lines: Iterable[str], pattern: re.Pattern[str], waiting: list[str], *, last: bool = True
-) -> Iterator[int]:
-    """1 for each record, 0 for each blank line; `waiting` holds lines whose record may go on in
-    later ones, unless these are the `last`.
+class RecordCounter:
+    """Counts records by the parity of quotes and a regular expression, without parsing them.
+
+    Blank lines are no records. Lines may come in several calls of `feed`; a record may go on in
+    the next one.
     """
-    for line in lines:
-        waiting.append(line)
-        while waiting and (length := record_length(waiting, pattern)):
-            yield int(bool(waiting[0].strip()))
-            del waiting[:length]
-    while last and waiting:
-        yield int(bool(waiting[0].strip()))
-        del waiting[: record_length(waiting, pattern) or 1]
+
+    def __init__(self, shape: CsvShape) -> None:
+        mark = re.escape(shape.delimiter)
+        cell = rf'(?:"[^"\0]*+(?:""[^"\0]*+)*+"|[^"{mark}\n\0]*+)'
+        self.record = re.compile(rf"{cell}(?:{mark}{cell}){{{shape.width - 1}}}")
+        self.quotes = shape.quotes
+        self.waiting: list[str] = []
+
+    def feed(self, lines: Iterable[Line]) -> int:
+        """The number of records that these lines complete."""
+        if not self.quotes:
+            return sum(bool(raw.strip()) for _, raw, _ in lines)
+        count = 0
+        for _, raw, _ in lines:
+            self.waiting.append(raw.decode())
+            while self.waiting and (length := self._measure_record()):
+                count += self._drop_lines(length)
+        return count
+
+    def finish(self) -> int:
+        """The number of records in the lines that are left."""
+        count = 0
+        while self.waiting:
+            count += self._drop_lines(self._measure_record() or 1)
+        return count
+
+    def _drop_lines(self, length: int) -> bool:
+        is_record = bool(self.waiting[0].strip())
+        del self.waiting[:length]
+        return is_record
+
+    def _measure_record(self) -> int:
+        """Lines of the first record among those that wait; 0: more lines are needed."""
+        if self.waiting[0].count('"') % 2 == 0:
+            return 1
+        most, is_full = _limit_record(self.waiting)
+        quotes = 0
+        for i, line in enumerate(self.waiting[:most], 1):
+            quotes += line.count('"')
+            if quotes % 2 == 0:
+                return i if self.record.fullmatch("\n".join(self.waiting[:i])) else 1
+        return 1 if is_full else 0
 
 
-def record_length(waiting: Sequence[str], pattern: re.Pattern[str]) -> int:
-    """Lines of the first record among the lines read so far; 0: more lines are needed."""
-    if waiting[0].count('"') % 2 == 0:
-        return 1
-    many, full = max_record_span(waiting)
-    quotes = 0
-    for i, line in enumerate(waiting[:many], 1):
-        quotes += line.count('"')
-        if quotes % 2 == 0:
-            return i if pattern.fullmatch("\n".join(waiting[:i])) else 1
-    return 1 if full else 0
+def _limit_record(lines: Sequence[str]) -> tuple[int, bool]:
+    """How many of these lines may belong to one record, and whether no further one may."""
+    most, length = 1, len(lines[0])
+    while most < min(len(lines), MAX_LINES) and length + len(lines[most]) <= MAX_TEXT:
+        length += len(lines[most])
+        most += 1
+    return most, most < len(lines) or most == MAX_LINES
 
 
-def max_record_span(waiting: Sequence[str]) -> tuple[int, bool]:
-    """How many of the lines read so far may belong to one record, and whether no further one
-    may.
-    """
-    many = 1
-    length = len(waiting[0])
-    while many < min(len(waiting), MAX_LINES) and length + len(waiting[many]) <= MAX_TEXT:
-        length += len(waiting[many])
-        many += 1
-    return many, many < len(waiting) or many == MAX_LINES
-
-
-def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tuple[str, ...]:
+def parse_header(lines: Iterator[Line], delimiter: str) -> tuple[str, ...]:
     """Column names: the first line that is not blank."""
     for row, raw, _ in lines:
         text = raw.decode()
@@ -117,84 +141,101 @@ def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tu
     raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines")
 
 
-# line, cells or fault, whether the line has an end
-ParsedRecord = tuple[int, list[str] | UserError, bool]
+class RecordParser:
+    """Parses the lines of a text into records; blank lines are none.
 
-
-def parse_records(
-    lines: Iterable[tuple[int, bytes, bool]],
-    width: int,
-    delimiter: str,
-    waiting: list[tuple[int, str, bool]] | None = None,
-    *,
-    last: bool = True,
-) -> Iterator[ParsedRecord]:
-    """All records; blank lines are none. `waiting` keeps lines whose record may go on in later
-    ones, unless these are the `last`.
+    Lines may come in several calls of `feed`; a record may go on in the next one.
     """
-    waiting = [] if waiting is None else waiting  # where there are several, the first opens a quote
-    for row, raw, ended in lines:
-        waiting.append((row, raw.decode(), ended))
-        if (
-            len(waiting) > 1
-            and b'"' not in raw
-            and not max_record_span([text for _, text, _ in waiting])[1]
-        ):
-            continue  # this line cannot close it
-        while waiting:
-            used, record = _parse_record(waiting, width, delimiter, last=False)
-            if not used:
-                break
+
+    def __init__(self, shape: CsvShape) -> None:
+        self.shape = shape
+        # of several lines the first opens a quote
+        self.waiting: list[tuple[int, str, bool]] = []
+
+    def feed(self, lines: Iterable[Line]) -> Iterator[ParsedRecord]:
+        """The records that these lines complete."""
+        if not self.shape.quotes:
+            yield from _split_unquoted(lines, self.shape)
+            return
+        for row, raw, ended in lines:
+            self.waiting.append((row, raw.decode(), ended))
+            may_close = len(self.waiting) == 1 or b'"' in raw
+            if may_close or _limit_record([text for _, text, _ in self.waiting])[1]:
+                yield from self._take_records(last=False)
+
+    def finish(self) -> Iterator[ParsedRecord]:
+        """The records in the lines that are left."""
+        return self._take_records(last=True)
+
+    def _take_records(self, *, last: bool) -> Iterator[ParsedRecord]:
+        while self.waiting:
+            length, record = self._parse_first(last=last)
+            if not length:
+                return
+            del self.waiting[:length]
             if record:
                 yield record
-            del waiting[:used]
-    while last and waiting:
-        used, record = _parse_record(waiting, width, delimiter, last=True)
-        if record:
-            yield record
-        del waiting[:used]
 
+    def _parse_first(self, *, last: bool) -> tuple[int, ParsedRecord | None]:
+        """Number of lines of the first record (0: more are needed), and that; None: a blank line.
 
-def _parse_record(
-    waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool
-) -> tuple[int, ParsedRecord | None]:
-    """Lines used (0: more are needed) and the record at the head of the lines read so far (none for
-    a blank line).
-    """
-    row, text, ended = waiting[0]
-    if not text.strip():
-        return 1, None
-    cells = split_cells(text, delimiter)
-    used = 1
-    if cells is OPEN:
-        many, full = max_record_span([text for _, text, _ in waiting])
-        while cells is OPEN and used < many:
-            text += "\n" + waiting[used][1]
-            used += 1
-            cells = split_cells(text, delimiter) if '"' in waiting[used - 1][1] else OPEN
-        if cells is OPEN and not full and not last:
+        A record with a fault is one line: reading goes on with the next.
+        """
+        row, text, ended = self.waiting[0]
+        if not text.strip():
+            return 1, None
+        cells, length, is_full = self._split_first()
+        if cells is OPEN and not is_full and not last:
             return 0, None
-    # the latter: what closed the quote was another cell's
-    if not isinstance(cells, list) or (used > 1 and len(cells) != width):
-        what = (
-            "a quote in the wrong place, or a NUL character"
-            if cells is BROKEN
-            else "a quote is opened and not closed"
-        )
-        return 1, (
-            row,
-            input_error(
-                Reason.CSV_SYNTAX, what, "the line is dropped, reading goes on with the next"
-            ),
-            ended,
-        )
-    if len(cells) != width:
-        return 1, (
-            row,
-            input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"),
-            ended,
-        )
-    return used, (row, cells, waiting[used - 1][2])
+        if isinstance(cells, list) and len(cells) == self.shape.width:
+            return length, (row, cells, self.waiting[length - 1][2])
+        if isinstance(cells, list) and length == 1:
+            return 1, (row, _width_error(cells, self.shape), ended)
+        # a list: what closed the quote was another cell's
+        misplaced = "a quote in the wrong place, or a NUL character"
+        problem = misplaced if cells is BROKEN else "a quote is opened and not closed"
+        action = "the line is dropped, reading goes on with the next"
+        return 1, (row, input_error(Reason.CSV_SYNTAX, problem, action), ended)
+
+    def _split_first(self) -> tuple[list[str] | str, int, bool]:
+        """Cells of the first record, its number of lines, and whether no further line may belong
+        to it.
+        """
+        texts = [text for _, text, _ in self.waiting]
+        cells = split_cells(texts[0], self.shape.delimiter)
+        if cells is not OPEN:
+            return cells, 1, False
+        most, is_full = _limit_record(texts)
+        length = 1
+        while cells is OPEN and length < most:
+            length += 1
+            if '"' in texts[length - 1]:  # else it closes nothing
+                cells = split_cells("\n".join(texts[:length]), self.shape.delimiter)
+        return cells, length, is_full
+
+
+def parse_records(lines: Iterable[Line], width: int, delimiter: str) -> Iterator[ParsedRecord]:
+    """All records of a text."""
+    parser = RecordParser(CsvShape(width, delimiter))
+    yield from parser.feed(lines)
+    yield from parser.finish()
+
+
+def _width_error(cells: Sequence[str], shape: CsvShape) -> UserError:
+    return input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {shape.width}")
+
+
+def _split_unquoted(lines: Iterable[Line], shape: CsvShape) -> Iterator[ParsedRecord]:
+    """Records of a text in which a quote is an ordinary character: one a line."""
+    for row, raw, ended in lines:
+        cells = raw.decode().split(shape.delimiter)
+        if b"\0" in raw:
+            fault = input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped")
+            yield row, fault, ended
+        elif len(cells) == shape.width:
+            yield row, cells, ended
+        elif raw.strip():
+            yield row, _width_error(cells, shape), ended
 
 
 def split_cells(text: str, delimiter: str) -> list[str] | str:
@@ -207,15 +248,10 @@ def split_cells(text: str, delimiter: str) -> list[str] | str:
     place = 0
     while True:
         if text.startswith('"', place):
-            start, place = place + 1, place + 1
-            while True:
-                end = text.find('"', place)
-                if end < 0:
-                    return OPEN
-                if not text.startswith('"', end + 1):
-                    break
-                place = end + 2
-            cells.append(text[start:end].replace('""', '"'))
+            end = _find_closing_quote(text, place + 1)
+            if end < 0:
+                return OPEN
+            cells.append(text[place + 1 : end].replace('""', '"'))
             place = end + 1
             if place < len(text) and not text.startswith(delimiter, place):
                 return BROKEN
@@ -231,14 +267,21 @@ def split_cells(text: str, delimiter: str) -> list[str] | str:
         place += len(delimiter)
 
 
+def _find_closing_quote(text: str, place: int) -> int:
+    """The next quote from `place` on that is not doubled; -1: there is none."""
+    end = text.find('"', place)
+    while end >= 0 and text.startswith('"', end + 1):
+        end = text.find('"', end + 2)
+    return end
+
+
 class TextStream(NamedTuple):
     """A text as UTF-8, without a byte order mark."""
 
     file: BinaryIO | io.BufferedReader
     limit: float  # bytes that it may hold
     start: int  # bytes before the first of `file`: a mark
-    # it was decoded: else its bytes are those of the source, to be compared with UTF-8
-    verified: bool
+    verified: bool  # it is known to be UTF-8, because it was decoded
 
 
 @contextmanager
@@ -248,26 +291,25 @@ def open_text(path: Path) -> Iterator[TextStream]:
     Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format
     (zip), encoding, io_error.
     """
-    try:
+    with translate_read_errors(path):
         most = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
-        with path.open("rb") as packed:
-            head = packed.peek(4)[:4]
-            if head[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=packed) as file:
-                    yield _decode_stream(io.BufferedReader(file), most)
-            elif head in {b"PK\x03\x04", b"PK\x05\x06"}:  # the second: an empty archive
-                with open_member(packed) as (_, inner):
-                    yield _decode_stream(io.BufferedReader(inner), most)  # type: ignore[arg-type]  # it has readinto
-            else:
-                yield _decode_stream(packed, math.inf)
-    except EOFError:
-        raise input_error(Reason.TRUNCATED, "the packed text ends early") from None
-    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(Reason.CORRUPT, "the packed text is damaged") from None
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+        try:
+            with path.open("rb") as packed:
+                head = packed.peek(4)[:4]
+                if head[:2] == b"\x1f\x8b":
+                    with gzip.GzipFile(fileobj=packed) as file:
+                        yield _decode_stream(io.BufferedReader(file), most)
+                elif head in {b"PK\x03\x04", b"PK\x05\x06"}:  # the second: an empty archive
+                    with open_member(packed) as (_, inner):
+                        raw: Any = inner  # it has readinto
+                        yield _decode_stream(io.BufferedReader(raw), most)
+                else:
+                    yield _decode_stream(packed, math.inf)
+        except EOFError:
+            raise input_error(Reason.TRUNCATED, "the packed text ends early") from None
+        except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+            raise_system_error(error, path, stored=False)
+            raise input_error(Reason.CORRUPT, "the packed text is damaged") from None
 
 
 def _decode_stream(file: io.BufferedReader, limit: float) -> TextStream:
@@ -290,11 +332,6 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
     Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or
     packed in an unknown way; corrupt.
     """
-    unusual = input_error(
-        Reason.UNSUPPORTED_FORMAT,
-        "is an archive that is encrypted or packed in an unusual way",
-        "expected a table",
-    )
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(zipfile.ZipFile(packed))
@@ -304,20 +341,14 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
                 if not info.is_dir() and not info.filename.startswith("__MACOSX/")
             ]
             if len(members) != 1:
-                raise input_error(
-                    Reason.UNSUPPORTED_FORMAT,
-                    f"is an archive of {len(members)} files",
-                    "expected a table",
-                )
-            if members[0].flag_bits & 1 or members[0].compress_type not in {
-                zipfile.ZIP_STORED,
-                zipfile.ZIP_DEFLATED,
-            }:
-                raise unusual
+                problem = f"is an archive of {len(members)} files"
+                raise input_error(Reason.UNSUPPORTED_FORMAT, problem, "expected a table")
+            if not can_unpack(members[0]):
+                raise packing_error("expected a table")
             content = stack.enter_context(archive.open(members[0]))
         except RuntimeError as error:  # of zipfile, for what it cannot unpack
             raise_system_error(error, stored=False)
-            raise unusual from None
+            raise packing_error("expected a table") from None
         except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:
             # LookupError, ValueError: names
             raise_system_error(error, stored=False)
@@ -325,8 +356,8 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
         yield members[0].filename, content
 
 
-def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
-    """(1-based number, UTF-8 without line end, whether it has one) of all lines.
+def read_lines(path: Path) -> Generator[Line, None, None]:
+    """All lines of a table.
 
     Raises UserError: empty_file, expansion_limit, resource_limit, and as `open_text`.
     """
@@ -347,17 +378,18 @@ def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
 
 
-def split_lines(text: str) -> Iterator[tuple[int, bytes, bool]]:
+def split_lines(text: str) -> Iterator[Line]:
     """As `read_lines`, of a text in memory."""
-    lines = (
-        text.replace("\r\n", "\n")
-        .replace("\r", "\r" if "\n" in text else "\n")
-        .encode()
-        .split(b"\n")
-    )
-    for row, line in enumerate(lines, 1):
-        if line or row < len(lines):
-            yield row, line, row < len(lines)
+    text = text.replace("\r\n", "\n")
+    text = text if "\n" in text else text.replace("\r", "\n")
+    return iter(number_lines(text.encode(), 0))
+
+
+def number_lines(text: bytes, before: int) -> list[Line]:
+    """The lines of a text that follows `before` others."""
+    lines = text.removesuffix(b"\n").split(b"\n") if text else []
+    ended = text.endswith(b"\n")
+    return [(before + i, line, ended or i < len(lines)) for i, line in enumerate(lines, 1)]
 
 
 def _line_error(row: int) -> UserError:
@@ -374,31 +406,10 @@ def _expansion_error(most: float) -> UserError:
     )
 
 
-def split_unquoted(
-    lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: str
-) -> Iterator[ParsedRecord]:
-    """Records of a text in which a quote is an ordinary character: one a line."""
-    for row, raw, ended in lines:
-        cells = raw.decode().split(delimiter)
-        if b"\0" in raw:
-            yield (
-                row,
-                input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped"),
-                ended,
-            )
-        elif len(cells) == width:
-            yield row, cells, ended
-        elif raw.strip():
-            yield (
-                row,
-                input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"),
-                ended,
-            )
-
-
 class TableSpan(NamedTuple):
-    """A part of a table with complete records, read alone: bytes of a plain text, or row groups of
-    a Parquet file.
+    """A part of a table with complete records, which can be read alone.
+
+    Bytes of a plain text, or row groups of a Parquet file.
     """
 
     start: int
@@ -406,40 +417,37 @@ class TableSpan(NamedTuple):
     row: int  # lines (of Parquet: rows) before it; 0: the header is in it
 
 
-def split_text(path: Path, width: int, delimiter: str, size: int) -> list[TableSpan | None]:
-    """Spans of about `size` bytes, cut where all text before is plainly one record a line; None for
-    a text that is packed or not in UTF-8.
+def split_text(path: Path, shape: CsvShape, size: int) -> list[TableSpan | None]:
+    """Spans of about `size` bytes, cut where all text before is plainly one record a line.
 
-    What follows a block that is not plain is one span. Raises UserError: as `open_text`.
+    None for a text that is packed or not in UTF-8. What follows a block that is not plain is one
+    span. Raises UserError: as `open_text`.
     """
     spans: list[TableSpan | None] = []
     with open_text(path) as (file, _, start, verified):
         if verified or not isinstance(getattr(file, "raw", None), io.FileIO):
             return [None]
-        place, row, rest, cut = start, 0, b"", (start, 0)
+        place, row, rest, cut = start, 0, b"", TableSpan(start, start, 0)
         while chunk := file.read(BLOCK):
             rest += chunk
             text = rest[: rest.rfind(b"\n") + 1]
-            if (
-                not text
-                or _count_plain_records(_normalize_line_ends(text), width, delimiter, quotes=True)
-                is None
-            ):
+            if not text or _count_plain_records(_normalize_line_ends(text), shape) is None:
                 break
             place, row, rest = place + len(text), row + text.count(b"\n"), rest[len(text) :]
-            if place - cut[0] >= size:
-                spans.append(TableSpan(cut[0], place, cut[1]))
-                cut = place, row
-    if cut[0] < (end := path.stat().st_size) or not spans:
-        spans.append(TableSpan(cut[0], end, cut[1]))
+            if place - cut.start >= size:
+                spans.append(cut._replace(stop=place))
+                cut = TableSpan(place, place, row)
+    end = path.stat().st_size
+    if cut.start < end or not spans:
+        spans.append(cut._replace(stop=end))
     return spans
 
 
 def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of complete lines in UTF-8, each ended by a line feed (the last one may have none),
-    and whether a block is the last.
+    """Blocks of complete lines in UTF-8, and whether a block is the last.
 
-    `span`: of `split_text`, to read only that. Raises UserError: as `read_lines`.
+    Each is ended by a line feed; the last one may have none. `span`: of `split_text`, to read only
+    that. Raises UserError: as `read_lines`.
     """
     with open_text(path) as (file, limit, start, verified):
         rest = b""
@@ -471,37 +479,33 @@ def _normalize_line_ends(text: bytes) -> bytes:
     return text.replace(b"\r\n", b"\n") if b"\r" in text else text
 
 
-def split_plain_blocks(
-    text: bytes, width: int, delimiter: str, *, quotes: bool
-) -> Iterator[tuple[bytes, int | None]]:
-    """(text, number of its lines where each is plainly a record): the full text, or many small ones
-    where it is not plain throughout.
+def split_plain_blocks(text: bytes, shape: CsvShape) -> Iterator[tuple[bytes, int | None]]:
+    """Pieces of a text, each with its number of lines where each line is plainly a record.
+
+    There is one piece where the text is plain throughout, else many small ones.
     """
-    plain = _count_plain_records(text, width, delimiter, quotes=quotes)
+    plain = _count_plain_records(text, shape)
     if plain is not None or 0 < len(text) <= PIECE:
         yield text, plain
         return
     start = 0
     while start < len(text):
         end = text.find(b"\n", start + PIECE) + 1 or len(text)
-        yield (
-            text[start:end],
-            _count_plain_records(text[start:end], width, delimiter, quotes=quotes),
-        )
+        piece = text[start:end]
+        yield piece, _count_plain_records(piece, shape)
         start = end
 
 
-def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: bool) -> int | None:
+def _count_plain_records(text: bytes, shape: CsvShape) -> int | None:
     """Number of lines of a text whose delimiters, line ends and quotes show that each line is one
     record; None where they do not.
 
-    Without quotes the marks must repeat `width - 1` delimiters and a line end. With quotes each
-    pair must fill a cell of one line (a quote in a cell or a line break in quotes is left to the
-    careful parser), and the marks outside of quotes must repeat so.
+    Without quotes the marks must repeat `width - 1` delimiters and a line end.
     """
+    width, delimiter, quotes = shape
     mark = ord(delimiter)
-    kept = {mark, 10, 0, 13, 34} if quotes else {mark, 10, 0, 13}
-    marks = text.translate(None, bytes(set(range(256)) - kept))
+    special = {mark, LINE_FEED, 0, ord("\r"), QUOTE if quotes else 0}
+    marks = text.translate(None, bytes(set(range(256)) - special))
     record = delimiter.encode() * (width - 1) + b"\n"
     if width == 1 or not text.endswith(b"\n"):
         return None
@@ -509,17 +513,28 @@ def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: boo
         return len(marks) // width
     if not quotes or b'"' not in marks or b"\0" in marks or b"\r" in marks:
         return None
+    return _count_quoted_records(text, marks, mark, record)
+
+
+def _count_quoted_records(text: bytes, marks: bytes, mark: int, record: bytes) -> int | None:
+    """As `_count_plain_records`, of a text with quotes.
+
+    Each pair of quotes must fill a cell of one line: a quote in a cell or a line break in quotes is
+    left to the careful parser. The marks outside of quotes must repeat `record`.
+    """
     height = text.count(b"\n")
     expected = record * height
     data = np.frombuffer(text, np.uint8)
-    is_quote = data == 34
-    at = np.flatnonzero(is_quote)
-    edge = np.zeros(256, bool)
-    edge[[mark, 10]] = True
-    # [-1], before the first, is a line's end
-    if len(at) % 2 or not (edge[data[at[::2] - 1]].all() and edge[data[at[1::2] + 1]].all()):
+    is_quote = data == QUOTE
+    places = np.flatnonzero(is_quote)
+    is_edge = np.zeros(256, bool)
+    is_edge[[mark, LINE_FEED]] = True
+    if len(places) % 2:
+        return None
+    before, after = data[places[::2] - 1], data[places[1::2] + 1]  # [-1], a line end, is before [0]
+    if not (is_edge[before].all() and is_edge[after].all()):
         return None
     if marks.replace(b'""', b"") == expected:  # no delimiter or line end is inside quotes
         return height
-    outside = data[edge[data] & ~np.logical_xor.accumulate(is_quote)]
+    outside = data[is_edge[data] & ~np.logical_xor.accumulate(is_quote)]
     return height if outside.tobytes() == expected else None

@@ -1,4 +1,4 @@
-"""EDF, EDF+C, EDF+D, BDF and BDF+ files: samples, annotations and gaps.
+"""Reads EDF, EDF+C, EDF+D, BDF and BDF+ files: samples, annotations and gaps.
 
 Damaged files are refused, or read with a warning, never read as plausible values in silence.
 Whatever the bytes, only `UserError` is raised. `edf_header` validates the header before anything is
@@ -13,31 +13,37 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats.edf_annotations import decode_annotations
 from bitimely_core.formats.edf_header import EdfChannel, EdfHeader, read_header
-from bitimely_core.formats.source import locate_errors
-from bitimely_core.system_errors import raise_system_error
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.types import Annotation, Signal
 
 MAX_SEGMENTS = 10_000
 BLOCK = 1 << 20  # bytes read at once: stays in the processor's cache between the read and the copy
 
 
+class Stretch(NamedTuple):
+    """Records without a gap between them: `first` to `stop` - 1."""
+
+    first: int
+    stop: int
+    onset: float  # seconds after the first sample of the file
+
+
 @dataclass(frozen=True, kw_only=True)
 class EdfRecording:
-    """Contents of a file. Times are seconds from its first sample, `origin` seconds after the start
-    in the header.
-    """
+    """Contents of a file. Times are seconds from its first sample."""
 
     header: EdfHeader
     signals: list[Signal]
     annotations: list[Annotation]
     segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
-    origin: float
+    origin: float  # seconds from the start in the header to the first sample
     findings: list[Finding]
 
 
@@ -58,16 +64,20 @@ def read_annotations(path: Path, header: EdfHeader) -> tuple[list[Annotation], l
 def read_recording(
     path: Path, *, required: Collection[str] | None = None, keep_phi: bool = False
 ) -> EdfRecording:
-    """Header, samples and annotations in one pass over the file; see `read_header` and
-    `read_annotations`.
+    """Header, samples and annotations in one pass over the file; see `read_annotations`.
 
-    Samples are the digital values of the ordinary signals, at their own rates, int16 (BDF: float32,
-    which holds 24 bits exactly). A channel is one signal; in a file with gaps one of each segment,
-    `onset` in seconds from the first sample. Segments are never joined over a gap, which is a
-    finding.
+    Args:
+        path: the file.
+        required: see `read_header`.
+        keep_phi: see `read_header`.
 
-    Raises UserError: as `read_header` and `read_annotations`; discontinuous for records that
-    overlap in time, truncated when the file has shrunk.
+    Returns:
+        Digital values of the ordinary signals at their own rates, int16 (BDF: float32, which holds
+        24 bits exactly). One signal a channel; in a file with gaps one a channel and segment,
+        `onset` in seconds from the first sample. Segments are never joined over a gap.
+
+    Raises:
+        UserError: as `read_header` and `read_annotations`, and truncated when the file has shrunk.
     """
     header = read_header(path, required=required, keep_phi=keep_phi)
     return _read_channels(path, header, header.channels)
@@ -75,35 +85,45 @@ def read_recording(
 
 def _read_channels(path: Path, header: EdfHeader, channels: Sequence[EdfChannel]) -> EdfRecording:
     spans = [(c.start, c.start + c.samples * header.width) for c in channels]
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         columns = _read_columns(path, header, [*spans, *header.annotation_spans])
         onsets, notes, findings = decode_annotations(columns[len(spans) :])
-        origin, parts = _find_segments(onsets, header, findings)
-    signals = []
+        origin, stretches = _find_stretches(onsets, header, findings)
+    signals: list[Signal] = []
     for channel, rows in zip(channels, columns, strict=False):
-        values = rows.view("<i2") if header.width == 2 else _decode_int24(rows)
-        model = Signal(
-            channel.label,
-            header.rate(channel),
-            channel.unit,
-            values.reshape(-1),
-            channel.scale,
-            channel.offset,
-        )
-        model = model._replace(rails=(float(channel.digital_min), float(channel.digital_max)))
-        signals += [
-            model._replace(samples=values[a:b].reshape(-1), onset=onset) for a, b, onset in parts
-        ]
+        signals += _cut_signal(header, channel, rows, stretches)
+    if origin:
+        notes = [note._replace(onset=note.onset - origin) for note in notes]
     return EdfRecording(
         header=header,
         signals=signals,
-        annotations=[note._replace(onset=note.onset - origin) for note in notes]
-        if origin
-        else notes,
-        segments=[(onset, onset + (b - a) * header.duration) for a, b, onset in parts],
+        annotations=notes,
+        segments=[
+            (onset, onset + (stop - first) * header.duration) for first, stop, onset in stretches
+        ],
         origin=origin,
         findings=[*header.findings, *findings],
     )
+
+
+def _cut_signal(
+    header: EdfHeader, channel: EdfChannel, rows: np.ndarray, stretches: Sequence[Stretch]
+) -> list[Signal]:
+    """The signal of a channel in each stretch; `rows`: its bytes, uint8 [R, S * width]."""
+    values = rows.view("<i2") if header.width == 2 else _decode_int24(rows)
+    return [
+        Signal(
+            channel.label,
+            header.rate(channel),
+            channel.unit,
+            values[first:stop].reshape(-1),
+            channel.scale,
+            channel.offset,
+            onset,
+            rails=(float(channel.digital_min), float(channel.digital_max)),
+        )
+        for first, stop, onset in stretches
+    ]
 
 
 def _read_columns(
@@ -119,39 +139,32 @@ def _read_columns(
         return outputs
     many = max(1, BLOCK // header.record_bytes)
     block = np.empty((min(many, header.records), header.record_bytes), np.uint8)
-    try:
-        with path.open("rb") as file:
-            file.seek(header.size)
-            for first in range(0, header.records, many):
-                rows = block[: min(many, header.records - first)]
-                if file.readinto(rows.data.cast("B")) != rows.size:
-                    raise input_error(
-                        Reason.TRUNCATED,
-                        "became shorter while it was read",
-                        "nothing may write to it",
-                    )
-                for output, (start, stop) in zip(outputs, spans, strict=True):
-                    output[first : first + len(rows)] = rows[:, start:stop]
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    with path.open("rb") as file:
+        file.seek(header.size)
+        for first in range(0, header.records, many):
+            rows = block[: min(many, header.records - first)]
+            if file.readinto(rows.data.cast("B")) != rows.size:
+                problem = "became shorter while it was read"
+                raise input_error(Reason.TRUNCATED, problem, "nothing may write to it")
+            for output, (start, stop) in zip(outputs, spans, strict=True):
+                output[first : first + len(rows)] = rows[:, start:stop]
     return outputs
 
 
 def _decode_int24(rows: np.ndarray) -> np.ndarray:
-    """Little-endian 24-bit two's complement, uint8 [R, 3 S] -> float32 [R, S] (exact: float32 has
-    24 bits of mantissa).
+    """Little-endian 24-bit two's complement, uint8 [R, 3 S] -> float32 [R, S].
+
+    It is exact: float32 has 24 bits of mantissa.
     """
     wide = np.zeros((rows.size // 3, 4), np.uint8)
     wide[:, 1:] = rows.reshape(-1, 3)
     return (wide.view("<i4") >> 8).astype(np.float32).reshape(len(rows), -1)
 
 
-def _find_segments(
+def _find_stretches(
     onsets: np.ndarray, header: EdfHeader, findings: list[Finding]
-) -> tuple[float, list[tuple[int, int, float]]]:
-    """Onset of the first sample after the header's start, and (first record, last + 1, onset in
-    seconds) of stretches without a gap.
+) -> tuple[float, list[Stretch]]:
+    """Seconds from the header's start to the first sample, and the stretches without a gap.
 
     The time-keeping annotations decide, not EDF+C or EDF+D in the header. Records join where they
     meet to half a sample of the fastest signal.
@@ -164,46 +177,61 @@ def _find_segments(
             f"required in {header.kind}",
         )
     if not header.channels or missing == len(onsets):
-        return 0.0, [(0, header.records, 0.0)]
-    if missing:
-        text = f"{missing} of {len(onsets)} records have no time"
-        findings.append(
-            input_warning(
-                Reason.ANNOTATION_SYNTAX, text, "assumed to follow the record before", count=missing
-            )
-        )
-    clock = onsets.copy()
-    for i in np.flatnonzero(np.isnan(clock)).tolist():
-        clock[i] = clock[i - 1] + header.duration if i else 0.0
+        return 0.0, [Stretch(0, header.records, 0.0)]
+    clock = _fill_clock(onsets, header.duration, findings)
     steps = np.diff(clock) - header.duration
     near = max(0.5 / max(header.rate(c) for c in header.channels), 1e-3)
     if (steps < -near).any():
-        at = int((steps < -near).argmax()) + 2
+        record = int((steps < -near).argmax()) + 2
         raise input_error(
             Reason.DISCONTINUOUS,
-            f"record {at} begins before record {at - 1} ends",
+            f"record {record} begins before record {record - 1} ends",
             "two samples cannot have one time",
         )
     edges = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(clock)]
-    parts = [(a, b, float(clock[a] - clock[0])) for a, b in pairwise(edges)]
-    gaps = len(parts) - 1
+    stretches = [
+        Stretch(first, stop, float(clock[first] - clock[0])) for first, stop in pairwise(edges)
+    ]
+    _report_gaps(len(stretches) - 1, float(steps[steps > near].sum()), header.kind, findings)
+    _report_drift(clock, header.duration, stretches, findings)
+    return float(clock[0]), stretches
+
+
+def _fill_clock(onsets: np.ndarray, duration: float, findings: list[Finding]) -> np.ndarray:
+    """The onset of each record: where none is stated, that of the record before plus `duration`."""
+    gaps = np.flatnonzero(np.isnan(onsets)).tolist()
+    if gaps:
+        text = f"{len(gaps)} of {len(onsets)} records have no time"
+        wanted = "assumed to follow the record before"
+        findings.append(input_warning(Reason.ANNOTATION_SYNTAX, text, wanted, count=len(gaps)))
+    clock = onsets.copy()
+    for record in gaps:
+        clock[record] = clock[record - 1] + duration if record else 0.0
+    return clock
+
+
+def _report_gaps(gaps: int, seconds: float, kind: str, findings: list[Finding]) -> None:
+    """A warning about gaps, `seconds` in all. Raises UserError (discontinuous) for too many."""
     if gaps >= MAX_SEGMENTS:
         raise input_error(
             Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MAX_SEGMENTS}"
         )
     if gaps:
-        text = f"{gaps} gap{'s' * (gaps > 1)} in time, {steps[steps > near].sum():g} s in all ({header.kind})"
-        findings.append(
-            input_warning(
-                Reason.DISCONTINUOUS, text, "kept as segments at their true times", count=gaps
-            )
-        )
+        what = "gaps" if gaps > 1 else "gap"
+        text = f"{gaps} {what} in time, {seconds:g} s in all ({kind})"
+        wanted = "kept as segments at their true times"
+        findings.append(input_warning(Reason.DISCONTINUOUS, text, wanted, count=gaps))
+
+
+def _report_drift(
+    clock: np.ndarray, duration: float, stretches: Sequence[Stretch], findings: list[Finding]
+) -> None:
     drift = max(
-        abs(float(clock[b - 1] - clock[a]) - (b - 1 - a) * header.duration) for a, b, _ in parts
+        abs(float(clock[stop - 1] - clock[first]) - (stop - 1 - first) * duration)
+        for first, stop, _ in stretches
     )
     if drift > 0.5:
         problem = f"the clock of the records drifts by {drift:g} s"
         findings.append(
             input_warning(Reason.DISCONTINUOUS, problem, "samples are treated as evenly spaced")
         )
-    return float(clock[0]), parts

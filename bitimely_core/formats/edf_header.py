@@ -1,19 +1,17 @@
-"""Header of EDF, EDF+ and BDF files: every field is validated, and every size compared with the
-size of the file.
+"""Reads the header of EDF, EDF+ and BDF files: every field is validated, and every size compared
+with that of the file.
 
 Identifying text (patient and recording fields, transducers, serial numbers) is not kept.
 """
 
 import math
 import re
-import stat
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,16 +24,16 @@ from bitimely_core.errors import (
     input_warning,
     safe_text,
 )
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import (
     decode_text,
     format_bytes,
+    list_first,
     list_numbers,
     number_duplicates,
     sanitize_label,
 )
 from bitimely_core.formats.units import FASTEST, SLOWEST, find_range_fault
-from bitimely_core.system_errors import raise_system_error
 
 FIELDS = (
     ("version", 8),
@@ -61,15 +59,35 @@ SIGNAL_FIELDS = (
     ("samples_per_record", 8),
     ("signal_reserved", 32),
 )
+PADDING = b" \x00"  # of fields: some writers pad with zeros
 ANNOTATION_LABELS = ("EDF Annotations", "BDF Annotations")
-# a header that promises this many times the records of the file counts as damaged, not the file as
-# truncated
+# A header that promises this many times the records of the file is damaged; else the file is
+# truncated.
 IMPLAUSIBLE = 100
 
 INTEGER = re.compile(rb"[+-]?\d+(?:\.0*)?", re.ASCII)
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 CLOCK = re.compile(r"(\d\d)[.:](\d\d)[.:](\d\d)", re.ASCII)
 DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
+
+
+class SignalFields(NamedTuple):
+    """The fields of one signal as they are in the header."""
+
+    number: int  # from 1
+    fields: dict[str, bytes]  # without their padding
+    samples: int  # a data record
+    start: int  # byte in the data record at which its samples begin
+
+    @property
+    def label(self) -> str:
+        """The label as text."""
+        return decode_text(self.fields["label"])
+
+    @property
+    def unit(self) -> str:
+        """The unit as text."""
+        return decode_text(self.fields["unit"])
 
 
 class EdfChannel(NamedTuple):
@@ -97,19 +115,16 @@ class EdfChannel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EdfHeader:
-    """A validated header. `records` is the number of complete records, never more than the file
-    has.
-    """
+    """A validated header."""
 
     kind: str  # EDF, EDF+C, EDF+D, BDF, BDF+C or BDF+D
     width: int  # bytes a sample: 2 or 3
     size: int  # bytes of the header
-    records: int
+    records: int  # complete ones, never more than the file has
     duration: float  # seconds a record; 0 in files that hold nothing but annotations
     record_bytes: int
     channels: tuple[EdfChannel, ...]
-    # (start, stop) in the record, in bytes, of the annotation signals
-    annotation_spans: tuple[tuple[int, int], ...]
+    annotation_spans: tuple[tuple[int, int], ...]  # (start, stop) in the record, in bytes
     day: date | None
     clock: time | None
     phi: dict[str, str] = field(default_factory=dict)  # empty without keep_phi
@@ -118,11 +133,7 @@ class EdfHeader:
     @property
     def start(self) -> datetime | None:
         """Start of the recording, where both date and time are valid."""
-        return (
-            None
-            if self.day is None or self.clock is None
-            else datetime.combine(self.day, self.clock)
-        )
+        return datetime.combine(self.day, self.clock) if self.day and self.clock else None
 
     def rate(self, channel: EdfChannel) -> float:
         """Sampling rate in Hz."""
@@ -144,24 +155,13 @@ def read_header(
     Raises:
         UserError: with the path and, where one field is at fault, the field.
     """
-    with locate_errors(path, replace=False):
-        try:
-            info = path.stat()
-            if not stat.S_ISREG(info.st_mode):
-                raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
-            with path.open("rb") as file:
-                fixed = file.read(256)
-                rest = file.read(min(_count_signals(fixed, info.st_size) * 256, info.st_size))
-        except OSError as error:
-            raise_system_error(error, path, stored=False)
-            raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
-        return parse_header(
-            fixed + rest,
-            info.st_size,
-            suffix=path.suffix.lower(),
-            required=required,
-            keep_phi=keep_phi,
-        )
+    with translate_read_errors(path):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            fixed = file.read(256)
+            rest = file.read(min(_count_signals(fixed, size) * 256, size))
+        suffix = path.suffix.lower()
+        return parse_header(fixed + rest, size, suffix=suffix, required=required, keep_phi=keep_phi)
 
 
 def parse_header(
@@ -172,19 +172,57 @@ def parse_header(
     required: Collection[str] | None = None,
     keep_phi: bool = False,
 ) -> EdfHeader:
-    """As `read_header`, from the first bytes of a file of `size` bytes; `suffix` is that of its
-    name.
+    """As `read_header`, from the first bytes of a file of `size` bytes whose name has the ending
+    `suffix`.
     """
     count = _count_signals(data, size)
-    raw = dict(
-        zip(
-            (name for name, _ in FIELDS),
-            _split_fields(data[:256], [width for _, width in FIELDS]),
-            strict=True,
-        )
-    )
-    width = 3 if raw["version"][:1] == b"\xff" else 2
+    fixed = {name: field for name, (field,) in _split_fields(data, FIELDS, 1).items()}
+    width = 3 if fixed["version"][:1] == b"\xff" else 2
     family = "BDF" if width == 3 else "EDF"
+    _check_suffix(family, width, suffix)
+    header_size = _check_header_size(fixed["header_bytes"], count, size, len(data))
+    columns = _split_fields(data[256:header_size], SIGNAL_FIELDS, count)
+    signals = _list_signals(columns, width)
+    ordinary = [signal for signal in signals if signal.label not in ANNOTATION_LABELS]
+    notes = [signal for signal in signals if signal.label in ANNOTATION_LABELS]
+    kind = _find_kind(fixed["reserved"], family, has_notes=bool(notes))
+    record_bytes = width * sum(signal.samples for signal in signals)
+    findings: list[Finding] = []
+    records = _count_records(fixed["n_records"], record_bytes, size - header_size, findings)
+    duration = _parse_duration(fixed["record_duration"], [signal.samples for signal in ordinary])
+    channels = _parse_channels(ordinary, width, required, findings)
+    day, clock = _parse_start(fixed["start_date"], fixed["start_time"], findings)
+    return EdfHeader(
+        kind=kind,
+        width=width,
+        size=header_size,
+        records=records,
+        duration=duration,
+        record_bytes=record_bytes,
+        channels=tuple(channels),
+        annotation_spans=tuple((note.start, note.start + note.samples * width) for note in notes),
+        day=day,
+        clock=clock,
+        phi=_find_phi(fixed, findings, keep=keep_phi),
+        findings=(*findings, *_report_non_ascii(fixed, signals)),
+    )
+
+
+def _split_fields(
+    data: bytes, fields: Sequence[tuple[str, int]], count: int
+) -> dict[str, list[bytes]]:
+    """Name -> `count` consecutive fields of that width, without their padding."""
+    columns: dict[str, list[bytes]] = {}
+    start = 0
+    for name, width in fields:
+        starts = range(start, start + count * width, width)
+        columns[name] = [data[i : i + width].strip(PADDING) for i in starts]
+        start = starts.stop
+    return columns
+
+
+def _check_suffix(family: str, width: int, suffix: str) -> None:
+    """Raises UserError (not_edf) for a file under the name of the other format."""
     if suffix in {".edf", ".bdf"} and suffix != "." + family.lower():
         raise input_error(
             Reason.NOT_EDF,
@@ -193,88 +231,44 @@ def parse_header(
             found=family,
             expected=suffix[1:].upper(),
         )
+
+
+def _check_header_size(field: bytes, count: int, size: int, length: int) -> int:
+    """Bytes of the header of `count` signals, which the header must state.
+
+    A file of `size` bytes, of which the first `length` are at hand, must hold them.
+    """
     header_size = 256 * (count + 1)
-    stated = _parse_integer(raw["header_bytes"], "header_bytes")
+    stated = _parse_integer(field, "header_bytes")
     if stated != header_size:
-        requirement = f"expected {header_size} for {count} signals"
-        fault = input_error(
+        raise input_error(
             Reason.HEADER_BYTES,
             f"found {stated}",
-            requirement,
+            f"expected {header_size} for {count} signals",
             "Download the file again",
             field="header_bytes",
+            found=str(stated),
+            expected=str(header_size),
         )
-        fault.found, fault.expected = str(stated), str(header_size)
-        raise fault
-    if header_size > size or len(data) < header_size:
+    if header_size > min(size, length):
         problem = f"{count} signals need {header_size} bytes of header"
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, problem, f"the file has {size}", field="n_signals"
         )
-    columns = _split_fields(
-        data[256:header_size], [w for _, w in SIGNAL_FIELDS for _ in range(count)]
-    )
-    table = {
-        name: columns[i * count : (i + 1) * count] for i, (name, _) in enumerate(SIGNAL_FIELDS)
-    }
-    findings: list[Finding] = []
-    samples = [_parse_samples(text, i) for i, text in enumerate(table["samples_per_record"])]
-    starts = [0, *accumulate(n * width for n in samples)]
-    labels = [decode_text(label) for label in table["label"]]
-    ordinary = [i for i in range(count) if labels[i] not in ANNOTATION_LABELS]
-    annotation_spans = tuple(
-        (starts[i], starts[i + 1]) for i in range(count) if labels[i] in ANNOTATION_LABELS
-    )
-    plus = raw["reserved"][:5].decode("latin-1").upper()
-    kind = plus if plus in {f"{family}+C", f"{family}+D"} else family
-    if kind.endswith("+D") and not annotation_spans:
+    return header_size
+
+
+def _find_kind(reserved: bytes, family: str, *, has_notes: bool) -> str:
+    """EDF, EDF+C, EDF+D or the same of BDF. Raises UserError: discontinuous."""
+    kind = reserved[:5].decode("latin-1").upper()
+    if kind not in {f"{family}+C", f"{family}+D"}:
+        return family
+    if kind.endswith("+D") and not has_notes:
         problem = f"is {kind} but has no annotation signal"
         raise input_error(
             Reason.DISCONTINUOUS, problem, "the times of its records are unknown", field="reserved"
         )
-    records = _count_records(raw["n_records"], starts[-1], size - header_size, findings)
-    duration = _parse_duration(raw["record_duration"], [samples[i] for i in ordinary])
-    zeros = {name: _find_zero_bytes(data, name, count) for name in ("label", "unit")}
-    channels = _parse_channels(
-        table,
-        [(i, labels[i], samples[i], starts[i]) for i in ordinary],
-        zeros,
-        width,
-        required,
-        findings,
-    )
-    day, clock = _parse_start(raw["start_date"], raw["start_time"], findings)
-    return EdfHeader(
-        kind=kind,
-        width=width,
-        size=header_size,
-        records=records,
-        duration=duration,
-        record_bytes=starts[-1],
-        channels=tuple(channels),
-        annotation_spans=annotation_spans,
-        day=day,
-        clock=clock,
-        phi=_find_phi(raw, findings, keep=keep_phi),
-        findings=(*findings, *_report_non_ascii(raw, table)),
-    )
-
-
-def _split_fields(data: bytes, widths: Sequence[int]) -> list[bytes]:
-    """Consecutive fields without their padding (blanks; some writers pad with zeros)."""
-    edges = [0, *accumulate(widths)]
-    return [data[a:b].strip(b" \x00") for a, b in pairwise(edges)]
-
-
-def _find_zero_bytes(data: bytes, name: str, count: int) -> set[int]:
-    """The signals, from 0, in whose field `name` a zero byte precedes other characters: no
-    padding.
-    """
-    names = [field for field, _ in SIGNAL_FIELDS]
-    width = dict(SIGNAL_FIELDS)[name]
-    start = 256 + count * sum(w for _, w in SIGNAL_FIELDS[: names.index(name)])
-    fields = (data[start + i * width : start + (i + 1) * width] for i in range(count))
-    return {i for i, field in enumerate(fields) if b"\x00" in field.rstrip(b"\x00")}
+    return kind
 
 
 def _count_signals(data: bytes, size: int) -> int:
@@ -282,7 +276,7 @@ def _count_signals(data: bytes, size: int) -> int:
     if size == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     version = data[:8]
-    if version != b"\xffBIOSEMI" and version.strip(b" \x00") != b"0":
+    if version != b"\xffBIOSEMI" and version.strip(PADDING) != b"0":
         requirement = "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'"
         hint = "Open it in a text editor: a failed download is often an error page"
         raise input_error(
@@ -294,7 +288,7 @@ def _count_signals(data: bytes, size: int) -> int:
         )
     if len(data) < 256:
         raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more")
-    count = _parse_integer(data[252:256].strip(b" \x00"), "n_signals")
+    count = _parse_integer(data[252:256].strip(PADDING), "n_signals")
     if count < 1:
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE,
@@ -307,14 +301,9 @@ def _count_signals(data: bytes, size: int) -> int:
 
 
 def _field_error(raw: bytes, name: str, wanted: str, signal: int | None) -> UserError:
-    of = "" if signal is None else f" for signal {signal + 1}"
-    return input_error(
-        Reason.HEADER_FIELD,
-        f"found {format_bytes(raw)}{of}",
-        wanted,
-        field=name,
-        found=format_bytes(raw),
-    )
+    place = "" if signal is None else f" for signal {signal}"
+    text = format_bytes(raw)
+    return input_error(Reason.HEADER_FIELD, f"found {text}{place}", wanted, field=name, found=text)
 
 
 def _parse_integer(raw: bytes, name: str, signal: int | None = None) -> int:
@@ -331,15 +320,28 @@ def _parse_float(raw: bytes, name: str, signal: int | None = None) -> float:
     return value
 
 
+def _list_signals(columns: dict[str, list[bytes]], width: int) -> list[SignalFields]:
+    """The signals of the header; `width`: bytes a sample."""
+    signals: list[SignalFields] = []
+    start = 0
+    for number, row in enumerate(zip(*columns.values(), strict=True), 1):
+        fields = dict(zip(columns, row, strict=True))
+        samples = _parse_samples(fields["samples_per_record"], number)
+        signals.append(SignalFields(number, fields, samples, start))
+        start += samples * width
+    return signals
+
+
 def _parse_samples(raw: bytes, signal: int) -> int:
-    count = _parse_integer(raw, "samples_per_record", signal)
+    """Samples a record."""
+    name = "samples_per_record"
+    count = _parse_integer(raw, name, signal)
     if count < 1:
-        text = f"found {count} samples a record for signal {signal + 1}"
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE,
-            text,
+            f"found {count} samples a record for signal {signal}",
             "expected at least 1",
-            field="samples_per_record",
+            field=name,
             found=str(count),
         )
     return count
@@ -348,32 +350,25 @@ def _parse_samples(raw: bytes, signal: int) -> int:
 def _parse_duration(raw: bytes, samples: list[int]) -> float:
     """Seconds a record; `samples` are those of the ordinary signals."""
     duration = _parse_float(raw, "record_duration")
+    fault = _find_duration_fault(duration, samples)
+    if fault:
+        text = format_bytes(raw)
+        raise input_error(
+            Reason.RECORD_DURATION, f"found {text} s", fault, field="record_duration", found=text
+        )
+    return duration
+
+
+def _find_duration_fault(duration: float, samples: list[int]) -> str:
+    """What is wrong with the seconds of a record; "" for plausible ones."""
     if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
-        requirement = (
-            "0 is for files of annotations alone"
-            if duration == 0
-            else "expected between a microsecond and 10^7 seconds"
-        )
-    elif (
-        samples
-        and not SLOWEST
-        <= _sampling_rate(min(samples), duration)
-        <= _sampling_rate(max(samples), duration)
-        <= FASTEST
-    ):
-        requirement = (
-            f"which gives a sampling rate that is not between {SLOWEST:g} and {FASTEST:g} Hz"
-        )
-    else:
-        return duration
-    found = format_bytes(raw)
-    raise input_error(
-        Reason.RECORD_DURATION,
-        f"found {found} s",
-        requirement,
-        field="record_duration",
-        found=found,
-    )
+        if duration == 0:
+            return "0 is for files of annotations alone"
+        return "expected between a microsecond and 10^7 seconds"
+    rates = [_sampling_rate(n, duration) for n in samples]
+    if all(SLOWEST <= rate <= FASTEST for rate in rates):
+        return ""
+    return f"which gives a sampling rate that is not between {SLOWEST:g} and {FASTEST:g} Hz"
 
 
 def _sampling_rate(samples: int, duration: float) -> float:
@@ -386,10 +381,8 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
     stated = _parse_integer(raw, "n_records")
     complete, rest = divmod(body, record_bytes)
     promised = stated * record_bytes
-    refuse, warn = (
-        partial(input_error, field="n_records", found=str(stated)),
-        partial(input_warning, field="n_records"),
-    )
+    refuse = partial(input_error, field="n_records", found=str(stated))
+    warn = partial(input_warning, field="n_records")
     if stated < -1:
         raise refuse(
             Reason.HEADER_IMPLAUSIBLE,
@@ -397,15 +390,11 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
             "expected a positive number, or -1",
         )
     if stated > max(complete, 1) * IMPLAUSIBLE:
-        raise refuse(
-            Reason.HEADER_IMPLAUSIBLE,
-            f"{stated} records need {promised} bytes",
-            f"the file has {body} after its header",
-        )
+        problem = f"{stated} records need {promised} bytes"
+        raise refuse(Reason.HEADER_IMPLAUSIBLE, problem, f"the file has {body} after its header")
     if complete == 0:
-        raise refuse(
-            Reason.TRUNCATED, f"has {body} bytes after its header", f"one record has {record_bytes}"
-        )
+        problem = f"has {body} bytes after its header"
+        raise refuse(Reason.TRUNCATED, problem, f"one record has {record_bytes}")
     if stated > 0 and 2 * body == 3 * promised:
         problem = f"has {body} bytes for {stated} records, 3 for each sample that EDF holds in 2"
         raise refuse(
@@ -413,19 +402,14 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
         )
     dropped = f", {rest} bytes of the last one are dropped" if rest else ""
     if stated in {-1, 0}:
+        problem = f"found {stated} (recording not closed)"
         requirement = f"the size gives {complete} complete records{dropped}"
-        findings.append(
-            warn(Reason.N_RECORDS_UNKNOWN, f"found {stated} (recording not closed)", requirement)
-        )
+        findings.append(warn(Reason.N_RECORDS_UNKNOWN, problem, requirement))
     elif stated > complete:
-        problem = f"the header says {stated} records, the file ends after {complete} complete ones{dropped}"
-        findings.append(
-            warn(
-                Reason.TRUNCATED if rest else Reason.SIZE_MISMATCH,
-                problem,
-                "the complete ones are kept",
-            )
-        )
+        code = Reason.TRUNCATED if rest else Reason.SIZE_MISMATCH
+        end = f"the file ends after {complete} complete ones{dropped}"
+        problem = f"the header says {stated} records, {end}"
+        findings.append(warn(code, problem, "the complete ones are kept"))
     elif body > promised:
         problem = f"{body - promised} bytes after the last of {stated} records"
         findings.append(warn(Reason.SIZE_MISMATCH, problem, "they are not read"))
@@ -434,62 +418,25 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
 
 
 def _parse_channels(
-    table: dict[str, list[bytes]],
-    signals: list[tuple[int, str, int, int]],
-    zeros: dict[str, set[int]],
+    signals: Sequence[SignalFields],
     width: int,
     required: Collection[str] | None,
     findings: list[Finding],
 ) -> list[EdfChannel]:
-    """The ordinary signals (0-based number, label, samples, start) that have a usable calibration,
-    with unique names; `zeros`: signals with zero bytes by field.
-    """
-    names = {i + 1: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
-    units = {i: decode_text(table["unit"][i]) for i, *_ in signals}
-    for place, unsafe in (
-        (
-            "label",
-            [i + 1 for i, label, _, _ in signals if names[i + 1] != label or i in zeros["label"]],
-        ),
-        (
-            "unit",
-            [
-                i + 1
-                for i, unit in units.items()
-                if sanitize_label(unit) != unit or i in zeros["unit"]
-            ],
-        ),
-    ):
-        if unsafe:
-            problem = f"blank, or with markup, formula or control characters: {place} of signal {list_numbers(unsafe)}"
-            findings.append(
-                input_warning(
-                    Reason.LABEL_CHARS,
-                    problem,
-                    "stored without them",
-                    field=place,
-                    count=len(unsafe),
-                )
-            )
+    """The signals that have a usable calibration, with unique names."""
+    names = {
+        signal.number: sanitize_label(signal.label) or f"signal {signal.number}"
+        for signal in signals
+    }
+    _report_unsafe("label", signals, names, findings)
+    units = {signal.number: sanitize_label(signal.unit) for signal in signals}
+    _report_unsafe("unit", signals, units, findings)
     names = number_duplicates(names, required, "label", findings)
-    channels = []
-    for i, _, samples, start in signals:
-        name = names[i + 1]
+    channels: list[EdfChannel] = []
+    for signal in signals:
+        name = names[signal.number]
         try:
-            unit = sanitize_label(units[i])
-            low, high = (
-                _parse_float(table[field][i], field, i)
-                for field in ("physical_min", "physical_max")
-            )
-            bottom, top = (
-                _parse_integer(table[field][i], field, i)
-                for field in ("digital_min", "digital_max")
-            )
-            channels.append(
-                _check_calibration(
-                    EdfChannel(name, unit, low, high, bottom, top, samples, start), width, i
-                )
-            )
+            channels.append(_parse_channel(signal, name, width))
         except UserError as error:
             if required is None or name in required:
                 raise
@@ -507,18 +454,48 @@ def _parse_channels(
     return channels
 
 
-def _check_calibration(channel: EdfChannel, width: int, signal: int) -> EdfChannel:
-    """The channel, if its ranges give a scale. physical_min > physical_max is legal: the polarity
-    is inverted.
+def _report_unsafe(
+    field: str, signals: Sequence[SignalFields], safe: dict[int, str], findings: list[Finding]
+) -> None:
+    """A warning about labels or units that differ from what is stored."""
+    numbers = [signal.number for signal in signals if getattr(signal, field) != safe[signal.number]]
+    if numbers:
+        place = f"{field} of signal {list_numbers(numbers)}"
+        problem = f"blank, or with markup, formula or control characters: {place}"
+        findings.append(
+            input_warning(
+                Reason.LABEL_CHARS, problem, "stored without them", field=field, count=len(numbers)
+            )
+        )
+
+
+def _parse_channel(signal: SignalFields, name: str, width: int) -> EdfChannel:
+    """Raises UserError: header_field, digital_range, physical_range."""
+    low, high = (
+        _parse_float(signal.fields[field], field, signal.number)
+        for field in ("physical_min", "physical_max")
+    )
+    bottom, top = (
+        _parse_integer(signal.fields[field], field, signal.number)
+        for field in ("digital_min", "digital_max")
+    )
+    unit = sanitize_label(signal.unit)
+    channel = EdfChannel(name, unit, low, high, bottom, top, signal.samples, signal.start)
+    _check_calibration(channel, width, signal.number)
+    return channel
+
+
+def _check_calibration(channel: EdfChannel, width: int, number: int) -> None:
+    """Raises UserError for ranges that give no scale: digital_range, physical_range.
+
+    physical_min > physical_max is legal: the polarity is inverted.
     """
-    of = f"of signal {signal + 1} ({safe_text(channel.label)})"
+    place = f"of signal {number} ({safe_text(channel.label)})"
     limit = 1 << (8 * width - 1)
     low, high = channel.digital_min, channel.digital_max
     if not -limit <= low < high < limit:
-        problem, requirement = (
-            f"digital minimum {low} and maximum {high} {of}",
-            f"expected minimum < maximum within -{limit} and {limit - 1}",
-        )
+        problem = f"digital minimum {low} and maximum {high} {place}"
+        requirement = f"expected minimum < maximum within -{limit} and {limit - 1}"
         raise input_error(
             Reason.DIGITAL_RANGE, problem, requirement, field="digital_min", found=str(low)
         )
@@ -527,55 +504,58 @@ def _check_calibration(channel: EdfChannel, width: int, signal: int) -> EdfChann
         channel.physical_min, channel.physical_max, channel.scale, channel.unit
     )
     if fault or not usable:
-        low_text = f"{channel.physical_min:g}"
-        problem = f"physical minimum {low_text} and maximum {channel.physical_max:g} {of}"
+        text = f"{channel.physical_min:g}"
+        problem = f"physical minimum {text} and maximum {channel.physical_max:g} {place}"
         requirement = fault if usable else "expected two different numbers"
         raise input_error(
-            Reason.PHYSICAL_RANGE, problem, requirement, field="physical_min", found=low_text
+            Reason.PHYSICAL_RANGE, problem, requirement, field="physical_min", found=text
         )
-    return channel
 
 
 def _parse_start(
     raw_day: bytes, raw_clock: bytes, findings: list[Finding]
 ) -> tuple[date | None, time | None]:
-    """Start date and time as far as they are valid. Years 85 to 99 are 1985 to 1999. The values are
-    not shown: dates identify.
-    """
-    day, clock = None, None
-    with suppress(ValueError):
-        if found := DAY.fullmatch(decode_text(raw_day)):
-            dd, mm, yy = (int(part) for part in found.groups())
-            day = date(1900 + yy if yy >= 85 else 2000 + yy, mm, dd)
-    with suppress(ValueError):
-        if found := CLOCK.fullmatch(decode_text(raw_clock)):
-            clock = time(int(found[1]), int(found[2]), int(found[3]))
-    if day is None:
-        findings.append(
-            input_warning(
-                Reason.START_DATE,
-                "is no valid date (dd.mm.yy)",
-                "the date is unknown",
-                field="start_date",
+    """Start date and time as far as they are valid. The values are not shown: dates identify."""
+    day, clock = _parse_day(decode_text(raw_day)), _parse_clock(decode_text(raw_clock))
+    for value, what, form in ((day, "date", "dd.mm.yy"), (clock, "time", "hh.mm.ss")):
+        if value is None:
+            findings.append(
+                input_warning(
+                    Reason.START_DATE,
+                    f"is no valid {what} ({form})",
+                    f"the {what} is unknown",
+                    field=f"start_{what}",
+                )
             )
-        )
-    if clock is None:
-        findings.append(
-            input_warning(
-                Reason.START_DATE,
-                "is no valid time (hh.mm.ss)",
-                "the time is unknown",
-                field="start_time",
-            )
-        )
     return day, clock
 
 
-def _find_phi(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
-    """Header fields that hold more than the blanks of EDF+ ('X'), sex and start date, with a note
-    on each; {} unless they are kept.
+def _parse_day(text: str) -> date | None:
+    """Years 85 to 99 are 1985 to 1999."""
+    match = DAY.fullmatch(text)
+    if match is None:
+        return None
+    day, month, year = map(int, match.groups())
+    with suppress(ValueError):
+        return date(1900 + year if year >= 85 else 2000 + year, month, day)
+    return None
+
+
+def _parse_clock(text: str) -> time | None:
+    match = CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    with suppress(ValueError):
+        return time(*map(int, match.groups()))
+    return None
+
+
+def _find_phi(fixed: dict[str, bytes], findings: list[Finding], *, keep: bool) -> dict[str, str]:
+    """Header fields that hold more than the blanks of EDF+ ('X'), sex and start date.
+
+    There is a note on each. They are returned only where they are kept.
     """
-    words = {name: decode_text(raw[name]).split() for name in ("patient", "recording")}
+    words = {name: decode_text(fixed[name]).split() for name in ("patient", "recording")}
     if words["recording"][:1] == ["Startdate"]:
         del words["recording"][:2]
     identifying = [name for name in words if set(words[name]) - {"X", "F", "M"}]
@@ -584,30 +564,26 @@ def _find_phi(raw: dict[str, bytes], findings: list[Finding], *, keep: bool) -> 
         Finding(Reason.PHI, "may identify a person", status, level="info", field=name)
         for name in identifying
     ]
-    return {name: clean(decode_text(raw[name])) for name in identifying} if keep else {}
+    return {name: clean(decode_text(fixed[name])) for name in identifying} if keep else {}
 
 
-def _report_non_ascii(raw: dict[str, bytes], table: dict[str, list[bytes]]) -> list[Finding]:
+def _report_non_ascii(fixed: dict[str, bytes], signals: Sequence[SignalFields]) -> list[Finding]:
     """One warning for all bytes of the header's texts that are not ASCII."""
-    places = [name for name in ("patient", "recording") if not raw[name].isascii()]
+    places = [name for name in ("patient", "recording") if not fixed[name].isascii()]
     for name in ("label", "transducer", "unit", "prefilter"):
         places += [
-            f"{name} of signal {i + 1}" for i, text in enumerate(table[name]) if not text.isascii()
+            f"{name} of signal {signal.number}"
+            for signal in signals
+            if not signal.fields[name].isascii()
         ]
     if not places:
         return []
-    problem = f"bytes that are not ASCII: {', '.join(places[:5])}" + (
-        f" and {len(places) - 5} more" if len(places) > 5 else ""
-    )
     return [
         input_warning(
             Reason.NON_ASCII,
-            problem,
+            f"bytes that are not ASCII: {list_first(places, 5)}",
             "read as UTF-8, else as Latin-1",
             field=places[0].split()[0],
             count=len(places),
         )
     ]
-
-
-# --- annotations

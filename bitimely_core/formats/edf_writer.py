@@ -1,11 +1,11 @@
-"""Writer of EDF and EDF+ files."""
+"""Writes EDF and EDF+ files."""
 
-import io
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -13,6 +13,20 @@ from bitimely_core import storage
 from bitimely_core.formats.edf_annotations import encode_tal
 from bitimely_core.formats.edf_header import FIELDS, SIGNAL_FIELDS, EdfChannel
 from bitimely_core.types import Annotation
+
+FIRST_DATE = datetime(1985, 1, 1)  # that the format can write
+MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+CHANNEL_FIELDS = (*EdfChannel._fields[:6], "samples_per_record")
+
+
+class EdfOptions(TypedDict, total=False):
+    """The options of `encode_edf`."""
+
+    duration: float
+    notes: Sequence[Annotation] | None
+    onsets: Sequence[float] | None
+    start: datetime
+    patient: str
 
 
 def encode_edf(
@@ -22,7 +36,7 @@ def encode_edf(
     duration: float = 1.0,
     notes: Sequence[Annotation] | None = None,
     onsets: Sequence[float] | None = None,
-    start: datetime = datetime(1985, 1, 1),  # the first date that the format can write
+    start: datetime = FIRST_DATE,
     patient: str = "X X X X",
 ) -> bytes:
     """An EDF file, or EDF+ when there are notes or record onsets, as bytes.
@@ -41,35 +55,25 @@ def encode_edf(
     Raises:
         ValueError: what the format cannot hold.
     """
-    records = len(samples[0]) // channels[0].samples if channels else 1
-    if not records or any(
-        len(values) != records * channel.samples
-        for channel, values in zip(channels, samples, strict=True)
-    ):
-        raise ValueError("the channels do not fill the same whole number of records")
+    records = _count_records(channels, samples)
     if not 1985 <= start.year <= 2084:
         raise ValueError("EDF holds the years 1985 to 2084")
+    if onsets is not None and len(onsets) != records:
+        raise ValueError(f"{len(onsets)} onsets for {records} records")
     duration = duration if channels else 0.0
-    plus = notes is not None or onsets is not None or not channels
-    times = list(onsets) if onsets is not None else [i * duration for i in range(records)]
-    if len(times) != records:
-        raise ValueError(f"{len(times)} onsets for {records} records")
-    blocks = [encode_tal(times[i], None, "") for i in range(records)] if plus else []
-    for note in notes or ():
-        here = max(0, bisect_right(times, note.onset) - 1) if channels else 0
-        blocks[here] += encode_tal(note.onset, note.duration or None, note.label)
-    text_bytes = max(map(len, blocks), default=0)
-    text_bytes += text_bytes % 2
-    gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
-    rows = [
-        (c.label, c.unit, c.physical_min, c.physical_max, c.digital_min, c.digital_max, c.samples)
-        for c in channels
+    rows: list[tuple[str | float, ...]] = [channel[:7] for channel in channels]
+    columns = [
+        np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8)
+        for values in samples
     ]
-    if plus:
-        rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, text_bytes // 2))
-    month = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")[
-        start.month - 1
-    ]
+    kind = ""
+    if notes is not None or onsets is not None or not channels:
+        times = [i * duration for i in range(records)] if onsets is None else onsets
+        gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
+        kind = "EDF+D" if gaps else "EDF+C"
+        columns.append(_encode_notes(times, notes or ()))
+        rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, columns[-1].shape[1] // 2))
+    month = MONTHS[start.month - 1]
     fixed: dict[str, str | float] = {
         "version": "0",
         "patient": patient,
@@ -77,79 +81,58 @@ def encode_edf(
         "start_date": f"{start:%d.%m.%y}",
         "start_time": f"{start:%H.%M.%S}",
         "header_bytes": 256 * (len(rows) + 1),
-        "reserved": ("EDF+D" if gaps else "EDF+C") if plus else "",
+        "reserved": kind,
         "n_records": records,
         "record_duration": duration,
         "n_signals": len(rows),
     }
-    names = (
-        "label",
-        "unit",
-        "physical_min",
-        "physical_max",
-        "digital_min",
-        "digital_max",
-        "samples_per_record",
-    )
-    table = dict(zip(names, zip(*rows, strict=True), strict=True))
-    out = io.BytesIO()
-    out.write(b"".join(_format_field(fixed[name], width) for name, width in FIELDS))
-    out.write(
-        b"".join(
-            _format_field(value, width)
-            for name, width in SIGNAL_FIELDS
-            for value in table.get(name, [""] * len(rows))
-        )
-    )
-    columns = [
-        np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8)
-        for values in samples
-    ]
-    if plus:
-        columns.append(
-            np.frombuffer(
-                b"".join(block.ljust(text_bytes, b"\x00") for block in blocks), np.uint8
-            ).reshape(records, -1)
-        )
-    out.write(np.concatenate(columns, axis=1).tobytes())
-    return out.getvalue()
+    return _encode_header(fixed, rows) + np.concatenate(columns, axis=1).tobytes()
+
+
+def _encode_header(fixed: dict[str, str | float], rows: Sequence[tuple[str | float, ...]]) -> bytes:
+    """The fields of the file, and those of its signals, a row of `CHANNEL_FIELDS` each."""
+    table = dict(zip(CHANNEL_FIELDS, zip(*rows, strict=True), strict=True))
+    empty = ("",) * len(rows)
+    fields = [_format_field(fixed[name], width) for name, width in FIELDS]
+    for name, width in SIGNAL_FIELDS:
+        fields += [_format_field(value, width) for value in table.get(name, empty)]
+    return b"".join(fields)
+
+
+def _count_records(channels: Sequence[EdfChannel], samples: Sequence[np.ndarray]) -> int:
+    """The records that the channels fill, 1 without channels. Raises ValueError."""
+    records = len(samples[0]) // channels[0].samples if channels else 1
+    lengths = [len(values) for values in samples]
+    if not records or lengths != [records * channel.samples for channel in channels]:
+        raise ValueError("the channels do not fill the same whole number of records")
+    return records
+
+
+def _encode_notes(times: Sequence[float], notes: Sequence[Annotation]) -> np.ndarray:
+    """The annotation signal of records that begin at `times`, uint8 [R, an even width]."""
+    blocks = [encode_tal(time, None, "") for time in times]
+    for note in notes:
+        record = max(0, bisect_right(times, note.onset) - 1)
+        blocks[record] += encode_tal(note.onset, note.duration or None, note.label)
+    width = max(map(len, blocks))
+    width += width % 2
+    data = b"".join(block.ljust(width, b"\x00") for block in blocks)
+    return np.frombuffer(data, np.uint8).reshape(len(blocks), width)
 
 
 def write_edf(
     path: Path,
     channels: Sequence[EdfChannel],
     samples: Sequence[np.ndarray],
-    *,
-    duration: float = 1.0,
-    notes: Sequence[Annotation] | None = None,
-    onsets: Sequence[float] | None = None,
-    start: datetime = datetime(1985, 1, 1),
-    patient: str = "X X X X",
+    **options: Unpack[EdfOptions],
 ) -> None:
-    """Write the file of `encode_edf` with the same arguments to `path`, atomically."""
-    storage.write_bytes(
-        path,
-        encode_edf(
-            channels,
-            samples,
-            duration=duration,
-            notes=notes,
-            onsets=onsets,
-            start=start,
-            patient=patient,
-        ),
-    )
+    """Write the file of `encode_edf` to `path`, atomically."""
+    storage.write_bytes(path, encode_edf(channels, samples, **options))
 
 
 def _format_field(value: str | float, width: int) -> bytes:
     """A header field: text as it is, numbers so that they read back the same."""
-    text = (
-        value
-        if isinstance(value, str)
-        else repr(value)
-        if isinstance(value, int)
-        else _format_number(value, width)
-    )
+    text = _format_number(value, width) if isinstance(value, float) else str(value)
     raw = text.encode("utf-8")
     if len(raw) > width:
         raise ValueError(f"{text!r} does not fit into {width} bytes")

@@ -1,5 +1,6 @@
-"""MATLAB 5 files (.mat, saved with -v6 or -v7): arrays of numbers, decoded by scipy after every
-size in the file has been checked.
+"""Reads arrays of numbers from MATLAB 5 files (.mat, saved with -v6 or -v7).
+
+scipy decodes them after every size in the file has been checked.
 
 A file is a header of 128 bytes and elements, each a tag (type, bytes) and a body: a matrix, or a
 compressed one. A matrix holds flags, dimensions, a name and values, each with a tag of its own.
@@ -15,14 +16,15 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import list_names
 from bitimely_core.system_errors import raise_system_error
 
@@ -43,23 +45,11 @@ NUMBERS = (
     "int64",
     "uint64",
 )
-KINDS = dict(
-    enumerate(
-        (
-            "cell array",
-            "struct",
-            "object",
-            "text",
-            "sparse matrix",
-            *NUMBERS,
-            "function",
-            "opaque object",
-        ),
-        1,
-    )
-)
+CONTAINERS = ("cell array", "struct", "object", "text", "sparse matrix")
+KINDS = dict(enumerate((*CONTAINERS, *NUMBERS, "function", "opaque object"), 1))
 COMPLEX = 0x08  # flag
 NAME = re.compile(r"[A-Za-z]\w{0,254}", re.ASCII)
+MARK = re.compile(rb"(?:\x00\x01|\x01\x00)(?:IM|MI)")  # version and byte order
 MAX_BYTES = (1 << 31) - 1  # of a file: the format holds no larger matrix
 MAX_DIMENSIONS = 32
 # bytes that a compressed matrix may always hold; beyond it at most MAX_RATIO times the size of the
@@ -86,109 +76,87 @@ def read_array(path: Path, name: str = "") -> np.ndarray:
     absent, no array of numbers, or there are several; truncated, corrupt, header_implausible,
     expansion_limit, duplicate_key, empty_file, io_error.
     """
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         data = _read_bytes(path)
-        found = list_variables(data)
-        numeric = [one for one in found.values() if one.kind in NUMBERS]
-        known = f"the file holds {list_names([f'{one.name} ({one.kind})' for one in found.values()]) or 'no variable'}"
-        if name and name not in found:
-            raise input_error(
-                Reason.SCHEMA,
-                f"has no variable {safe_text(name)}",
-                known,
-                "Save it under this name",
-                field="variable",
-            )
-        if name and found[name].kind not in NUMBERS:
-            text = f"{safe_text(name)} is a {found[name].kind}"
-            raise input_error(
-                Reason.SCHEMA, text, "expected an array of real numbers", field="variable"
-            )
-        if not name and len(numeric) != 1:
-            text = f"has {len(numeric)} arrays of real numbers"
-            raise input_error(
-                Reason.SCHEMA,
-                text,
-                f"expected one; {known}",
-                "Name it: `variable` in [[files]] of the map",
-                field="variable",
-            )
-        return _decode(found[name] if name else numeric[0], data)
+        variables = list_variables(data)
+        names = [f"{variable.name} ({variable.kind})" for variable in variables.values()]
+        content = f"the file holds {list_names(names) or 'no variable'}"
+        refuse = partial(input_error, Reason.SCHEMA, field="variable")
+        if name:
+            variable = variables.get(name)
+            if variable is None:
+                problem = f"has no variable {safe_text(name)}"
+                raise refuse(problem, content, "Save it under this name")
+            if variable.kind not in NUMBERS:
+                problem = f"{safe_text(name)} is a {variable.kind}"
+                raise refuse(problem, "expected an array of real numbers")
+            return _decode(variable, data)
+        numeric = [variable for variable in variables.values() if variable.kind in NUMBERS]
+        if len(numeric) != 1:
+            problem = f"has {len(numeric)} arrays of real numbers"
+            hint = "Name it: `variable` in [[files]] of the map"
+            raise refuse(problem, f"expected one; {content}", hint)
+        return _decode(numeric[0], data)
 
 
 def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise input_error(
-                Reason.RESOURCE_LIMIT,
-                f"has more than {MAX_BYTES} bytes",
-                "MATLAB 5 files are smaller",
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    if path.stat().st_size > MAX_BYTES:
+        problem = f"has more than {MAX_BYTES} bytes"
+        raise input_error(Reason.RESOURCE_LIMIT, problem, "MATLAB 5 files are smaller")
+    data = path.read_bytes()
     if not data:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
-        raise input_error(
-            Reason.UNSUPPORTED_FORMAT,
-            "is a MATLAB 7.3 file",
-            "expected version 5",
-            "Save it in MATLAB with -v7",
-        )
-    if (
-        len(data) < HEADER
-        or data[126:128] not in {b"IM", b"MI"}
-        or data[124:126] not in {b"\x00\x01", b"\x01\x00"}
-    ):
+        problem, hint = "is a MATLAB 7.3 file", "Save it in MATLAB with -v7"
+        raise input_error(Reason.UNSUPPORTED_FORMAT, problem, "expected version 5", hint)
+    if len(data) < HEADER or not MARK.fullmatch(data, 124, HEADER):
         hint = "Download it again, or save it in MATLAB with -v7"
-        raise input_error(
-            Reason.UNSUPPORTED_FORMAT,
-            "is no MATLAB 5 file",
-            "expected its header of 128 bytes",
-            hint,
-        )
+        problem, wanted = "is no MATLAB 5 file", "expected its header of 128 bytes"
+        raise input_error(Reason.UNSUPPORTED_FORMAT, problem, wanted, hint)
     return data
 
 
 def list_variables(data: bytes) -> dict[str, MatlabVariable]:
-    """The variables of a file, by name; values are not decoded. Raises UserError: see
-    `read_array`.
+    """The variables of a file, by name; values are not decoded.
+
+    Raises UserError: see `read_array`.
     """
-    order = "<" if data[126:128] == b"IM" else ">"
-    found: dict[str, MatlabVariable] = {}
+    order = _find_order(data)
+    variables: dict[str, MatlabVariable] = {}
     for kind, body in _list_elements(memoryview(data), order):
         packed = kind == COMPRESSED
-        head = bytes(body[:HEAD]) if not packed else _inflate_head(body)
+        head = _inflate_head(body) if packed else bytes(body[:HEAD])
         variable = _parse_head(head, order)._replace(packed=packed, body=body)
         if not NAME.fullmatch(variable.name):
             continue  # what MATLAB keeps for itself
-        if variable.name in found:
-            raise input_error(
-                Reason.DUPLICATE_KEY,
-                f"holds {safe_text(variable.name)} twice",
-                "expected each variable once",
-            )
-        found[variable.name] = variable
-    return found
+        if variable.name in variables:
+            problem = f"holds {safe_text(variable.name)} twice"
+            raise input_error(Reason.DUPLICATE_KEY, problem, "expected each variable once")
+        variables[variable.name] = variable
+    return variables
+
+
+def _find_order(data: bytes) -> str:
+    """The byte order as `struct` has it."""
+    return "<" if data[126:128] == b"IM" else ">"
 
 
 def _list_elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    at = HEADER
-    while at < len(data):
-        if len(data) - at < 8:
-            raise input_error(Reason.TRUNCATED, f"ends inside the tag at byte {at}")
-        kind, size = struct.unpack_from(f"{order}II", data, at)
+    place = HEADER
+    while place < len(data):
+        rest = len(data) - place - 8
+        if rest < 0:
+            raise input_error(Reason.TRUNCATED, f"ends inside the tag at byte {place}")
+        kind, size = struct.unpack_from(f"{order}II", data, place)
         if kind not in {MATRIX, COMPRESSED}:
-            raise input_error(
-                Reason.CORRUPT, f"holds an element of type {kind} at byte {at}", "expected matrices"
-            )
-        if size > len(data) - at - 8:
-            text = f"the element at byte {at} has {size} bytes, the file {len(data) - at - 8} more"
-            raise input_error(Reason.TRUNCATED, text)
-        yield kind, data[at + 8 * (kind == COMPRESSED) : at + 8 + size]
-        at += 8 + size
+            problem = f"holds an element of type {kind} at byte {place}"
+            raise input_error(Reason.CORRUPT, problem, "expected matrices")
+        if size > rest:
+            problem = f"the element at byte {place} has {size} bytes, the file {rest} more"
+            raise input_error(Reason.TRUNCATED, problem)
+        end = place + 8 + size
+        yield kind, data[place + 8 * (kind == COMPRESSED) : end]
+        place = end
 
 
 def _inflate_head(body: memoryview) -> bytes:
@@ -203,95 +171,84 @@ def _corrupt_error(problem: str) -> Exception:
 
 
 def _parse_head(head: bytes, order: str) -> MatlabVariable:
-    """Name, kind and shape of a matrix by its first bytes, from its tag on; sizes are compared,
-    values are not there yet.
+    """Name, kind and shape of a matrix by its first bytes, from its tag on.
+
+    Sizes are compared; values are not there yet.
     """
     if len(head) < 8:
         raise _corrupt_error("has no tag")
-    kind, size = struct.unpack_from(f"{order}II", head)
-    if kind != MATRIX:
-        raise _corrupt_error(f"has the type {kind}")
+    element, size = struct.unpack_from(f"{order}II", head)
+    if element != MATRIX:
+        raise _corrupt_error(f"has the type {element}")
     end = 8 + size
-    flags, at = _read_part(head, 8, end, order, 6)
+    flags, place = _read_part(head, 8, end, order, 6)
     if len(flags) != 8:
         raise _corrupt_error("has no flags")
     word = struct.unpack_from(f"{order}I", flags)[0]
-    name = KINDS.get(word & 0xFF, "matrix of an unknown class")
-    if name not in NUMBERS and name not in {
-        "text",
-        "sparse matrix",
-        "cell array",
-        "struct",
-        "object",
-    }:
-        return MatlabVariable("", name, (), packed=False, body=memoryview(b""))
-    dimensions, at = _read_part(head, at, end, order, 5)
-    shape = struct.unpack(f"{order}{len(dimensions) // 4}i", dimensions[: len(dimensions) // 4 * 4])
-    label, at = _read_part(head, at, end, order, 1)
+    kind = KINDS.get(word & 0xFF, "matrix of an unknown class")
+    if kind not in (*NUMBERS, *CONTAINERS):
+        return MatlabVariable("", kind, (), packed=False, body=memoryview(b""))
+    dimensions, place = _read_part(head, place, end, order, 5)
+    shape = struct.unpack_from(f"{order}{len(dimensions) // 4}i", dimensions)
+    label, place = _read_part(head, place, end, order, 1)
+    name = label.decode("latin-1")
     if not 2 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 0:
         raise _corrupt_error("has impossible dimensions")
-    kind_of = "complex matrix" if word >> 8 & COMPLEX and name in NUMBERS else name
-    if kind_of in NUMBERS and math.prod(shape):
-        code, length, start, _ = _read_tag(head, at, order)
-        stated, held = math.prod(shape), length // SIZES.get(code, 1)
-        if code not in SIZES or start + length > end or held != stated or length % SIZES[code]:
-            text = f"the dimensions {' x '.join(map(str, shape))} of {safe_text(label.decode('latin-1'))}"
-            raise input_error(
-                Reason.HEADER_IMPLAUSIBLE,
-                text,
-                f"do not fit its {length} bytes",
-                "Download it again",
-            )
-    return MatlabVariable(
-        label.decode("latin-1"), kind_of, tuple(shape), packed=False, body=memoryview(b"")
-    )
+    if word >> 8 & COMPLEX and kind in NUMBERS:
+        kind = "complex matrix"
+    if kind in NUMBERS and math.prod(shape):
+        _check_values(_read_tag(head, place, order), name, shape, end)
+    return MatlabVariable(name, kind, shape, packed=False, body=memoryview(b""))
 
 
-def _read_tag(head: bytes, at: int, order: str) -> tuple[int, int, int, int]:
-    """Type, bytes, first byte of the content, and first byte behind it, of the part at `at`."""
-    if at + 8 > len(head):
+def _check_values(values: PartTag, name: str, shape: Sequence[int], end: int) -> None:
+    """Raises UserError for values that do not fill the dimensions, or lie beyond byte `end`."""
+    width = SIZES.get(values.kind)
+    if width is None or values.end > end or values.size != math.prod(shape) * width:
+        problem = f"the dimensions {' x '.join(map(str, shape))} of {safe_text(name)}"
+        wanted = f"do not fit its {values.size} bytes"
+        raise input_error(Reason.HEADER_IMPLAUSIBLE, problem, wanted, "Download it again")
+
+
+class PartTag(NamedTuple):
+    """The tag of a part of a matrix."""
+
+    kind: int
+    size: int  # bytes
+    start: int  # first byte of the content
+    following: int  # first byte of the next part
+
+    @property
+    def end(self) -> int:
+        """First byte behind the content."""
+        return self.start + self.size
+
+
+def _read_tag(head: bytes, place: int, order: str) -> PartTag:
+    if place + 8 > len(head):
         raise _corrupt_error("ends inside a tag")
-    kind, size = struct.unpack_from(f"{order}II", head, at)
+    kind, size = struct.unpack_from(f"{order}II", head, place)
     if kind >> 16:  # up to four bytes, in the tag
-        return kind & 0xFFFF, kind >> 16, at + 4, at + 8
-    return kind, size, at + 8, at + 8 + -(-size // 8) * 8
+        return PartTag(kind & 0xFFFF, kind >> 16, place + 4, place + 8)
+    return PartTag(kind, size, place + 8, place + 8 + -(-size // 8) * 8)
 
 
-def _read_part(head: bytes, at: int, end: int, order: str, kind: int) -> tuple[bytes, int]:
-    """Content of the part at `at`, which must be of type `kind` and lie within the matrix, and
-    where the next one begins.
+def _read_part(head: bytes, place: int, end: int, order: str, kind: int) -> tuple[bytes, int]:
+    """Content of the part at `place`, and where the next one begins.
+
+    The part must be of type `kind` and lie within the matrix, which ends at byte `end`.
     """
-    found, size, start, following = _read_tag(head, at, order)
-    if found != kind or start + size > min(end, len(head)):
+    tag = _read_tag(head, place, order)
+    if tag.kind != kind or tag.end > min(end, len(head)):
         raise _corrupt_error("has a damaged head")
-    return head[start : start + size], following
+    return head[tag.start : tag.end], tag.following
 
 
 def _decode(variable: MatlabVariable, data: bytes) -> np.ndarray:
     """The values of a checked matrix."""
     import scipy.io
 
-    element = bytes(variable.body)
-    if variable.packed:
-        limit = max(MAX_EXPANDED, MAX_RATIO * len(data))
-        inflater = zlib.decompressobj()
-        try:
-            element = inflater.decompress(element, limit + 1)
-        except zlib.error:
-            raise _corrupt_error("does not decompress") from None
-        if len(element) > limit:
-            raise input_error(
-                Reason.EXPANSION_LIMIT,
-                f"unpacks to more than {limit} bytes",
-                "no recording is compressed that well",
-            )
-        order = "<" if data[126:128] == b"IM" else ">"
-        if (
-            not inflater.eof
-            or len(element) < 8
-            or struct.unpack_from(f"{order}II", element)[1] != len(element) - 8
-        ):
-            raise input_error(Reason.TRUNCATED, f"{variable.name} ends early")
+    element = _inflate(variable, data) if variable.packed else bytes(variable.body)
     # without the place of objects
     plain = io.BytesIO(data[:116] + bytes(8) + data[124:HEADER] + element)
     try:
@@ -299,10 +256,25 @@ def _decode(variable: MatlabVariable, data: bytes) -> np.ndarray:
     except Exception as error:  # scipy's readers fail in many ways
         raise_system_error(error, stored=False)
         raise _corrupt_error("does not decode") from None
-    if (
-        not isinstance(value, np.ndarray)
-        or value.dtype.kind not in "iuf"
-        or value.shape != variable.shape
-    ):
+    is_numeric = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
+    if not is_numeric or value.shape != variable.shape:
         raise _corrupt_error("is not what its head states")
     return value
+
+
+def _inflate(variable: MatlabVariable, data: bytes) -> bytes:
+    """The element of a compressed matrix, with its tag."""
+    limit = max(MAX_EXPANDED, MAX_RATIO * len(data))
+    inflater = zlib.decompressobj()
+    try:
+        element = inflater.decompress(variable.body, limit + 1)
+    except zlib.error:
+        raise _corrupt_error("does not decompress") from None
+    if len(element) > limit:
+        problem = f"unpacks to more than {limit} bytes"
+        wanted = "no recording is compressed that well"
+        raise input_error(Reason.EXPANSION_LIMIT, problem, wanted)
+    size = int.from_bytes(element[4:8], "little" if _find_order(data) == "<" else "big")
+    if not inflater.eof or len(element) < 8 or size != len(element) - 8:
+        raise input_error(Reason.TRUNCATED, f"{variable.name} ends early")
+    return element

@@ -1,5 +1,4 @@
-"""Annotation files of the National Sleep Research Resource (`-nsrr.xml`): scored events, with their
-concepts, in seconds.
+"""Reads the scored events of the National Sleep Research Resource (`-nsrr.xml`), in seconds.
 
 The parser reads elements alone: a document type, hence every entity, is refused. Concepts are coded
 as `Stage 1 sleep|1`; other texts, such as start times and comments, are not read.
@@ -15,40 +14,25 @@ from bitimely_core.errors import Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.types import Annotation
 
-MAX_BYTES = 1 << 26
 FIELDS = ("EventConcept", "Start", "Duration")
 
 
 def read_events(path: Path) -> list[Annotation]:
-    """The scored events whose concepts are coded, in the order of the file; their labels are the
-    concepts.
+    """The scored events whose concepts are coded, in the order of the file, labelled by these.
 
     Raises UserError: annotation_syntax for a file that is no such XML, for a document type, and for
     an event without times.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            f"holds more than {MAX_BYTES >> 20} MiB",
-            "expected scored events",
-        )
     rows: list[dict[str, str]] = []
     names: list[str] = []
 
     def refuse(*_: object) -> None:
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            "declares a document type or an entity",
-            "expected elements alone",
-        )
+        raise _syntax_error("declares a document type or an entity", "expected elements alone")
 
     def open_element(name: str, _: dict[str, str]) -> None:
         if not names and name != "PSGAnnotation":
-            raise input_error(
-                Reason.ANNOTATION_SYNTAX,
-                f"begins with the element {safe_text(name)}",
-                "expected PSGAnnotation",
-            )
+            problem = f"begins with the element {safe_text(name)}"
+            raise _syntax_error(problem, "expected PSGAnnotation")
         names.append(name)
         if name == "ScoredEvent":
             rows.append({})
@@ -67,15 +51,19 @@ def read_events(path: Path) -> list[Annotation]:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
     except (expat.ExpatError, ValueError, LookupError) as error:
         # LookupError: of an unknown encoding
-        text = f"is no XML ({safe_text(str(error))})"
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX, text, "expected scored events", "Download it again"
-        ) from None
+        problem = f"is no XML ({safe_text(str(error))})"
+        raise _syntax_error(problem, hint="Download it again") from None
     return [
         _make_event(row, number)
         for number, row in enumerate(rows, 1)
         if "|" in row.get("EventConcept", "")
     ]
+
+
+def _syntax_error(
+    problem: str, requirement: str = "expected scored events", hint: str = ""
+) -> UserError:
+    return input_error(Reason.ANNOTATION_SYNTAX, problem, requirement, hint)
 
 
 def _make_event(row: dict[str, str], number: int) -> Annotation:
@@ -86,9 +74,6 @@ def _make_event(row: dict[str, str], number: int) -> Annotation:
     except UserError:
         start = duration = None
     if start is None or duration is None or not (math.isfinite(start + duration) and duration >= 0):
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            f"scored event {number} has no start or duration in seconds",
-            "expected numbers",
-        )
+        problem = f"scored event {number} has no start or duration in seconds"
+        raise _syntax_error(problem, "expected numbers")
     return Annotation(start, duration, row["EventConcept"].strip())

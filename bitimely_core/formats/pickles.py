@@ -1,4 +1,4 @@
-"""Pickles of numpy arrays, read without running their code.
+"""Reads pickles of numpy arrays without running their code.
 
 A pickle is a program: the ordinary reader calls whatever it names. This one knows five names, of
 the seven globals by which old and new numpy write arrays, and gives each a stand-in that only
@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import pickle  # the opcodes and the interpreter; its load functions are never called
 import re
-import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error, safe_text
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.system_errors import raise_system_error
 
-MAX_DEPTH = 100  # containers in containers
 TYPES = re.compile(r"([<>|=]?)([biuf])([1248])")
 SCALARS = (type(None), bool, int, float, str, bytes)
 
@@ -30,10 +29,10 @@ class _DtypeStandIn:
     """Stand-in of numpy.dtype: plain numbers alone."""
 
     def __init__(self, code: str) -> None:
-        found = TYPES.fullmatch(code)
-        if found is None:
+        match = TYPES.fullmatch(code)
+        if match is None:
             raise _UnsafePickle(f"an array of type {safe_text(code)}")
-        self.order, self.kind = found[1] or "|", found[2] + found[3]
+        self.order, self.kind = match[1] or "|", match[2] + match[3]
 
     def build(self, state: Any) -> None:
         """Sets the byte order; the other fields of the state are those of structured types."""
@@ -175,9 +174,6 @@ for _code in (
     pickle.EXT1,
     pickle.EXT2,
     pickle.EXT4,
-):
-    _ArrayUnpickler.dispatch[_code[0]] = _ArrayUnpickler.refuse
-for _code in (
     pickle.NEXT_BUFFER,
     pickle.READONLY_BUFFER,
     pickle.BYTEARRAY8,
@@ -226,44 +222,22 @@ def load_pickle(path: Path) -> Any:
         UserError: unsafe_pickle for a name, call or type that is not on the list; truncated,
             corrupt, empty_file, io_error.
     """
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         try:
-            info = path.stat()
-            if not stat.S_ISREG(info.st_mode):
-                raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
-            if info.st_size == 0:
-                raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
-            with path.open("rb") as file:
-                return _replace_stand_ins(
-                    _ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(),
-                    {},
-                    0,
-                )
-        except OSError as error:
-            raise_system_error(error, path, stored=False)
-            raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+            return _read_content(path)
         except _UnsafePickle as error:
+            wanted = "only arrays of numbers are read, and nothing was run"
             hint = (
                 "Do not open this file with other tools; download it again from its official source"
             )
-            raise input_error(
-                Reason.UNSAFE_PICKLE,
-                str(error),
-                "only arrays of numbers are read, and nothing was run",
-                hint,
-            ) from None
+            raise input_error(Reason.UNSAFE_PICKLE, str(error), wanted, hint) from None
         except EOFError:
             raise input_error(Reason.TRUNCATED, "the pickle ends early") from None
         except pickle.UnpicklingError as error:
-            code = (
-                Reason.TRUNCATED
-                if "truncated" in str(error) or "exhausted" in str(error)
-                else Reason.CORRUPT
-            )
-            raise input_error(
-                code, "the pickle does not decode", hint="Download it again"
-            ) from None
-        except UserError:
+            is_cut = "truncated" in str(error) or "exhausted" in str(error)
+            code = Reason.TRUNCATED if is_cut else Reason.CORRUPT
+            raise input_error(code, "the pickle does not decode") from None
+        except (UserError, OSError):
             raise
         except Exception as error:
             # damaged bytes can make the interpreter of opcodes raise anything
@@ -272,9 +246,20 @@ def load_pickle(path: Path) -> Any:
             raise input_error(Reason.CORRUPT, problem) from None
 
 
-def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """The value with arrays in the place of their stand-ins. Shared objects stay shared, as in the
-    pickle.
+def _read_content(path: Path) -> Any:
+    size = path.stat().st_size
+    if size == 0:
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
+    with path.open("rb") as file:
+        bounded = _BoundedFile(file, size)
+        content = _ArrayUnpickler(bounded, encoding="latin1").load()
+    return _replace_stand_ins(content, {})
+
+
+def _replace_stand_ins(value: Any, seen: dict[int, Any]) -> Any:
+    """The value with arrays in the place of their stand-ins.
+
+    Shared objects stay shared, as in the pickle; `seen` holds them by their id.
     """
     if isinstance(value, SCALARS):
         return value
@@ -284,22 +269,17 @@ def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
         return value.value
     if id(value) in seen:
         return seen[id(value)]
-    if depth > MAX_DEPTH:
-        raise ValueError("containers nested too deeply")
+    replace = partial(_replace_stand_ins, seen=seen)
+    replaced: Any
     match value:
         case dict():
-            replaced: Any = {}
-            seen[id(value)] = replaced
-            replaced |= {
-                key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()
-            }
+            seen[id(value)] = replaced = {}
+            replaced.update(zip(value, map(replace, value.values()), strict=True))
         case list():
-            replaced = []
-            seen[id(value)] = replaced
-            replaced += [_replace_stand_ins(item, seen, depth + 1) for item in value]
+            seen[id(value)] = replaced = []
+            replaced.extend(map(replace, value))
         case tuple():
-            replaced = tuple(_replace_stand_ins(item, seen, depth + 1) for item in value)
-            seen[id(value)] = replaced
+            seen[id(value)] = replaced = tuple(map(replace, value))
         case _:
             raise _UnsafePickle("something that is no array")
     return replaced

@@ -1,8 +1,8 @@
-"""Files of a raw folder, found without opening any: regular files with their sizes, and all others
-with the reason why they are not read.
+"""The files of a raw folder: regular ones with their sizes, the others with the reason why they are
+not read.
 
-What bitimely itself wrote there is no source: caches, tokens, runs, reports and exports of any
-workspace, its page and its key.
+No file is opened for that. What bitimely wrote is no source: caches, tokens, runs, reports and
+exports of any workspace, its page and its key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from bitimely_core import storage
 from bitimely_core.errors import (
     Finding,
+    Place,
     Reason,
     UserError,
     clean,
@@ -29,8 +30,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.system_errors import raise_system_error
 
-# endings under which a folder is not descended into
-RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")
+RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # a folder with such a name is not entered
 ARCHIVE_SUFFIXES = (
     ".zip",
     ".tar",
@@ -44,7 +44,7 @@ ARCHIVE_SUFFIXES = (
     ".7z",
     ".rar",
 )
-STORED = {  # files of bitimely -> a key that they hold
+STORED = {  # file of bitimely -> a key that it holds
     "manifest.json": b'"manifest_sha256"',
     "ingest_report.json": b'"bitimely.',
     "run.json": b'"leak_free"',
@@ -63,23 +63,21 @@ KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
 @dataclass(frozen=True)
 class Source:
-    """A raw folder: `files` maps relative POSIX paths to sizes in bytes, `rejected` paths that must
-    not be opened to the reason.
-    """
+    """A raw folder."""
 
     root: Path
-    files: dict[str, int]
-    rejected: dict[str, Finding]
+    files: dict[str, int]  # path, relative and POSIX -> bytes
+    rejected: dict[str, Finding]  # path that must not be opened -> the reason
 
     def path(self, rel: str) -> Path:
-        """Absolute path of a file of this source; `rel`, a POSIX path, may be part of a file, hence
-        is not trusted.
+        """Absolute path of a file of this source.
 
-        Raises UserError: path_escape for a path that leaves the root, the reason in `rejected`, or
+        `rel`, a POSIX path, may have been read in a file, hence is not trusted. Raises UserError:
+        path_escape for a path that leaves the root, the reason in `rejected`, or
         missing_signal_file.
         """
         pure = PurePosixPath(rel)
-        if pure.is_absolute() or ".." in pure.parts or "\\" in rel or "\0" in rel:
+        if leaves_folder(rel):
             raise input_error(
                 Reason.PATH_ESCAPE,
                 f"names the file {safe_text(rel)}",
@@ -93,26 +91,31 @@ class Source:
         return self.root / name
 
 
+def leaves_folder(name: str) -> bool:
+    """Whether a path of a file may lead out of its folder."""
+    pure = PurePosixPath(name)
+    return pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name
+
+
 def finding_to_error(finding: Finding) -> UserError:
     """A finding as the error that quarantines its unit."""
-    f = finding
-    return UserError(
-        f.code, f.problem, f.requirement, f.hint, f.file, f.field, f.row, f.found, f.expected
-    )
+    place = {name: getattr(finding, name) for name in Place.__annotations__}
+    return UserError(finding.code, finding.problem, finding.requirement, finding.hint, **place)
 
 
 def compare_copies(copies: Sequence[tuple[str, Hashable]], name: str = "") -> list[Finding]:
-    """What it means that several files hold one thing: a warning for each further one where all are
-    equal, an error for each where they differ.
+    """Findings on several files that hold the same thing.
+
+    Where all are equal the first is used: a warning for each of the others. Where they differ none
+    is used, since the right one is unknown: an error for each.
 
     Args:
-        copies: file -> content, or a hash of it; of equal ones the first is used, of others none:
-            which is right is unknown.
+        copies: each file with its content, or with a hash of it.
         name: of the thing, where its files hold others too.
     """
     files = [file for file, _ in copies]
     if len({content for _, content in copies}) > 1:
-        text = f"{f'{name} ' if name else ''}is there {len(files)} times, with different contents"
+        text = f"{name} is there {len(files)} times, with different contents".lstrip()
         return [
             Finding(
                 Reason.DUPLICATE_KEY,
@@ -123,17 +126,18 @@ def compare_copies(copies: Sequence[tuple[str, Hashable]], name: str = "") -> li
             )
             for file in files
         ]
-    text = f"{f'{name} here ' if name else ''}is a copy of {'that in ' if name else ''}{safe_text(files[0])}"
+    first = safe_text(files[0])
+    text = f"{name} here is a copy of that in {first}" if name else f"is a copy of {first}"
     return [input_warning(Reason.DUPLICATES, text, "used once", file=file) for file in files[1:]]
 
 
 def choose_copy(
     source: Source, rels: Sequence[str], read: Callable[[str], Hashable] | None = None
 ) -> tuple[str, list[Finding]]:
-    """Of the files of one name the first, and the findings of `compare_copies`, or why one of them
-    cannot be compared.
+    """The first of the files of one name, and findings on the others.
 
-    `read`: the content of a file; None: its SHA-256.
+    The findings are those of `compare_copies`, or say why a file cannot be compared. `read` gives
+    the content of a file; None: its SHA-256.
     """
     if faults := [source.rejected[rel] for rel in rels if rel in source.rejected]:
         return rels[0], faults
@@ -142,15 +146,11 @@ def choose_copy(
     copies: list[tuple[str, Hashable]] = []
     for rel in rels:
         try:
-            copies.append((rel, read(rel) if read else storage.hash_file(source.path(rel))))
+            with translate_read_errors(rel):
+                copies.append((rel, read(rel) if read else storage.hash_file(source.path(rel))))
         except UserError as error:
             raise_system_error(error)
-            return rels[0], [error.finding.at(rel)]
-        except OSError as error:
-            raise_system_error(error, source.root / rel, stored=False)
-            return rels[0], [
-                Finding(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=rel)
-            ]
+            return rels[0], [error.finding]
     return rels[0], compare_copies(copies)
 
 
@@ -164,9 +164,29 @@ def locate_errors(file: str | Path, *, replace: bool = True) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def translate_read_errors(path: Path | str, name: str = "") -> Iterator[None]:
+    """An OSError in this block becomes a UserError: io_error, or a fault of the machine (exit 6).
+
+    Errors that leave the block and name no file name `path`. `name`, as a header has it, is said
+    where the message is about another file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise_system_error(error, path, stored=False)
+        what = f"{safe_text(name)} cannot" if name else "cannot"
+        problem = f"{what} be read ({error.strerror})"
+        raise input_error(Reason.IO_ERROR, problem, file=str(path)) from None
+    except UserError as error:
+        error.file = error.file or str(path)
+        raise
+
+
 def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = False) -> Source:
-    """All files under `root`, recursively, by `lstat` alone; hidden names are skipped, and what
-    bitimely wrote (`is_own_folder`).
+    """All files under `root`, recursively, by `lstat` alone.
+
+    Hidden names are skipped, and what bitimely wrote (`is_own_folder`).
 
     Args:
         root: a folder.
@@ -184,62 +204,79 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = Fa
             archive, not_regular_file for a pipe or device.
     """
     root = Path(root)
+    _require_folder(root)
+    files: dict[str, int] = {}
+    rejected: dict[str, Finding] = {}
+    real = root.resolve()
+    visited: set[tuple[int, int]] = set()
+    written: dict[Path, bool] = {}
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        entries = _list_entries(root, folder, visited)
+        if isinstance(entries, Finding):
+            rejected[entries.file or folder] = entries
+            continue
+        for name in entries:
+            rel = folder + name
+            info = _inspect_entry(root / rel, rel, real, written, follow=follow_symlinks)
+            if isinstance(info, Finding):
+                rejected[info.file or rel] = info
+            elif info is not None and stat.S_ISDIR(info.st_mode):
+                pending.append(rel + "/")
+            elif info is not None:
+                files[rel] = info.st_size
+        if is_flat:
+            break
+    return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
+
+
+def _require_folder(root: Path) -> None:
+    """Raises UserError for what is no folder, as `scan_folder`."""
     try:
         mode = root.stat().st_mode
     except OSError as error:
         raise_system_error(error, root, stored=False)
-        text = (
-            "no such folder"
-            if isinstance(error, FileNotFoundError)
-            else f"cannot be read ({error.strerror})"
-        )
+        missing = isinstance(error, FileNotFoundError)
+        text = "no such folder" if missing else f"cannot be read ({error.strerror})"
         raise usage_error(
             text, hint="Check the path", code=Reason.NOT_FOUND, file=str(root)
         ) from None
-    if not stat.S_ISDIR(mode):
-        raise _folder_error(root, mode)
-    files: dict[str, int] = {}
-    rejected: dict[str, Finding] = {}
-    real = root.resolve()
-    seen: set[tuple[int, int]] = set()
-    own: dict[Path, bool] = {}
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        try:
-            info = (root / folder).stat()
-            if (info.st_dev, info.st_ino) in seen:  # only links can lead here twice
-                continue
-            seen.add((info.st_dev, info.st_ino))
-            entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
-        except OSError as error:
-            raise_system_error(error, root / folder, stored=False)
-            where = folder.rstrip("/") or "."
-            rejected[where] = Finding(
-                Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where
-            )
-            continue
-        if folder and is_own_folder(root / folder):
-            continue
-        for entry in entries:
-            if entry.name.startswith(".") or (
-                entry.is_symlink() and _leads_to_own_folder(root / folder / entry.name, real, own)
-            ):
-                continue
-            rel = folder + entry.name
-            fault = _inspect_entry(root, real, rel, follow=follow_symlinks)
-            if isinstance(fault, Finding):
-                rejected[fault.file or rel] = fault
-            elif fault is None:
-                pending += [] if is_flat else [rel + "/"]
-            elif fault >= 0 and fault != KEY_FILES.get(entry.name) and not is_own_page(root / rel):
-                files[rel] = fault
-    return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
+    if stat.S_ISDIR(mode):
+        return
+    code, problem, hint = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
+    if not stat.S_ISREG(mode):
+        code, problem = Reason.NOT_REGULAR_FILE, f"is a {_describe_mode(mode)}"
+        hint = "Give a folder"
+    elif root.suffix.lower() in ARCHIVE_SUFFIXES:
+        code, problem = Reason.UNSUPPORTED_FORMAT, "is an archive"
+        hint = "Unpack it and give the folder"
+    raise input_error(code, problem, "a folder was expected", hint, file=str(root))
+
+
+def _list_entries(root: Path, folder: str, visited: set[tuple[int, int]]) -> list[str] | Finding:
+    """The names in a folder, sorted, or why it cannot be listed.
+
+    None for a folder that bitimely wrote, and none for one that was visited before.
+    """
+    path = root / folder
+    try:
+        info = path.stat()
+        if (info.st_dev, info.st_ino) in visited:  # only links can lead there twice
+            return []
+        visited.add((info.st_dev, info.st_ino))
+        names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise_system_error(error, path, stored=False)
+        problem = f"the folder cannot be listed ({error.strerror})"
+        return Finding(Reason.IO_ERROR, problem, file=folder.rstrip("/") or ".")
+    return [] if folder and is_own_folder(path) else names
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Whether bitimely wrote `folder`: a cache, token set, run, stage, report or export, finished
-    or not.
+    """Whether bitimely wrote `folder`: a cache, token set, run, stage, report or export.
+
+    It may be unfinished.
     """
     try:
         names = {path.name for path in folder.iterdir()}
@@ -268,8 +305,8 @@ def is_own_page(path: Path) -> bool:
         return False
 
 
-def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
-    """Whether a link leads into a folder of bitimely; `own`: the folders that are known."""
+def _leads_to_own_folder(link: Path, real: Path, written: dict[Path, bool]) -> bool:
+    """Whether a link leads into a folder of bitimely; `written` holds the folders seen before."""
     try:
         target = link.resolve()
     except (OSError, RuntimeError) as error:
@@ -282,83 +319,73 @@ def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
     for folder in target.parents:
         if folder == real:
             return False
-        if own.setdefault(folder, folder not in own and is_own_folder(folder)):
+        if folder not in written:
+            written[folder] = is_own_folder(folder)
+        if written[folder]:
             return True
     return False
 
 
-def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
-    """Size of a regular file, None for a folder to descend into, -1 for a link to a folder of this
-    root, or why the entry is not read.
+def _inspect_entry(
+    path: Path, rel: str, real: Path, written: dict[Path, bool], *, follow: bool
+) -> os.stat_result | Finding | None:
+    """The state of a regular file or of a folder to descend into, or why the entry is not read.
+
+    None for what bitimely wrote, and for a link to a folder of this root, which is found anyway.
     """
-    path = root / rel
     try:
         rel.encode()
+        state = path.lstat()
+        info: os.stat_result | Finding | None = state
+        if stat.S_ISLNK(state.st_mode):
+            info = _follow_link(path, rel, real, written, follow=follow)
     except UnicodeEncodeError:
         return input_warning(
             Reason.FILE_NAME, "the name is not valid UTF-8, the file is not read", file=clean(rel)
         )
-    try:
-        info = path.lstat()
-        if stat.S_ISLNK(info.st_mode):
-            target = path.resolve()
-            inside = target.is_relative_to(real)
-            if not inside and not follow:
-                return Finding(
-                    Reason.SYMLINK_OUTSIDE_ROOT,
-                    "is a link that leaves the data set's folder",
-                    "which is not followed",
-                    "Copy the file, or give --follow-symlinks",
-                    file=rel,
-                )
-            info = path.stat()
-            if stat.S_ISDIR(info.st_mode) and inside:
-                return -1  # what it leads to is found anyway
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+    except (OSError, RuntimeError) as error:
         raise_system_error(error, path, stored=False)
-        why = getattr(error, "strerror", None) or "loop of links"
+        why = getattr(error, "strerror", None) or "loop of links"  # a RuntimeError
         return Finding(Reason.NOT_REGULAR_FILE, f"cannot be followed ({why})", file=rel)
+    if info is None or isinstance(info, Finding):
+        return info
     if stat.S_ISDIR(info.st_mode) and not rel.lower().endswith(RECORDING_SUFFIXES):
+        return info
+    if not stat.S_ISREG(info.st_mode):
+        problem = f"is a {_describe_mode(info.st_mode)}"
+        return Finding(Reason.NOT_REGULAR_FILE, problem, "a regular file was expected", file=rel)
+    is_own = info.st_size == KEY_FILES.get(path.name) or is_own_page(path)
+    return None if is_own else info
+
+
+def _follow_link(
+    link: Path, rel: str, real: Path, written: dict[Path, bool], *, follow: bool
+) -> os.stat_result | Finding | None:
+    """The state of what a link leads to; see `_inspect_entry`."""
+    if _leads_to_own_folder(link, real, written):
         return None
-    if stat.S_ISREG(info.st_mode):
-        return info.st_size
-    return Finding(
-        Reason.NOT_REGULAR_FILE,
-        f"is a {_describe_mode(info.st_mode)}",
-        "a regular file was expected",
-        file=rel,
-    )
-
-
-def _folder_error(root: Path, mode: int) -> UserError:
-    code, problem, hint = Reason.NO_INPUT, "is a file", "Give the folder that holds it"
-    if not stat.S_ISREG(mode):
-        code, problem, hint = (
-            Reason.NOT_REGULAR_FILE,
-            f"is a {_describe_mode(mode)}",
-            "Give a folder",
+    inside = link.resolve().is_relative_to(real)
+    if not inside and not follow:
+        return Finding(
+            Reason.SYMLINK_OUTSIDE_ROOT,
+            "is a link that leaves the data set's folder",
+            "which is not followed",
+            "Copy the file, or give --follow-symlinks",
+            file=rel,
         )
-    elif root.suffix.lower() in ARCHIVE_SUFFIXES:
-        code, problem, hint = (
-            Reason.UNSUPPORTED_FORMAT,
-            "is an archive",
-            "Unpack it and give the folder",
-        )
-    return input_error(code, problem, "a folder was expected", hint, file=str(root))
+    info = link.stat()
+    return None if inside and stat.S_ISDIR(info.st_mode) else info
 
 
 def _describe_mode(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "pipe"
-    if stat.S_ISSOCK(mode):
-        return "socket"
-    return (
-        "device"
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
-        else "folder"
-        if stat.S_ISDIR(mode)
-        else "special file"
-    )
+    kinds = {
+        stat.S_IFIFO: "pipe",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "device",
+        stat.S_IFDIR: "folder",
+    }
+    return kinds.get(stat.S_IFMT(mode), "special file")
 
 
 class ChecksumList(NamedTuple):
@@ -368,19 +395,16 @@ class ChecksumList(NamedTuple):
     malformed: int  # lines that are no checksums
 
     def compare(self, source: Source) -> list[Finding]:
-        """One warning each for files that are listed and not in `source`, that are there and not
+        """A warning each for files that are listed and not in `source`, that are there and not
         listed, and for malformed lines.
         """
-        absent = sorted(
-            name for name in self.files if name not in source.files and name not in source.rejected
-        )
-        unlisted = sorted(
-            name for name in source.files if name not in self.files and name != CHECKSUM_FILE
-        )
-        found = [
-            (absent, len(absent), "files that are listed and not here"),
-            (unlisted, len(unlisted), "files that are here and not listed"),
-            ([], self.malformed, "lines that are no checksums"),
+        listed, there = set(self.files), set(source.files)
+        absent = sorted(listed - there - set(source.rejected))
+        unlisted = sorted(there - listed - {CHECKSUM_FILE})
+        rows: list[tuple[int, str, list[str]]] = [
+            (len(absent), "files that are listed and not here", absent),
+            (len(unlisted), "files that are here and not listed", unlisted),
+            (self.malformed, "lines that are no checksums", []),
         ]
         return [
             input_warning(
@@ -388,20 +412,26 @@ class ChecksumList(NamedTuple):
                 f"{text}: {count}",
                 file=CHECKSUM_FILE,
                 count=count,
-                examples=tuple(safe_text(name) for name in names[:5]),
+                examples=_list_examples(names),
             )
-            for names, count, text in found
+            for count, text, names in rows
             if count
         ]
 
 
+def _list_examples(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(safe_text(name) for name in names[:5])
+
+
 def parse_checksums(text: str) -> ChecksumList:
-    """The lines of SHA256SUMS.txt: 64 hexadecimal digits, a space, and a path; empty lines count
-    for nothing.
+    """The lines of SHA256SUMS.txt: 64 hexadecimal digits, a space, and a path.
+
+    Empty lines count for nothing.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = [match for line in lines if (match := CHECKSUM_LINE.fullmatch(line))]
-    return ChecksumList({match[2]: match[1].lower() for match in found}, len(lines) - len(found))
+    matches = list(filter(None, map(CHECKSUM_LINE.fullmatch, lines)))
+    files = {match[2]: match[1].lower() for match in matches}
+    return ChecksumList(files, len(lines) - len(matches))
 
 
 def require_source(source: Source | None) -> Source:
@@ -414,42 +444,46 @@ def require_source(source: Source | None) -> Source:
 
 
 def report_unclaimed(
-    source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str]
+    source: Source, units: Mapping[str, Mapping[str, str]], layout: re.Pattern[str]
 ) -> Iterator[Finding]:
-    """Warnings about files that belong to no unit and whose names `layout` does not match, one for
-    each suffix.
+    """Warnings about files that belong to no unit and whose names `layout` does not match.
+
+    There is one for each ending. `units` holds the files of each unit.
     """
-    claimed = {rel for files in found.values() for rel in files.values()}
-    left: dict[str, list[str]] = {}
+    claimed = {rel for files in units.values() for rel in files.values()}
+    by_ending: dict[str, list[str]] = {}
     for rel in source.files:
         if rel not in claimed and not layout.fullmatch(PurePosixPath(rel).name):
-            left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
-    for ending, files in sorted(left.items()):
+            by_ending.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
+    for ending, files in sorted(by_ending.items()):
+        what = "files" if files[1:] else "file"
+        how = f"ending in {safe_text(ending)}" if ending else "without an ending"
         yield input_warning(
             Reason.UNSUPPORTED_FORMAT if not claimed else Reason.FILE_NAME,
-            f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
+            f"{len(files)} {what} {how}",
             "not read",
             file=files[0],
             count=len(files),
-            examples=tuple(safe_text(rel) for rel in files[:5]),
+            examples=_list_examples(files),
         )
 
 
-def report_faults(faults: Sequence[Finding]) -> list[Finding]:
+def report_faults(faults: Iterable[Finding]) -> list[Finding]:
     """Findings on faulty lines, the first few of each reason one by one, the others counted."""
-    out: list[Finding] = []
-    for code in dict.fromkeys(fault.code for fault in faults):
-        same = [fault for fault in faults if fault.code == code]
-        out += same[:MAX_LISTED]
-        if more := same[MAX_LISTED:]:
-            rows = tuple(f"row {fault.row}" for fault in more[:5])
-            out.append(
+    by_code: dict[Reason, list[Finding]] = {}
+    for fault in faults:
+        by_code.setdefault(fault.code, []).append(fault)
+    findings: list[Finding] = []
+    for same in by_code.values():
+        findings += same[:MAX_LISTED]
+        if rest := same[MAX_LISTED:]:
+            findings.append(
                 replace(
-                    more[0],
-                    problem=f"{len(more)} more lines with this fault",
+                    rest[0],
+                    problem=f"{len(rest)} more lines with this fault",
                     requirement="",
-                    count=len(more),
-                    examples=rows,
+                    count=len(rest),
+                    examples=tuple(f"row {fault.row}" for fault in rest[:5]),
                 )
             )
-    return out
+    return findings

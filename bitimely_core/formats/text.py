@@ -1,4 +1,4 @@
-"""Text from foreign files: the encoding of tables, and labels made safe to store and to show.
+"""Decodes text from foreign files, and makes labels safe to store and to show.
 
 A table is UTF-8 with or without a byte order mark, UTF-16 with one, or in the encoding that
 `--encoding` states (`use_encoding`). A mark outranks that statement; bytes that do not decode
@@ -39,9 +39,7 @@ NO_ENCODING_OF_TABLES = {
 }
 DECODED_BYTES = 1 << 20  # decoded at once
 ENCODING: ContextVar[str] = ContextVar("encoding", default=UTF8)
-"""Encoding of tables without a byte order mark in this context: set by `use_encoding` for an
-ingest, read by every reader of text tables.
-"""
+"""Encoding of tables without a byte order mark: `use_encoding` sets it for an ingest."""
 
 MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
 FORMULA = ("=", "+", "-", "@")
@@ -49,22 +47,19 @@ FORMULA = ("=", "+", "-", "@")
 
 @contextmanager
 def use_encoding(name: str | None) -> Iterator[None]:
-    """Tables without a byte order mark are read in the encoding `name` within the block; None:
-    UTF-8.
+    """Read tables without a byte order mark in the encoding `name` within the block; None: UTF-8.
 
     Raises UserError: config (exit 2) for a name that is no encoding of texts.
     """
     try:
-        known = codecs.lookup(name or UTF8)
-        usable = known._is_text_encoding and known.name not in NO_ENCODING_OF_TABLES
+        codec = codecs.lookup(name or UTF8)
     except (LookupError, ValueError):
-        usable = False
-    if not usable:
+        codec = None
+    if codec is None or not codec._is_text_encoding or codec.name in NO_ENCODING_OF_TABLES:
+        problem = f"{safe_text(name)} is no encoding of texts"
         expected = "expected an encoding such as latin-1, cp1252, utf-16 or shift_jis"
-        raise usage_error(
-            f"{safe_text(name)} is no encoding of texts", expected, field="--encoding"
-        )
-    token = ENCODING.set(known.name)
+        raise usage_error(problem, expected, field="--encoding")
+    token = ENCODING.set(codec.name)
     try:
         yield
     finally:
@@ -84,10 +79,10 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
             raise encoding_error(0, 1, "UTF-8 (it looks like UTF-16 without a byte order mark)")
     elif stated.startswith("utf-32"):
         return stated, 0
-    return next(
-        ((name, len(mark)) for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)),
-        (stated, 0),
-    )
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if head.startswith(mark):
+            return name, len(mark)
+    return stated, 0
 
 
 def encoding_error(offset: int, row: int | None, expected: str = "UTF-8") -> UserError:
@@ -104,8 +99,9 @@ def encoding_error(offset: int, row: int | None, expected: str = "UTF-8") -> Use
 
 
 def require_utf8(text: bytes, offset: int = 0, row: int = 1) -> None:
-    """Raises UserError (encoding) for bytes that are not UTF-8; they begin at byte `offset` of the
-    table, in line `row`.
+    """Raises UserError (encoding) for bytes that are not UTF-8.
+
+    They begin at byte `offset` of the table, in line `row`.
     """
     if text.isascii():
         return
@@ -118,8 +114,9 @@ def require_utf8(text: bytes, offset: int = 0, row: int = 1) -> None:
 
 
 def decode_table(data: bytes, *, fallback: str | None = None) -> str:
-    """The text of a table, without its byte order mark; `fallback`: the encoding of what is not
-    UTF-8. Raises UserError: encoding.
+    """The text of a table, without its byte order mark.
+
+    `fallback`: the encoding of what is not UTF-8. Raises UserError: encoding.
     """
     encoding, mark = detect_encoding(data)
     try:
@@ -132,8 +129,9 @@ def decode_table(data: bytes, *, fallback: str | None = None) -> str:
 
 
 class DecodedStream(io.RawIOBase):
-    """The bytes of a text in some encoding, after its mark of `start` bytes, as UTF-8. With `mac`
-    line ends are single carriage returns.
+    """The bytes of a text in some encoding, after its mark of `start` bytes, as UTF-8.
+
+    With `mac` line ends are single carriage returns.
     """
 
     def __init__(self, file: IO[bytes], encoding: str, start: int, *, mac: bool) -> None:
@@ -160,9 +158,9 @@ class DecodedStream(io.RawIOBase):
                 ) from None
             self.offset += len(raw)
             self.waiting = (text.replace("\r", "\n") if self.mac else text).encode(UTF8)
-        given, self.waiting = self.waiting[: len(buffer)], self.waiting[len(buffer) :]
-        buffer[: len(given)] = given
-        return len(given)
+        content, self.waiting = self.waiting[: len(buffer)], self.waiting[len(buffer) :]
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def format_bytes(raw: bytes) -> str:
@@ -185,36 +183,36 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def sanitize_label(label: str) -> str:
-    """A foreign label made safe to store: control, markup and leading formula characters become
-    underscores.
+    """A foreign label made safe to store.
+
+    Control, markup and leading formula characters become underscores.
     """
-    kept = "".join(
-        "_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c
-        for c in label
-    )
-    kept = MARKUP.sub("_", kept).strip()
-    return "_" + kept[1:] if kept.startswith(FORMULA) else kept
+    text = "".join("_" if _is_control(c) else c for c in label)
+    text = MARKUP.sub("_", text).strip()
+    return "_" + text[1:] if text.startswith(FORMULA) else text
+
+
+def _is_control(character: str) -> bool:
+    """Whether a character is one of control, format, surrogate or a separator of lines."""
+    return unicodedata.category(character)[0] == "C" or character in "\u2028\u2029"
 
 
 def escape_controls(text: str) -> str:
-    """Text without control, format and surrogate characters: each becomes its escape, so that
-    different texts stay different.
-    """
+    """Text whose control, format and surrogate characters are escaped: different texts stay so."""
     if text.isprintable():
         return text
-    return "".join(
-        f"\\x{ord(c):02x}" if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c
-        for c in text
-    )
+    return "".join(f"\\x{ord(c):02x}" if _is_control(c) else c for c in text)
 
 
 def require_plain_names(names: Sequence[str]) -> None:
-    """Raises UserError: label_chars, for names of columns with control or format characters, which
-    no one sees; tabs may be delimiters.
+    """Raises UserError (label_chars) for names of columns with characters that no one sees.
+
+    Tabs may be delimiters.
     """
-    for number, name in enumerate((name.replace("\t", " ") for name in names), 1):
-        if escape_controls(name) != name:
-            problem = f"the name of column {number} holds control characters: {safe_text(escape_controls(name))}"
+    for number, name in enumerate(names, 1):
+        escaped = escape_controls(name.replace("\t", " "))
+        if escaped != name.replace("\t", " "):
+            problem = f"the name of column {number} holds control characters: {safe_text(escaped)}"
             raise input_error(
                 Reason.LABEL_CHARS, problem, "expected plain text", "Correct the header", row=1
             )
@@ -227,58 +225,51 @@ def has_unsafe_characters(label: str) -> bool:
 
 def list_names(names: Sequence[str], limit: int = 30) -> str:
     """The first names, safe to show, and how many more there are."""
-    return ", ".join(map(safe_text, names[:limit])) + (
-        f" and {len(names) - limit} more" if len(names) > limit else ""
-    )
+    return list_first([safe_text(name) for name in names], limit)
 
 
 def list_numbers(numbers: Sequence[int]) -> str:
     """The first ten numbers, and how many more there are."""
-    return ", ".join(map(str, numbers[:10])) + (
-        f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
-    )
+    return list_first([str(number) for number in numbers], 10)
+
+
+def list_first(texts: Sequence[str], limit: int) -> str:
+    """The first texts, and how many more there are."""
+    rest = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(texts[:limit]) + rest
 
 
 def number_duplicates(
     names: dict[int, str], required: Collection[str] | None, field: str, findings: list[Finding]
 ) -> dict[int, str]:
-    """Unique names of signals by 1-based number: those with equal names get their numbers, and a
-    warning is added to `findings`.
+    """Unique names of signals by 1-based number.
 
-    `required`: names that must be unique (None: all); `field`: of the header, for messages. Raises
-    UserError: duplicate_channel.
+    Those with equal names get their numbers, and a warning is added to `findings`.
+
+    Args:
+        names: of the signals.
+        required: names that must be unique; None: all.
+        field: of the header, for messages.
+        findings: of the header.
+
+    Raises:
+        UserError: duplicate_channel.
     """
     unique = dict(names)
-    bearers: dict[str, list[int]] = {}
-    for i, name in names.items():
-        bearers.setdefault(name, []).append(i)
-    for name, same in bearers.items():
+    numbers: dict[str, list[int]] = {}
+    for number, name in names.items():
+        numbers.setdefault(name, []).append(number)
+    code = Reason.DUPLICATE_CHANNEL
+    for name, same in numbers.items():
         if len(same) == 1:
             continue
         problem = f"{len(same)} signals are called {safe_text(name)}: {list_numbers(same)}"
         if required is None or name in required:
-            raise input_error(
-                Reason.DUPLICATE_CHANNEL,
-                problem,
-                "expected one",
-                field=field,
-                found=safe_text(name),
-            )
-        findings.append(
-            input_warning(
-                Reason.DUPLICATE_CHANNEL,
-                problem,
-                "stored with their numbers",
-                field=field,
-                count=len(same),
-            )
-        )
-        unique |= {i: f"{name} ({i})" for i in same}
+            raise input_error(code, problem, "expected one", field=field, found=safe_text(name))
+        action = "stored with their numbers"
+        findings.append(input_warning(code, problem, action, field=field, count=len(same)))
+        unique |= {number: f"{name} ({number})" for number in same}
     if len(set(unique.values())) < len(unique):
-        raise input_error(
-            Reason.DUPLICATE_CHANNEL,
-            f"signals have equal {field}s",
-            "expected different ones",
-            field=field,
-        )
+        problem = f"signals have equal {field}s"
+        raise input_error(code, problem, "expected different ones", field=field)
     return unique

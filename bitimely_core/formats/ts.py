@@ -1,5 +1,7 @@
-"""The .ts files of the UEA, UCR and Monash archives: classification and regression, channels of
-unequal length, timestamps, missing values.
+"""Reads the .ts files of the UEA, UCR and Monash archives: cases of time series with their labels.
+
+Tasks are classification and regression; there may be channels of unequal length, timestamps and
+missing values.
 
 One line a case: channels separated by ':', values by ',', the label last. Files are read line by
 line, twice: the first pass counts the cases and their shapes, the second parses them. So memory
@@ -10,9 +12,10 @@ faulty case is a finding with its line number; values, labels and dates are neve
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -20,13 +23,12 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.csv_text import Line
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import decode_text, escape_controls
 from bitimely_core.formats.units import LARGEST
-from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
-MAX_SHAPES = 10_000  # different shapes that the first pass keeps count of
 
 KEYS = {
     "problemname": "problem",
@@ -40,6 +42,7 @@ KEYS = {
     "classlabel": "classes",
     "targetlabel": "target",
 }
+FLAGS = ("timestamps", "missing", "univariate", "equal", "classes", "target")
 PLAIN = b"0123456789+-.eE, \t"
 NUMBER = re.compile(rb"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?")
 INFINITE = re.compile(rb"[+-]?inf(?:inity)?", re.IGNORECASE)
@@ -54,12 +57,15 @@ TsTask = Literal["classification", "regression", "none"]
 Key = TypeVar("Key")
 
 
+Shape = tuple[int, ...]
+"""Values of each channel of a case."""
+
+
 class TsCase(NamedTuple):
     """One line of data."""
 
     row: int  # 1-based line of the file
-    # float32 [n], NaN where a value is missing; n may differ between channels
-    channels: tuple[np.ndarray, ...]
+    channels: tuple[np.ndarray, ...]  # float32 [n], NaN where missing; n may differ
     # float64 [n], from the earliest of the case: seconds, or the unit of a numeric clock
     times: tuple[np.ndarray, ...] | None
     label: str | float | None
@@ -90,153 +96,137 @@ def read_header(path: Path) -> TsHeader:
     Raises UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit,
     io_error.
     """
-    with locate_errors(path, replace=False):
-        return _read_header(path)
-
-
-def _read_header(path: Path) -> TsHeader:
-    rest = read_lines(path)
     findings: list[Finding] = []
-    keys, data = parse_keys(rest, findings)
-    flags = {
-        key: _parse_flag(keys, key)
-        for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")
-    }
-    if flags["classes"] and flags["target"]:
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "@classLabel and @targetLabel are both true",
-            "a case has one label",
-            field="classLabel",
-        )
-    if flags["classes"] is None and flags["target"] is None:
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "neither @classLabel nor @targetLabel is given",
-            "the last field may be a channel",
-            field="classLabel",
-        )
-    task: TsTask = (
-        "classification" if flags["classes"] else "regression" if flags["target"] else "none"
-    )
-    classes = tuple(keys["classes"][1:]) if flags["classes"] else ()
-    if any(name != escape_controls(name) for name in classes):
-        raise input_error(
-            Reason.LABEL_CHARS,
-            "the classes hold control characters",
-            "expected plain text",
-            field="classLabel",
-        )
-    dimensions = _parse_count(keys, "dimensions") or (1 if flags["univariate"] else None)
-    length = _parse_count(keys, "length")
-    equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
-    shapes: Counter[tuple[int, ...]] = Counter()
-    cases, ended, others = 0, True, False
-    for _, line, ended in rest:  # noqa: B007 (the last one's is wanted)
-        cases += 1
-        if line.startswith(b"@"):  # a faulty case, of no shape
-            continue
-        found = count_values(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
-        if found in shapes or len(shapes) < MAX_SHAPES:
-            shapes[found] += 1
-        else:
-            others = True
-    if not cases:
-        raise input_error(
-            Reason.TRUNCATED, "ends after @data", "expected at least one case", field="data"
-        )
-    widths = Counter(
-        {
-            n: sum(k for shape, k in shapes.items() if len(shape) == n)
-            for n in {len(shape) for shape in shapes}
-        }
-    )
-    usual = _find_commonest(widths, dimensions)
-    if dimensions is not None and dimensions not in widths:
-        problem = f"the header states {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
-        raise input_error(Reason.DIMENSIONS, problem, "one of them is wrong", field="dimensions")
-    dimensions = dimensions or usual
-    if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
-        problem = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
-        findings.append(
-            input_warning(Reason.DIMENSIONS, problem, "the cases decide", field="univariate")
-        )
-    same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
-    lengths: tuple[int, ...] | None = None
-    if equal:
-        lengths = _find_commonest(same, None if length is None else (length,) * dimensions)
-        if length is not None and set(lengths) != {length}:
-            problem = f"the header states {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
-            findings.append(
-                input_warning(Reason.LENGTH, problem, "the cases decide", field="seriesLength")
-            )
-    elif len(same) == 1 and not others:
-        lengths = next(iter(same))
-    if flags["timestamps"]:
+    with translate_read_errors(path):
+        lines = read_lines(path)
+        keys, data = parse_keys(lines, findings)
+        flags = {key: _parse_flag(keys, key) for key in FLAGS}
+        task, classes = _find_task(keys, flags)
+        stated, length = _parse_count(keys, "dimensions"), _parse_count(keys, "length")
+        timestamps, equal = bool(flags["timestamps"]), flags["equal"]
+        is_equal = length is not None if equal is None else equal
+        shapes, ended = _count_shapes(lines, timestamps=timestamps, labelled=task != "none")
+        dimensions = _find_dimensions(stated, flags["univariate"], shapes, findings)
+        same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
+        lengths = next(iter(same)) if len(same) == 1 else None
+        if is_equal:
+            lengths = _find_lengths(same, length, findings)
+    if timestamps:
         problem = "the cases have timestamps"
-        findings.append(
-            input_warning(
-                Reason.TIMESTAMPS,
-                problem,
-                "kept as times from the beginning of each case, without dates",
-                field="timeStamps",
-            )
-        )
+        action = "kept as times from the beginning of each case, without dates"
+        findings.append(input_warning(Reason.TIMESTAMPS, problem, action, field="timeStamps"))
     if not ended:
+        problem = "the last line has no end"
         findings.append(
-            input_warning(
-                Reason.TRUNCATED,
-                "the last line has no end",
-                "the file may be truncated",
-                field="data",
-            )
+            input_warning(Reason.TRUNCATED, problem, "the file may be truncated", field="data")
         )
     return TsHeader(
         task=task,
         classes=classes,
-        timestamps=bool(flags["timestamps"]),
+        timestamps=timestamps,
         dimensions=dimensions,
         lengths=lengths,
-        equal=equal,
-        cases=cases,
+        equal=is_equal,
+        cases=shapes.total(),
         data=data,
         findings=tuple(findings),
     )
 
 
-def parse_keys(
-    lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]
-) -> tuple[dict[str, list[str]], int]:
+def _find_task(
+    keys: dict[str, list[str]], flags: dict[str, bool | None]
+) -> tuple[TsTask, tuple[str, ...]]:
+    """The task and its classes. Raises UserError: header_syntax, label_chars."""
+    is_class, is_number = flags["classes"], flags["target"]
+    classes = tuple(keys["classes"][1:]) if is_class else ()
+    refuse = partial(input_error, field="classLabel")
+    if is_class and is_number:
+        problem = "@classLabel and @targetLabel are both true"
+        raise refuse(Reason.HEADER_SYNTAX, problem, "a case has one label")
+    if is_class is None and is_number is None:
+        problem = "neither @classLabel nor @targetLabel is given"
+        raise refuse(Reason.HEADER_SYNTAX, problem, "the last field may be a channel")
+    if any(name != escape_controls(name) for name in classes):
+        problem = "the classes hold control characters"
+        raise refuse(Reason.LABEL_CHARS, problem, "expected plain text")
+    if is_class:
+        return "classification", classes
+    return "regression" if is_number else "none", ()
+
+
+def _count_shapes(
+    lines: Iterable[Line], *, timestamps: bool, labelled: bool
+) -> tuple[Counter[Shape], bool]:
+    """Cases by shape, and whether the last line has an end. Raises UserError: truncated."""
+    shapes: Counter[Shape] = Counter()
+    ended = True
+    for _, line, ended in lines:  # noqa: B007 (the last one's is wanted)
+        is_key = line.startswith(b"@")  # a faulty case, of no channels
+        shapes[() if is_key else count_values(line, timestamps=timestamps, labelled=labelled)] += 1
+    if not any(shapes):
+        problem = "ends after @data"
+        raise input_error(Reason.TRUNCATED, problem, "expected at least one case", field="data")
+    return shapes, ended
+
+
+def _find_dimensions(
+    stated: int | None, univariate: bool | None, shapes: Counter[Shape], findings: list[Finding]
+) -> int:
+    """Channels a case: those of the header, else of most cases. Raises UserError: dimensions."""
+    stated = stated or (1 if univariate else None)
+    widths: Counter[int] = Counter()
+    for shape in sorted(filter(None, shapes), key=len):
+        widths[len(shape)] += shapes[shape]
+    usual = _find_commonest(widths, stated)
+    if stated is not None and stated not in widths:
+        channels = "channel" if stated == 1 else "channels"
+        problem = f"the header states {stated} {channels}, the cases have {usual}"
+        raise input_error(Reason.DIMENSIONS, problem, "one of them is wrong", field="dimensions")
+    dimensions = stated or usual
+    if univariate is not None and univariate != (dimensions == 1):
+        flag = str(univariate).lower()
+        problem = f"@univariate is {flag}, the cases have {dimensions} channels"
+        findings.append(
+            input_warning(Reason.DIMENSIONS, problem, "the cases decide", field="univariate")
+        )
+    return dimensions
+
+
+def _find_lengths(shapes: Counter[Shape], length: int | None, findings: list[Finding]) -> Shape:
+    """The shape of most cases, where the header promises that all have the same."""
+    stated = None if length is None else (length,) * len(next(iter(shapes)))
+    lengths = _find_commonest(shapes, stated)
+    if stated not in {None, lengths}:
+        channels = ", ".join(map(str, lengths[:8]))
+        problem = f"the header states {length} values, the channels have {channels}"
+        findings.append(
+            input_warning(Reason.LENGTH, problem, "the cases decide", field="seriesLength")
+        )
+    return lengths
+
+
+def parse_keys(lines: Iterator[Line], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
     """Values of the header's keys, and the line of @data, at which reading stops."""
     keys: dict[str, list[str]] = {}
-    unknown, first = 0, ""
+    unknown: list[str] = []
     for row, line, _ in lines:
         if not line.startswith(b"@"):
-            raise input_error(
-                Reason.HEADER_SYNTAX,
-                f"line {row} is no key before @data",
-                "is @data absent?",
-                field="data",
-            )
+            problem = f"line {row} is no key before @data"
+            raise input_error(Reason.HEADER_SYNTAX, problem, "is @data absent?", field="data")
         key, *values = decode_text(line[1:]).split() or [""]
         if key.lower() == "data":
             if unknown:
+                problem = f"unknown key {unknown[0]}"
                 findings.append(
-                    input_warning(
-                        Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown
-                    )
+                    input_warning(Reason.HEADER_SYNTAX, problem, "not read", count=len(unknown))
                 )
             return keys, row
-        name = KEYS.get(key.lower())
+        name, text = KEYS.get(key.lower()), safe_text("@" + key)
         if name is None:
-            unknown, first = unknown + 1, first or f"{safe_text('@' + key)} in line {row}"
+            unknown.append(f"{text} in line {row}")
         elif keys.setdefault(name, values) != values:
-            raise input_error(
-                Reason.HEADER_SYNTAX,
-                f"{safe_text('@' + key)} is set twice, line {row} differs",
-                "expected once",
-                field=key,
-            )
+            problem = f"{text} is set twice, line {row} differs"
+            raise input_error(Reason.HEADER_SYNTAX, problem, "expected once", field=key)
     raise input_error(
         Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data"
     )
@@ -246,11 +236,10 @@ def _parse_flag(keys: dict[str, list[str]], key: str) -> bool | None:
     """True, false, or None for an absent key."""
     if key not in keys:
         return None
-    value = keys[key][0].lower() if keys[key] else ""
+    value = "".join(keys[key][:1]).lower()
     if value not in {"true", "false"}:
-        raise input_error(
-            Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", field=key
-        )
+        text = f"found {safe_text(value)}"
+        raise input_error(Reason.HEADER_SYNTAX, text, "expected true or false", field=key)
     return value == "true"
 
 
@@ -258,25 +247,19 @@ def _parse_count(keys: dict[str, list[str]], key: str) -> int | None:
     """A positive integer, or None for an absent key."""
     if key not in keys:
         return None
-    value = keys[key][0] if keys[key] else ""
+    value = "".join(keys[key][:1])
     if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or int(value) == 0:
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            f"found {safe_text(value)}",
-            "expected a whole number above 0",
-            field=key,
-        )
+        text, wanted = f"found {safe_text(value)}", "expected a whole number above 0"
+        raise input_error(Reason.HEADER_SYNTAX, text, wanted, field=key)
     return int(value)
 
 
 def _find_commonest(counts: Counter[Key], stated: Key | None) -> Key:
     """The commonest key; of several equally common ones that of the header."""
     best = max(counts.values())
-    return (
-        stated
-        if stated is not None and counts[stated] == best
-        else next(key for key, k in counts.items() if k == best)
-    )
+    if stated is not None and counts[stated] == best:
+        return stated
+    return next(key for key, count in counts.items() if count == best)
 
 
 def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
@@ -288,29 +271,21 @@ def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int,
     )
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(1-based number, text without blanks at both ends, whether it has an end) of the lines that
-    are neither blank nor a comment.
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines that are neither blank nor a comment.
 
     Raises UserError: empty_file, resource_limit, io_error.
     """
     row = 0
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(MAX_LINE):
-                row += 1
-                if len(line) == MAX_LINE:
-                    raise input_error(
-                        Reason.RESOURCE_LIMIT,
-                        f"line {row} has more than {MAX_LINE} bytes",
-                        "no case is that long",
-                    )
-                text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
-                if text and text[:1] not in b"#%":
-                    yield row, text, line.endswith(b"\n")
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
+    with translate_read_errors(path), path.open("rb") as file:
+        while line := file.readline(MAX_LINE):
+            row += 1
+            if len(line) == MAX_LINE:
+                problem = f"line {row} has more than {MAX_LINE} bytes"
+                raise input_error(Reason.RESOURCE_LIMIT, problem, "no case is that long")
+            text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
+            if text and text[:1] not in b"#%":
+                yield row, text, line.endswith(b"\n")
     if row == 0:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
 
@@ -335,19 +310,18 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
     header = header or read_header(path)
     classes = frozenset(header.classes)
     missing = n_incomplete = 0
-    with locate_errors(path, replace=False):
+    with translate_read_errors(path):
         for row, line, ended in read_lines(path):
             if row <= header.data:
                 continue
             try:
                 case = _parse_case(row, line, header, classes)
             except UserError as error:
-                code, text, wanted = (
-                    (error.code, error.problem, error.requirement)
-                    if ended
-                    else (Reason.TRUNCATED, "the file ends inside of it", error.problem)
-                )
-                yield Finding(code, text, wanted, row=row)
+                if ended:
+                    yield Finding(error.code, error.problem, error.requirement, row=row)
+                else:
+                    problem = "the file ends inside of it"
+                    yield Finding(Reason.TRUNCATED, problem, error.problem, row=row)
                 continue
             lost = sum(int(np.count_nonzero(np.isnan(values))) for values in case.channels)
             missing += lost
@@ -362,7 +336,7 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
         )
 
 
-def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
+def _parse_case(row: int, line: bytes, header: TsHeader, classes: frozenset[str]) -> TsCase:
     """One line of data.
 
     Raises UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds
@@ -370,148 +344,133 @@ def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) 
     """
     if line.startswith(b"@"):
         problem = "is a key of the header below @data"
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            problem,
-            "expected a case",
-            "Are two files joined, or is @data there twice?",
-        )
+        hint = "Are two files joined, or is @data there twice?"
+        raise input_error(Reason.HEADER_SYNTAX, problem, "expected a case", hint)
     fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
-    label: str | float | None = None
-    if header.task != "none":
-        last = fields.pop().strip()
-        if len(fields) < header.dimensions and (
-            last.startswith(b"(") if header.timestamps else b"," in last
-        ):
-            raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
-        label = _parse_label(last, header, known)
+    label = None if header.task == "none" else _take_label(fields, header, classes)
     if len(fields) != header.dimensions:
-        raise input_error(
-            Reason.DIMENSIONS,
-            f"has {len(fields)} channel{'s' * (len(fields) != 1)}",
-            f"expected {header.dimensions}",
-        )
+        channels = "channel" if len(fields) == 1 else "channels"
+        problem = f"has {len(fields)} {channels}"
+        raise input_error(Reason.DIMENSIONS, problem, f"expected {header.dimensions}")
     stamps: list[list[bytes]] = []
-    channels = []
+    series: list[np.ndarray] = []
     for number, field in enumerate(fields, 1):
-        tokens = field.split(b",")
+        place = f"channel {number}"
         if header.timestamps:
-            clock, tokens = _split_pairs(field.strip(), f"channel {number}")
+            clock, tokens = _split_pairs(field.strip(), place)
             stamps.append(clock)
-        channels.append(_parse_values(tokens, f"channel {number}"))
-    lengths = tuple(map(len, channels))
-    if header.equal and header.lengths is not None and lengths != header.lengths:
-        wrong = next(
-            i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b
-        )
-        raise input_error(
-            Reason.LENGTH,
-            f"channel {wrong + 1} has {lengths[wrong]} values",
-            f"the others have {header.lengths[wrong]}",
-        )
-    return TsCase(row, tuple(channels), _parse_times(stamps) if header.timestamps else None, label)
+        else:
+            tokens = field.split(b",")
+        series.append(_parse_values(tokens, place))
+    if header.equal and header.lengths is not None:
+        _check_lengths(series, header.lengths)
+    return TsCase(row, tuple(series), _parse_times(stamps) if header.timestamps else None, label)
 
 
-def _parse_label(raw: bytes, header: TsHeader, known: frozenset[str]) -> str | float:
+def _check_lengths(series: Sequence[np.ndarray], lengths: Sequence[int]) -> None:
+    """Raises UserError (length) for a channel of another length than promised."""
+    for number, (values, length) in enumerate(zip(series, lengths, strict=True), 1):
+        if len(values) != length:
+            problem = f"channel {number} has {len(values)} values"
+            raise input_error(Reason.LENGTH, problem, f"the others have {length}")
+
+
+def _take_label(fields: list[bytes], header: TsHeader, classes: frozenset[str]) -> str | float:
+    """The label of a case, which is taken off its fields. Raises UserError: label, label_chars."""
+    last = fields.pop().strip()
+    is_series = last.startswith(b"(") if header.timestamps else b"," in last
+    if len(fields) < header.dimensions and is_series:
+        raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
     if header.task == "regression":
-        value = float(raw) if NUMBER.fullmatch(raw) else math.nan
-        if not abs(value) <= LARGEST:
-            raise input_error(
-                Reason.LABEL,
-                "the label is not a finite number",
-                f"expected a regression target up to {LARGEST:g}",
-            )
-        return value
-    text = decode_text(raw)
+        return _parse_target(last)
+    text = decode_text(last)
     if text != escape_controls(text):
-        raise input_error(
-            Reason.LABEL_CHARS, "the label holds control characters", "expected plain text"
-        )
-    if not text or text == "?" or (known and text not in known):
-        wanted = (
-            f"expected one of the {len(header.classes)} classes of the header"
-            if header.classes
-            else "expected a class"
-        )
-        raise input_error(Reason.LABEL, "the label is not a class", wanted)
+        problem = "the label holds control characters"
+        raise input_error(Reason.LABEL_CHARS, problem, "expected plain text")
+    if text in {"", "?"} or (classes and text not in classes):
+        wanted = f"one of the {len(classes)} classes of the header" if header.classes else "a class"
+        raise input_error(Reason.LABEL, "the label is not a class", f"expected {wanted}")
     return text
 
 
-def _parse_values(tokens: list[bytes], where: str) -> np.ndarray:
-    """float32 [n], NaN where a value is missing."""
+def _parse_target(raw: bytes) -> float:
+    value = float(raw) if NUMBER.fullmatch(raw) else math.nan
+    if not abs(value) <= LARGEST:
+        wanted = f"expected a regression target up to {LARGEST:g}"
+        raise input_error(Reason.LABEL, "the label is not a finite number", wanted)
+    return value
+
+
+def _parse_values(tokens: list[bytes], place: str) -> np.ndarray:
+    """float32 [n], NaN where a value is missing; `place` is for messages."""
     try:
         if b"".join(tokens).translate(None, PLAIN):
-            tokens = [
-                b"nan" if token.strip() in MISSING else _check_number(token.strip(), where)
-                for token in tokens
-            ]
+            tokens = [_check_token(token.strip(), place) for token in tokens]
         with np.errstate(over="ignore"):
             values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
     except ValueError:
-        raise input_error(
-            Reason.NOT_NUMERIC,
-            f"{where} holds a text that is not a number",
-            "expected numbers, or ? where one is missing",
-        ) from None
+        problem = f"{place} holds a text that is not a number"
+        wanted = "expected numbers, or ? where one is missing"
+        raise input_error(Reason.NOT_NUMERIC, problem, wanted) from None
     if np.isinf(values).any():
-        raise input_error(
-            Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers"
-        )
+        problem = f"{place} holds a number beyond 10^38"
+        raise input_error(Reason.NON_FINITE, problem, "expected finite numbers")
     if np.fmax.reduce(np.abs(values), initial=0.0) > LARGEST:
-        raise input_error(
-            Reason.PHYSICAL_RANGE,
-            f"{where} holds a number beyond {LARGEST:g}",
-            "expected values whose squares float32 holds",
-        )
+        problem = f"{place} holds a number beyond {LARGEST:g}"
+        wanted = "expected values whose squares float32 holds"
+        raise input_error(Reason.PHYSICAL_RANGE, problem, wanted)
     return values
 
 
-def _check_number(token: bytes, where: str) -> bytes:
-    """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other
-    scripts.
+def _check_token(token: bytes, place: str) -> bytes:
+    """A token that float() may read: alone it would take 'inf', '1_0' and digits of other scripts.
+
+    Raises ValueError for another text, UserError: non_finite.
     """
+    if token in MISSING:
+        return b"nan"
     if INFINITE.fullmatch(token):
-        raise input_error(
-            Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers"
-        )
+        problem = f"{place} holds an infinite value"
+        raise input_error(Reason.NON_FINITE, problem, "expected finite numbers")
     if not NUMBER.fullmatch(token):
         raise ValueError
     return token
 
 
-def _split_pairs(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
+def _split_pairs(field: bytes, place: str) -> tuple[list[bytes], list[bytes]]:
     """Timestamps and values of one channel '(time,value),(time,value)', as text."""
     if not SERIES.fullmatch(field):
-        raise input_error(
-            Reason.TIMESTAMPS, f"{where} is not a list of (time,value)", "as @timeStamps requires"
-        )
+        problem = f"{place} is not a list of (time,value)"
+        raise input_error(Reason.TIMESTAMPS, problem, "as @timeStamps requires")
     stamps, tokens = zip(*TUPLES.findall(field), strict=True)
     return [stamp.strip() for stamp in stamps], list(tokens)
 
 
 def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
-    """Times of each channel, from the earliest of the case: seconds for dates, else the numbers'
-    own unit.
+    """Times of each channel, from the earliest of the case.
+
+    They are in seconds for dates, else in the numbers' own unit.
     """
-    flat = [stamp for channel in stamps for stamp in channel]
     try:
-        if all(NUMBER.fullmatch(stamp) for stamp in flat):
-            clock = np.array([float(stamp) for stamp in flat])
-            clock = clock - clock.min() if np.isfinite(clock).all() else clock
-        else:
-            dates = [_parse_date(stamp) for stamp in flat]
-            first = min(dates)
-            clock = np.array([(moment - first).total_seconds() for moment in dates])
+        clock = _parse_clock([stamp for channel in stamps for stamp in channel])
     except ValueError:
-        raise input_error(
-            Reason.TIMESTAMPS, "a timestamp is neither date nor number", "as @timeStamps requires"
-        ) from None
-    times = tuple(np.split(clock, np.cumsum([len(channel) for channel in stamps])[:-1]))
+        problem = "a timestamp is neither date nor number"
+        raise input_error(Reason.TIMESTAMPS, problem, "as @timeStamps requires") from None
+    times = tuple(np.split(clock, np.cumsum(list(map(len, stamps)))[:-1]))
     if not np.isfinite(clock).all() or any((np.diff(channel) <= 0).any() for channel in times):
-        raise input_error(
-            Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time"
-        )
+        problem = "the timestamps do not increase"
+        raise input_error(Reason.TIMESTAMPS, problem, "two values cannot have one time")
     return times
+
+
+def _parse_clock(stamps: Sequence[bytes]) -> np.ndarray:
+    """Raises ValueError for what is neither date nor number."""
+    if all(map(NUMBER.fullmatch, stamps)):
+        clock = np.array([float(stamp) for stamp in stamps])
+        return clock - clock.min() if np.isfinite(clock).all() else clock
+    dates = [_parse_date(stamp) for stamp in stamps]
+    first = min(dates)
+    return np.array([(date - first).total_seconds() for date in dates])
 
 
 def _parse_date(stamp: bytes) -> datetime:
@@ -525,24 +484,24 @@ def _parse_date(stamp: bytes) -> datetime:
 
 
 def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -> None:
-    """Refuse a test file (`file`) that does not fit the training file. Raises UserError:
-    schema_mismatch, with what differs.
+    """Refuse a test file (`file`) that does not fit the training file.
+
+    Raises UserError: schema_mismatch, with what differs.
     """
+    are_equal = train.equal and test.equal
     pairs: dict[str, tuple[object, object]] = {
         "dimensions": (train.dimensions, test.dimensions),
         "timeStamps": (train.timestamps, test.timestamps),
         "label": (train.task, test.task),
         "classLabel": (sorted(train.classes), sorted(test.classes)),
-        "seriesLength": (train.lengths, test.lengths)
-        if train.equal and test.equal
-        else (None, None),
+        "seriesLength": (train.lengths, test.lengths) if are_equal else (None, None),
     }
-    for field, (one, other) in pairs.items():
-        if one != other:
+    for field, (expected, stated) in pairs.items():
+        if expected != stated:
             raise input_error(
                 Reason.SCHEMA_MISMATCH,
-                f"TEST has {safe_text(str(other))}",
-                f"TRAIN has {safe_text(str(one))}",
+                f"TEST has {safe_text(str(stated))}",
+                f"TRAIN has {safe_text(str(expected))}",
                 "Check that both files are of the same problem",
                 file=file,
                 field=field,
@@ -550,17 +509,18 @@ def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -
 
 
 def find_duplicates(train: Path, test: Path) -> Finding | None:
-    """A warning about cases of `test` whose series are, to the byte, those of a case of `train`,
-    whatever their labels.
+    """A warning about cases of `test` whose series are those of a case of `train`.
+
+    They are compared to the byte, without labels.
     """
-    heads = (read_header(train), read_header(test))
-    known = {digest for _, digest in _hash_cases(train, heads[0])}
-    rows = [row for row, digest in _hash_cases(test, heads[1]) if digest in known]
+    hashes = {digest for _, digest in _hash_cases(train, read_header(train))}
+    rows = [row for row, digest in _hash_cases(test, read_header(test)) if digest in hashes]
     if not rows:
         return None
+    cases, verb = ("cases", "are") if rows[1:] else ("case", "is")
     return input_warning(
         Reason.DUPLICATE_ACROSS_SPLITS,
-        f"{len(rows)} case{'s' * (len(rows) > 1)} of the test file {'are' if len(rows) > 1 else 'is'} in the training file too",
+        f"{len(rows)} {cases} of the test file {verb} in the training file too",
         "a score on them measures memorisation",
         "Leave them out of the test or report it",
         row=rows[0],

@@ -1,8 +1,6 @@
-"""Plausible ranges of sampling rates and physical values, checks of a signal's rate and unit, and
-factors between units of voltage.
+"""Checks sampling rates, physical values and units of signals, and converts units of voltage.
 
-What leaves these ranges cannot be normalized in float32: it is refused when it is read, by
-whichever reader.
+What leaves the plausible ranges cannot be normalized in float32: every reader refuses it.
 """
 
 from __future__ import annotations
@@ -38,8 +36,9 @@ def find_rate_fault(rate: float) -> str:
 
 
 def find_range_fault(low: float, high: float, step: float, unit: str = "") -> str:
-    """What is wrong with physical values from `low` to `high` in steps of `step` (0: unknown) of
-    `unit`; "" for plausible ones.
+    """What is wrong with physical values from `low` to `high`; "" for plausible ones.
+
+    They go in steps of `step` (0: unknown) of `unit`.
     """
     largest, span = max(abs(low), abs(high)), abs(high - low)
     volts = VOLTS.get(unit.strip().lower())
@@ -49,11 +48,9 @@ def find_range_fault(low: float, high: float, step: float, unit: str = "") -> st
         return f"expected a range above {SMALLEST:g}: float32 holds no squares of smaller values"
     if step and np.spacing(np.float32(largest)) > LEVELS * abs(step):
         return f"steps of {abs(step):g} vanish beside {largest:g} in float32"
-    if (
-        step
-        and volts is not None
-        and (abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS)
-    ):
+    if not step or volts is None:
+        return ""
+    if abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS:
         return f"expected steps up to {MOST_VOLTS:g} V and a range above {LEAST_VOLTS:g} V"
     return ""
 
@@ -62,27 +59,28 @@ def narrow_samples(values: np.ndarray, name: str) -> np.ndarray:
     """Samples of the channel `name`, [samples] of real numbers, as float32.
 
     Raises UserError (physical_range) where they vary so little beside their offset that float32
-    drops it, by `find_range_fault`: a file of numbers states no converter, so 90 % of the values
-    are taken for the range of one of 16 bits.
+    drops it, by `find_range_fault`. A file of numbers states no converter: 90 % of the values are
+    taken for the range of one of 16 bits.
     """
     with np.errstate(over="ignore"):
         narrow = np.ascontiguousarray(values, np.float32)
-    if values.dtype.itemsize <= (4 if values.dtype.kind == "f" else 2):
-        return narrow  # as exact as what is stored
     finite = values[np.isfinite(values)]
-    if not finite.size:
+    is_exact = values.dtype.itemsize <= (4 if values.dtype.kind == "f" else 2)
+    if is_exact or not finite.size:
         return narrow
     low, high = finite.min().item(), finite.max().item()
     least, most = np.percentile(finite, (5, 95))
     step = (float(most - least) or float(high - low)) / CONVERTER
     if not find_range_fault(low, high, 0.0) and find_range_fault(low, high, step):
-        kept, count = (len(np.unique(one)) for one in (finite.astype(np.float32), finite))
-        text = f"values from {low:.12g} to {high:.12g}, of which float32 keeps {kept} of {count}"
-        wanted, hint = (
+        count = len(np.unique(finite.astype(np.float32)))
+        text = f"values from {low:.12g} to {high:.12g}, of which float32 keeps {count}"
+        raise input_error(
+            Reason.PHYSICAL_RANGE,
+            f"{text} of {len(np.unique(finite))}",
             "expected values that are not small beside their offset",
             "Subtract the offset, or leave the channel out",
+            field=name,
         )
-        raise input_error(Reason.PHYSICAL_RANGE, text, wanted, hint, field=name)
     return narrow
 
 
@@ -91,36 +89,26 @@ def require_rate(
 ) -> None:
     """Raises UserError (sampling_rate) for a signal, called `name`, with another rate in Hz."""
     if not math.isclose(signal.rate, rate, rel_tol=1e-6):
-        problem, found, expected = (
-            f"{name} is sampled at {signal.rate:g} Hz".strip(),
-            f"{signal.rate:g}",
-            f"{rate:g}",
-        )
         raise input_error(
             Reason.SAMPLING_RATE,
-            problem,
+            f"{name} is sampled at {signal.rate:g} Hz".strip(),
             f"expected {rate:g} Hz",
             field=field,
-            found=found,
-            expected=expected,
+            found=f"{signal.rate:g}",
+            expected=f"{rate:g}",
         )
 
 
 def find_factor(signal: Signal, unit: Literal["mV", "uV"], name: str = "") -> float:
-    """Factor from the unit of a signal, called `name`, to `unit`. Raises UserError (unit) for what
-    is no voltage.
+    """Factor from the unit of a signal, called `name`, to `unit`.
+
+    Raises UserError (unit) for what is no voltage.
     """
     factor = FACTORS[unit].get(signal.unit.lower())
     if factor is None:
-        found = safe_text(signal.unit)
-        raise input_error(
-            Reason.UNIT,
-            f"{name} is in {found}".strip(),
-            "expected mV, uV or V",
-            field="unit",
-            found=found,
-            expected=unit,
-        )
+        text = safe_text(signal.unit)
+        problem, wanted = f"{name} is in {text}".strip(), "expected mV, uV or V"
+        raise input_error(Reason.UNIT, problem, wanted, field="unit", found=text, expected=unit)
     return factor
 
 

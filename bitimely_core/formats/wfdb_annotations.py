@@ -1,7 +1,6 @@
-"""Annotation files of WFDB records (`.atr` and the like), read by the package `wfdb`: beats,
-rhythms and notes, in seconds.
+"""Reads the annotation files of WFDB records (`.atr` and the like): beats, rhythms and notes.
 
-A beat is an annotation without a duration, called by its symbol (`N`, `V`, `/`); a rhythm lasts
+The package `wfdb` decodes them; times are in seconds. A beat is an annotation without a duration, called by its symbol (`N`, `V`, `/`); a rhythm lasts
 until the next one, the last one to the end of the record, and is called by its text without the
 bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
 """
@@ -9,7 +8,9 @@ bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,6 @@ from bitimely_core.types import Annotation
 AnnotationKind = Literal["beats", "rhythms", "both", "notes"]
 BEATS = frozenset("NLRBAaJSVrFejnE/fQ?")
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
-MAX_BYTES = 1 << 26  # a night of beats is 1/2000 of it
 
 
 class WfdbAnnotations(NamedTuple):
@@ -33,32 +33,28 @@ class WfdbAnnotations(NamedTuple):
 
     def list_codes(self, kind: AnnotationKind) -> list[Annotation]:
         """Those of `kind` whose texts are codes, in order of time."""
-        beats, rhythms = (
-            (self.beats if kind in {"beats", "both"} else []),
-            (self.rhythms if kind in {"rhythms", "both"} else []),
-        )
+        beats = self.beats if kind in {"beats", "both"} else []
+        rhythms = self.rhythms if kind in {"rhythms", "both"} else []
         return sorted([*beats, *rhythms])
 
 
 def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
     """The annotations in `path`, called as above. Arguments and errors are those of `read_rows`."""
-    rows = read_rows(
-        path,
-        frame_rate,
-        "Download it again, or leave its ending out of `annotators` in [[files]] of the map",
-    )
-    beats = [Annotation(time, 0.0, symbol) for time, symbol, _ in rows if symbol in BEATS]
-    rhythms = _extend_to_next(
-        (time, text[1:] if RHYTHM.fullmatch(text) else "")
-        for time, symbol, text in rows
-        if symbol == "+"
-    )
-    notes = _extend_to_next(
-        (time, text) for time, symbol, text in rows if symbol not in BEATS | {"+"} and text
-    )
-    return WfdbAnnotations(
-        beats, rhythms, notes, sum(symbol not in BEATS and not text for _, symbol, text in rows)
-    )
+    hint = "Download it again, or leave its ending out of `annotators` in [[files]] of the map"
+    beats: list[Annotation] = []
+    rhythms: list[tuple[float, str]] = []
+    notes: list[tuple[float, str]] = []
+    others = 0
+    for time, symbol, text in read_rows(path, frame_rate, hint):
+        if symbol in BEATS:
+            beats.append(Annotation(time, 0.0, symbol))
+            continue
+        others += not text
+        if symbol == "+":
+            rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
+        elif text:
+            notes.append((time, text))
+    return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others)
 
 
 def read_rows(
@@ -66,65 +62,45 @@ def read_rows(
 ) -> list[tuple[float, str, str]]:
     """Seconds, symbol and text of each annotation in `path`, in order of time.
 
-    `frame_rate`: Hz, frames of the record a second, where the file states no resolution of its own;
-    `hint`: what to do with a damaged file.
-    Raises UserError: annotation_syntax for a file that is none of annotations.
+    Args:
+        path: the file.
+        frame_rate: Hz, frames of the record a second, where the file states no resolution.
+        hint: what to do with a damaged file.
+
+    Raises:
+        UserError: annotation_syntax for a file that is none of annotations.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            f"holds more than {MAX_BYTES >> 20} MiB",
-            "expected a file of annotations",
-        )
+    refuse = partial(input_error, Reason.ANNOTATION_SYNTAX, hint=hint)
     data = path.read_bytes()
     if len(data) % 2 or data[-2:] != b"\0\0":
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            "does not end as annotations do",
-            "expected two zero bytes",
-            hint,
-        )
+        raise refuse("does not end as annotations do", "expected two zero bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its imports, too
             import wfdb
 
-            found = wfdb.rdann(str(path.with_suffix("")), path.suffix[1:])
-        rate = float(found.fs or frame_rate)
-        times = [float(sample) / rate for sample in found.sample]
-        rows = sorted(
-            zip(
-                times,
-                found.symbol,
-                (text.strip("\0 \t\r\n") for text in found.aux_note),
-                strict=True,
-            ),
-            key=lambda row: row[0],
-        )
+            content = wfdb.rdann(str(path.with_suffix("")), path.suffix[1:])
+        rate = float(content.fs or frame_rate)
+        times = [float(sample) / rate for sample in content.sample]
+        texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
+        rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            f"does not read as annotations ({type(error).__name__})",
-            hint=hint,
-        ) from None
+        raise refuse(f"does not read as annotations ({type(error).__name__})") from None
     if not math.isfinite(rate) or rate <= 0 or any(time < 0 for time in times):
-        raise input_error(
-            Reason.ANNOTATION_SYNTAX,
-            "has annotations before the beginning of the record",
-            hint="Download it again",
-        )
+        problem = "has annotations before the beginning of the record"
+        raise refuse(problem, hint="Download it again")
     return rows
 
 
-def _extend_to_next(texts: Iterable[tuple[float, str]]) -> list[Annotation]:
-    """Annotations that last until the next one, the last without an end; an empty text ends the one
-    before it.
+def _extend_to_next(texts: Sequence[tuple[float, str]]) -> list[Annotation]:
+    """Annotations that last until the next one, the last without an end.
+
+    An empty text ends the one before it.
     """
-    rows = list(texts)
-    following = [*rows[1:], (math.inf, "")]
+    ends = [*(time for time, _ in texts[1:]), math.inf]
     return [
         Annotation(time, end - time, text)
-        for (time, text), (end, _) in zip(rows, following, strict=False)
+        for (time, text), end in zip(texts, ends, strict=False)
         if text and end > time
     ]

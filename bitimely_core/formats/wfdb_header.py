@@ -1,24 +1,30 @@
-"""Text of WFDB headers: the record line, the lines of its signals or segments, their calibration;
-nothing is opened.
+"""Parses the text of WFDB headers: the record line, the lines of its signals or segments, their
+calibration.
 
-Whatever the bytes, only `UserError` is raised. Comments (age, sex, names, diagnoses) are handed on,
-not read.
+No other file is opened. Whatever the bytes, only `UserError` is raised. Comments (age, sex, names,
+diagnoses) are handed on, not read.
 """
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import date, time
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Level,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+)
 from bitimely_core.formats.text import list_numbers, number_duplicates, sanitize_label
 from bitimely_core.formats.units import FASTEST, find_range_fault, find_rate_fault
 from bitimely_core.formats.wfdb_samples import FLAC, FORMATS, WfdbChannel
-
-T = TypeVar("T")
 
 GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
 RATE = 250.0  # Hz where the header says nothing: the rule of the format
@@ -38,13 +44,51 @@ INTEGERS = ("adc_resolution", "adc_zero", "initial_value", "checksum", "block_si
 SPELLINGS = {"mv": "mV", "uv": "uV", "µV": "uV", "μV": "uV", "µv": "uV", "μv": "uV"}
 
 
+class SignalLine(NamedTuple):
+    """One signal line of a header."""
+
+    file: str
+    code: int  # sample format
+    start: int  # bytes before the first sample; FLAC: frames of the stream
+    channel: WfdbChannel
+
+
+class Flag(NamedTuple):
+    """A report on signals whose line lacks something, or has a text that is not stored as it is."""
+
+    code: Reason
+    problem: str  # before the numbers of the signals
+    action: str
+    field: str
+    level: Level
+
+
+FLAGS = {
+    "gain": Flag(
+        Reason.GAIN,
+        "0 or missing for",
+        f"{GAIN:g} a unit by the format's rule: not calibrated",
+        "gain",
+        "warning",
+    ),
+    "unit": Flag(Reason.UNIT, "missing for", "mV by the format's rule", "unit", "info"),
+    "label": Flag(
+        Reason.LABEL_CHARS,
+        "markup, formula or control characters in the description or unit of",
+        "stored without them",
+        "description",
+        "warning",
+    ),
+}
+
+
 class WfdbHeaderText(NamedTuple):
     """The text of a header, before any file that it names was looked at."""
 
     rate: float  # frames a second
     frames: int | None
-    signals: tuple[tuple[str, int, int, WfdbChannel], ...]  # file, format, start, signal
-    # name ("~": a gap), frames; None for an ordinary record
+    signals: tuple[SignalLine, ...]
+    # name ("~": a gap) and frames of each; None for an ordinary record
     segments: tuple[tuple[str, int], ...] | None
     day: date | None
     clock: time | None
@@ -69,42 +113,10 @@ def parse_header(
     """
     lines, comments = _split_lines(data)
     findings: list[Finding] = []
-    record = lines[0].split()
-    named = NAME.fullmatch(record[0])
-    if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
-        hint = "Open it in a text editor: a failed download is often an error page"
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "the first line is no record line",
-            "expected a record name and a number of signals",
-            hint,
-        )
-    if named[1].casefold() != stem.casefold():
-        shown, requirement = (
-            safe_text(named[1]),
-            "expected the name of the file; a copied header describes another record",
-        )
-        raise input_error(
-            Reason.RECORD_NAME,
-            f"the record line names {shown}",
-            requirement,
-            field="record_name",
-            found=shown,
-        )
-    count = int(record[1])
-    many = None if named[2] is None else int(named[2])
-    if count == 0 or many == 0:
-        raise input_error(
-            Reason.HEADER_IMPLAUSIBLE,
-            "found 0 signals or segments",
-            "expected at least 1",
-            field="n_signals",
-            found="0",
-        )
-    kind = "signals" if many is None else "segments"
-    expected = count if many is None else many
-    if len(lines) - 1 != expected:
-        problem = f"the record line says {expected} {kind}, {len(lines) - 1} lines follow"
+    count, is_segmented, fields = _parse_record_line(lines[0], stem)
+    kind = "segments" if is_segmented else "signals"
+    if len(lines) - 1 != count:
+        problem = f"the record line says {count} {kind}, {len(lines) - 1} lines follow"
         raise input_error(
             Reason.HEADER_SYNTAX,
             problem,
@@ -112,51 +124,80 @@ def parse_header(
             field=f"n_{kind}",
             found=str(len(lines) - 1),
         )
-    rate = _parse_rate(record[2:3], findings)
-    frames = _parse_frames(record[3:4])
-    day, clock = _parse_start(record[4:], findings)
+    rate = _parse_rate(fields[:1], findings)
+    frames = _parse_frames(fields[1:2])
+    day, clock = _parse_start(fields[2:], findings)
     if not all(line.isascii() for line in lines):
-        findings.append(
-            input_warning(
-                Reason.NON_ASCII,
-                "bytes that are not ASCII in its lines",
-                "read as UTF-8, else as Latin-1",
-            )
-        )
-    segments = (
-        None
-        if many is None
-        else tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
-    )
-    signals = () if many is not None else _parse_signals(lines[1:], rate, required, findings)
+        problem = "bytes that are not ASCII in its lines"
+        findings.append(input_warning(Reason.NON_ASCII, problem, "read as UTF-8, else as Latin-1"))
+    if is_segmented:
+        segments = tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
+        signals: tuple[SignalLine, ...] = ()
+    else:
+        segments = None
+        signals = _parse_signals(lines[1:], rate, required, findings)
     return WfdbHeaderText(rate, frames, signals, segments, day, clock, comments, tuple(findings))
+
+
+def _parse_record_line(line: str, stem: str) -> tuple[int, bool, list[str]]:
+    """The number of signals or segments, whether there are segments, and the further fields.
+
+    Raises UserError: header_syntax, record_name, header_implausible.
+    """
+    name_field, *fields = line.split()
+    match = NAME.fullmatch(name_field)
+    if match is None or not fields or not re.fullmatch(r"\d{1,9}", fields[0], re.ASCII):
+        raise input_error(
+            Reason.HEADER_SYNTAX,
+            "the first line is no record line",
+            "expected a record name and a number of signals",
+            "Open it in a text editor: a failed download is often an error page",
+        )
+    name, segments = match.groups()
+    if name.casefold() != stem.casefold():
+        raise input_error(
+            Reason.RECORD_NAME,
+            f"the record line names {safe_text(name)}",
+            "expected the name of the file; a copied header describes another record",
+            field="record_name",
+            found=safe_text(name),
+        )
+    counts = [int(text) for text in (segments, fields[0]) if text is not None]
+    if 0 in counts:
+        raise input_error(
+            Reason.HEADER_IMPLAUSIBLE,
+            "found 0 signals or segments",
+            "expected at least 1",
+            field="n_signals",
+            found="0",
+        )
+    return counts[0], segments is not None, fields[1:]
 
 
 def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     """Lines of the header that are neither blank nor comments, and its comments."""
+    text = _decode_header(data)
+    rows = [row.strip() for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    lines = [row for row in rows if row and not row.startswith("#")]
+    if not lines or "\0" in text:
+        problem = "holds NUL characters" if lines else "holds nothing but comments"
+        raise input_error(Reason.HEADER_SYNTAX, problem, "expected a record line")
+    comments = [row.strip("# \t") for row in rows if row.startswith("#")]
+    return lines, tuple(filter(None, comments))
+
+
+def _decode_header(data: bytes) -> str:
     if not data.strip():
-        raise input_error(
-            Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes"
-        )
+        size = f"{len(data)} bytes, all blank" if data else "0 bytes"
+        raise input_error(Reason.EMPTY_FILE, f"has {size}")
     if len(data) > MAX_HEADER:
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, f"has more than {MAX_HEADER} bytes", "no header is that long"
         )
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = data.decode("latin-1")
-    rows = [row.strip() for row in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-    lines = [row for row in rows if row and not row.startswith("#")]
-    if not lines or "\0" in text:
-        raise input_error(
-            Reason.HEADER_SYNTAX,
-            "holds NUL characters" if lines else "holds nothing but comments",
-            "expected a record line",
-        )
-    return lines, tuple(
-        row.strip("# \t") for row in rows if row.startswith("#") and row.strip("# \t")
-    )
+        return data.decode("latin-1")
 
 
 def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
@@ -169,8 +210,8 @@ def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
             )
         )
         return RATE
-    found = RATES.fullmatch(field[0])
-    rate = float(found[1]) if found else math.nan
+    match = RATES.fullmatch(field[0])
+    rate = float(match[1]) if match else math.nan
     if fault := find_rate_fault(rate):
         raise _field_error(Reason.SAMPLING_RATE, "sampling_rate", field[0], fault)
     return rate
@@ -197,40 +238,47 @@ def _parse_integer(text: str, name: str, line: int | None = None) -> int:
 
 
 def _field_error(
-    code: Reason, field: str, found: object, requirement: str, signal: int | None = None
+    code: Reason, field: str, value: object, requirement: str, signal: int | None = None
 ) -> UserError:
     """A field of the record line, or of the line of a signal, with a value that cannot be used."""
-    shown = safe_text(found)
-    return input_error(
-        code,
-        f"found {shown}" + (f" for signal {signal}" if signal else ""),
-        requirement,
-        field=field,
-        found=shown,
-    )
+    text = safe_text(value)
+    place = f" for signal {signal}" if signal else ""
+    return input_error(code, f"found {text}{place}", requirement, field=field, found=text)
 
 
 def _parse_start(fields: Sequence[str], findings: list[Finding]) -> tuple[date | None, time | None]:
     """Start date and time as far as they are valid. The values are not shown: dates identify."""
-    day, clock = None, None
-    with suppress(ValueError):
-        if fields and (found := CLOCK.fullmatch(fields[0])):
-            clock = time(
-                int(found[1] or 0),
-                int(found[2] or 0),
-                int(found[3]),
-                int((found[4] or "0").ljust(6, "0")),
-            )
-    with suppress(ValueError):
-        if len(fields) > 1 and (found := DAY.fullmatch(fields[1])):
-            day = date(int(found[3]), int(found[2]), int(found[1]))
-    if fields and (clock is None or (len(fields) > 1 and day is None) or len(fields) > 2):
+    if not fields:
+        return None, None
+    clock = _parse_clock(fields[0])
+    day = _parse_day(fields[1]) if fields[1:] else None
+    if clock is None or (fields[1:] and day is None) or fields[2:]:
         problem = "is no valid time (hh:mm:ss) with a date (dd/mm/yyyy)"
         findings.append(
             input_warning(Reason.BASE_DATE, problem, "the start is unknown", field="base_date")
         )
         return None, None
     return day, clock
+
+
+def _parse_clock(text: str) -> time | None:
+    match = CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    hour, minute, second, fraction = (part or "0" for part in match.groups())
+    with suppress(ValueError):
+        return time(int(hour), int(minute), int(second), int(fraction.ljust(6, "0")))
+    return None
+
+
+def _parse_day(text: str) -> date | None:
+    match = DAY.fullmatch(text)
+    if match is None:
+        return None
+    day, month, year = map(int, match.groups())
+    with suppress(ValueError):
+        return date(year, month, day)
+    return None
 
 
 def _parse_segment(line: str, number: int) -> tuple[str, int]:
@@ -245,101 +293,99 @@ def _parse_segment(line: str, number: int) -> tuple[str, int]:
 
 def _parse_signals(
     lines: Sequence[str], rate: float, required: Collection[str] | None, findings: list[Finding]
-) -> tuple[tuple[str, int, int, WfdbChannel], ...]:
-    """The signal lines, with unique names and usable calibrations; null signals (format 0) are
-    kept: layout headers list nothing else.
+) -> tuple[SignalLine, ...]:
+    """The signal lines, with unique names and usable calibrations.
+
+    Null signals (format 0) are kept: layout headers list nothing else.
     """
     rows = [_parse_signal(line, i, rate) for i, line in enumerate(lines, 1)]
-    channels = [channel for _, _, _, channel, _ in rows]
-    flags = {i: flag for i, (*_, flag) in enumerate(rows)}
-    gainless = [channels[i] for i in flags if "gain" in flags[i]]
-    if gainless:
-        problem = f"0 or missing for signal {_list_channels(gainless)}"
-        requirement = f"{GAIN:g} a unit by the format's rule: not calibrated"
-        findings.append(
-            input_warning(Reason.GAIN, problem, requirement, field="gain", count=len(gainless))
-        )
-    unitless = [channels[i] for i in flags if "unit" in flags[i]]
-    if unitless:
-        problem = f"missing for signal {_list_channels(unitless)}"
-        findings.append(
-            Finding(
-                Reason.UNIT,
-                problem,
-                "mV by the format's rule",
-                level="info",
-                field="unit",
-                count=len(unitless),
+    for name, flag in FLAGS.items():
+        numbers = [signal.channel.number for signal, names in rows if name in names]
+        if numbers:
+            findings.append(
+                input_warning(
+                    flag.code,
+                    f"{flag.problem} signal {list_numbers(numbers)}",
+                    flag.action,
+                    field=flag.field,
+                    count=len(numbers),
+                    level=flag.level,
+                )
             )
-        )
-    unsafe = [channels[i] for i in flags if "label" in flags[i]]
-    if unsafe:
-        problem = f"markup, formula or control characters in the description or unit of signal {_list_channels(unsafe)}"
-        findings.append(
-            input_warning(
-                Reason.LABEL_CHARS,
-                problem,
-                "stored without them",
-                field="description",
-                count=len(unsafe),
-            )
-        )
-    names = number_duplicates(
-        {channel.number: channel.name for channel in channels}, required, "description", findings
-    )
-    renamed = [
-        channel
-        if names[channel.number] == channel.name
-        else channel._replace(name=names[channel.number])
-        for channel in channels
-    ]
+    labels = {signal.channel.number: signal.channel.name for signal, _ in rows}
+    unique = number_duplicates(labels, required, "description", findings)
     return tuple(
-        (file, code, start, channel)
-        for (file, code, start, *_), channel in zip(rows, renamed, strict=True)
+        signal._replace(channel=signal.channel._replace(name=unique[signal.channel.number]))
+        if unique != labels
+        else signal
+        for signal, _ in rows
     )
 
 
-def _list_channels(channels: Sequence[WfdbChannel]) -> str:
-    return list_numbers([channel.number for channel in channels])
+# a data set has few labels and calibrations, which every record repeats
+_sanitize_label = lru_cache(1024)(sanitize_label)
 
 
-def _cache_short_texts(read: Callable[[str], T]) -> Callable[[str], T]:
-    """`read` with a cache for short texts: a data set has few labels and calibrations, which every
-    record repeats.
-    """
-    known = lru_cache(1024)(read)
-    return lambda text: known(text) if len(text) <= 80 else read(text)
+class Calibration(NamedTuple):
+    """The calibration of a signal line."""
+
+    gain: float
+    baseline: int | None
+    unit: str
+    flags: tuple[str, ...]  # of `FLAGS`: what is not stated
 
 
-@_cache_short_texts
-def _sanitize_label(label: str) -> str:
-    return sanitize_label(label)
-
-
-@_cache_short_texts
-def _parse_calibration(text: str) -> tuple[float, int | None, str | None] | None:
-    """Gain (0: none), baseline and unit of a calibration as far as stated; None for a text that is
-    no calibration.
-    """
-    found = CALIBRATION.fullmatch(text)
-    if found is None:
+@lru_cache(1024)
+def _parse_calibration(text: str) -> Calibration | None:
+    """A calibration, with the rules of the format for what is not stated; None for another text."""
+    match = CALIBRATION.fullmatch(text)
+    if match is None:
         return None
-    return (
-        float(found[1] or 0),
-        int(found[2]) if found[2] else None,
-        SPELLINGS.get(found[3], found[3]),
+    gain, baseline, unit = float(match[1] or 0), match[2], SPELLINGS.get(match[3], match[3])
+    flags = {"gain": not gain, "unit": unit is None}
+    return Calibration(
+        gain or GAIN,
+        int(baseline) if baseline else None,
+        unit or "mV",
+        tuple(name for name, is_missing in flags.items() if is_missing),
     )
 
 
-def _parse_signal(
-    line: str, number: int, rate: float
-) -> tuple[str, int, int, WfdbChannel, set[str]]:
-    """One signal line: file, format, start, signal, and which of gain, unit and label were missing
-    or unsafe.
+def _parse_signal(line: str, number: int, rate: float) -> tuple[SignalLine, set[str]]:
+    """One signal line, and which of `FLAGS` it has.
+
+    Raises UserError: header_syntax, format, header_implausible, gain, header_field.
     """
     fields = line.split(None, 8)
-    coded = CODE.fullmatch(fields[1]) if len(fields) > 1 else None
-    if coded is None:
+    file, storage, text, *numbers, description = [*fields, *[""] * (9 - len(fields))]
+    code, samples, skew, start = _parse_format(storage, number, rate)
+    calibration = _parse_calibration(text)
+    if calibration is None:
+        raise _field_error(Reason.GAIN, "gain", text, "expected gain(baseline)/unit", number)
+    gain, baseline, unit, missing = calibration
+    zero, initial, checksum = _parse_integers(list(filter(None, numbers)), number)
+    if code == 8 and initial is None:
+        initial = zero  # the rule of the format; differences need a beginning
+    if baseline is None:
+        baseline = zero or 0
+    label = description.strip() or f"signal {number}"
+    name = _sanitize_label(label) or f"signal {number}"
+    channel = WfdbChannel(
+        number, name, _sanitize_label(unit), gain, baseline, samples, skew, initial, checksum
+    )
+    fault = _find_gain_fault(channel, unit)
+    if fault:
+        raise _field_error(Reason.GAIN, "gain", text, fault, number)
+    flags = set(missing)
+    if name != label or channel.unit != unit:
+        flags.add("label")
+    return SignalLine(file, code, start, channel), flags
+
+
+def _parse_format(text: str, number: int, rate: float) -> tuple[int, int, int, int]:
+    """Sample format, samples a frame, skew and start of a signal."""
+    match = CODE.fullmatch(text)
+    if match is None:
         raise input_error(
             Reason.HEADER_SYNTAX,
             f"line of signal {number}",
@@ -347,50 +393,33 @@ def _parse_signal(
             field="format",
         )
     code, samples, skew, start = (
-        int(coded[1]),
-        int(coded[2] or 1),
-        int(coded[3] or 0),
-        int(coded[4] or 0),
+        int(part or default) for part, default in zip(match.groups(), (0, 1, 0, 0), strict=True)
     )
-    if code not in FORMATS and code not in FLAC and code != 0:
-        known = ", ".join(map(str, sorted([*FORMATS, *FLAC])))
-        raise _field_error(
-            Reason.FORMAT, "format", code, f"known sample formats are {known}", number
-        )
+    if code not in {0, *FORMATS, *FLAC}:
+        requirement = f"known sample formats are {', '.join(map(str, sorted([*FORMATS, *FLAC])))}"
+        raise _field_error(Reason.FORMAT, "format", code, requirement, number)
     if samples == 0 or rate * samples > FASTEST:
         requirement = f"expected at least 1, and at most {FASTEST:g} Hz"
         raise _field_error(
             Reason.HEADER_IMPLAUSIBLE, "samples_per_frame", samples, requirement, number
         )
-    calibration = _parse_calibration(fields[2] if len(fields) > 2 else "")
-    if calibration is None:
-        raise _field_error(Reason.GAIN, "gain", fields[2], "expected gain(baseline)/unit", number)
-    gain, zero_at, unit = calibration
-    plain = all(map(INTEGER.fullmatch, fields[3:8]))  # nearly always, and three times as fast
-    values = [
-        int(text) if plain else _parse_integer(text, name, number)
-        for text, name in zip(fields[3:8], INTEGERS, strict=False)
-    ]
-    zero, initial, checksum = (values[i] if len(values) > i else None for i in (1, 2, 3))
-    if code == 8 and initial is None:
-        initial = zero  # the rule of the format; differences need a beginning
-    flags = set()
-    if gain == 0:
-        gain = GAIN
-        flags.add("gain")
-    if unit is None:
-        unit = "mV"
-        flags.add("unit")
-    label = (fields[8].strip() if len(fields) > 8 else "") or f"signal {number}"
-    name = _sanitize_label(label) or f"signal {number}"
-    if name != label or _sanitize_label(unit) != unit:
-        flags.add("label")
-    baseline = zero or 0 if zero_at is None else zero_at
-    channel = WfdbChannel(
-        number, name, _sanitize_label(unit), gain, baseline, samples, skew, initial, checksum
-    )
-    usable = math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)
-    low, high = ((end - baseline) / gain if usable else math.nan for end in DIGITAL_RANGE)
-    if fault := find_range_fault(low, high, 1 / gain, unit) if usable else "expected a usable gain":
-        raise _field_error(Reason.GAIN, "gain", fields[2], fault, number)
-    return fields[0], code, start, channel, flags
+    return code, samples, skew, start
+
+
+def _parse_integers(fields: Sequence[str], number: int) -> tuple[int | None, ...]:
+    """Zero of the converter, initial value and checksum of a signal, as far as stated."""
+    if all(map(INTEGER.fullmatch, fields)):  # nearly always, and three times as fast
+        values = list(map(int, fields))
+    else:
+        pairs = zip(fields, INTEGERS, strict=False)
+        values = [_parse_integer(text, name, number) for text, name in pairs]
+    return tuple(values[i] if len(values) > i else None for i in (1, 2, 3))
+
+
+def _find_gain_fault(channel: WfdbChannel, unit: str) -> str:
+    """What is wrong with the calibration of a signal; "" for a plausible one."""
+    gain = channel.gain
+    if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
+        return "expected a usable gain"
+    low, high = ((end - channel.baseline) / gain for end in DIGITAL_RANGE)
+    return find_range_fault(low, high, 1 / gain, unit)

@@ -1,5 +1,6 @@
-"""Samples of WFDB signal files: the packed formats and FLAC, decoded block by block, with
-checksums, initial values and calibration.
+"""Decodes the samples of WFDB signal files: the packed formats and FLAC, block by block.
+
+Checksums and initial values are compared with those of the header, and samples are calibrated.
 
 Digital values are the file's own, bit for bit. Legend: F frames, W samples of all signals of one
 file in a frame.
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import list_numbers
 from bitimely_core.system_errors import raise_system_error
 
@@ -118,9 +120,8 @@ FORMATS = {
     310: SampleFormat((0, 2, 4, 4), -(1 << 9), np.int16, _decode_310),
     311: SampleFormat((0, 2, 3, 4), -(1 << 9), np.int16, _decode_311),
 }
-
-
 FLAC = {508: 8, 516: 16, 524: 24}  # bits a sample
+FLAC_BITS = {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}  # as soundfile calls them
 
 
 def count_bytes(code: int, samples: int) -> int:
@@ -152,11 +153,8 @@ def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
         )
     # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
     packed = int.from_bytes(head[18:26], "big")
-    channels, bits, length = (
-        (packed >> 41 & 7) + 1,
-        (packed >> 36 & 31) + 1,
-        packed & ((1 << 36) - 1),
-    )
+    channels, bits = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    length = packed & ((1 << 36) - 1)
     if channels != len(group.channels):
         raise input_error(
             Reason.HEADER_SYNTAX,
@@ -205,27 +203,21 @@ def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
     samples = frames * group.width
     many = BLOCK * (len(code.sizes) - 1)
     values = np.empty(samples, code.kind)
-    try:
-        with group.path.open("rb") as file:
-            file.seek(group.start)
-            for first in range(0, samples, many):
-                here = values[first : first + many]
-                size = count_bytes(group.code, len(here))
-                raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
-                if file.readinto(raw.data[:size]) != size:
-                    problem = f"{safe_text(group.name)} became shorter while it was read"
-                    raise input_error(Reason.TRUNCATED, problem, "nothing may write to it")
-                here[:] = code.decode(raw)[: len(here)]
-    except OSError as error:
-        raise_system_error(error, group.path, stored=False)
-        raise input_error(
-            Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})"
-        ) from None
+    with translate_read_errors(group.path, group.name), group.path.open("rb") as file:
+        file.seek(group.start)
+        for first in range(0, samples, many):
+            block = values[first : first + many]
+            size = count_bytes(group.code, len(block))
+            raw = np.zeros(-(-size // code.sizes[-1]) * code.sizes[-1], np.uint8)
+            if file.readinto(raw.data[:size]) != size:
+                problem = f"{safe_text(group.name)} became shorter while it was read"
+                raise input_error(Reason.TRUNCATED, problem, "nothing may write to it")
+            block[:] = code.decode(raw)[: len(block)]
     return values
 
 
 def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
-    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or
+    """All samples of a FLAC file, in the order of a file without compression: [F * W], int16 or
     int32.
     """
     import soundfile  # type: ignore[import-untyped]
@@ -237,21 +229,17 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
     try:
         with soundfile.SoundFile(group.path) as stream:
             stream.seek(group.start)
+            shift = 32 - FLAC_BITS[stream.subtype]
             for first in range(0, len(values), BLOCK):
-                wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
-                if len(wide) != min(BLOCK, len(values) - first):
+                block = values[first : first + BLOCK]
+                wide = stream.read(len(block), dtype="int32", always_2d=True)
+                if len(wide) != len(block):
                     problem = f"{file} ends before its last sample"
-                    raise input_error(
-                        Reason.TRUNCATED,
-                        problem,
-                        "expected a complete FLAC stream",
-                        field="file_name",
-                    )
-                values[first : first + len(wide)] = wide >> (
-                    32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype]
-                )
+                    wanted = "expected a complete FLAC stream"
+                    raise input_error(Reason.TRUNCATED, problem, wanted, field="file_name")
+                block[:] = wide >> shift
     except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:
-        # soundfile's own errors are RuntimeErrors
+        # RuntimeError: soundfile's own errors
         raise_system_error(error, group.path, stored=False)
         raise input_error(
             Reason.CORRUPT,
@@ -269,112 +257,127 @@ def verify_checksums(
     *,
     sized: bool,
 ) -> None:
-    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers)
-    and initial values with the header's.
+    """Compare checksums and initial values with those of the header.
 
-    Where the header states no length the format does not promise a checksum; where all of its
-    checksums and initial values are 0 they were never filled in: both are warned about, not
-    refused. Outside of format 8 initial values are redundant, and tools leave stale ones: a wrong
-    one is refused unless the checksums are right and no frame of the file has the header's values,
-    since else samples may be shifted.
+    A checksum is the sum of all digital samples modulo 65,536, signed or unsigned in headers. Where
+    the header states no length (not `sized`) the format does not promise one; where all of its
+    checksums and initial values are 0 they were never filled in. Both are warned about, not
+    refused.
 
     Raises UserError: checksum, initial_value.
     """
-    file = safe_text(group.name)
     channels = group.channels
-    unfilled = all(not c.checksum and not c.initial for c in channels)
-    # one call for many signals
-    together = (
-        values.sum(axis=1, dtype=np.int64).tolist() if isinstance(values, np.ndarray) else None
-    )
-    sums = together or [int(v.sum(dtype=np.int64)) for v in values]
-    bad = [
-        c
+    unfilled = not any(c.checksum or c.initial for c in channels)
+    damaged = _find_damaged(channels, values)
+    if damaged:
+        signals = f"signal {list_numbers(damaged)} in {safe_text(group.name)}"
+        problem = f"the samples of {signals} do not add up to the checksum of the header"
+        if sized and not unfilled:
+            raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", field="checksum")
+        why = "all are 0 in the header" if sized else "the header states no length"
+        findings.append(_report_difference(Reason.CHECKSUM, problem, why, len(damaged)))
+    if group.code == 8:  # the initial value is what the differences are added to
+        return
+    verified = not damaged and all(c.checksum is not None for c in channels)
+    _verify_initial(group, values, findings, unfilled=unfilled, verified=verified)
+
+
+def _find_damaged(
+    channels: Sequence[WfdbChannel], values: Sequence[np.ndarray] | np.ndarray
+) -> list[int]:
+    """The numbers of the signals whose samples do not add up to their checksum."""
+    if isinstance(values, np.ndarray):  # one call for many signals
+        sums = values.sum(axis=1, dtype=np.int64).tolist()
+    else:
+        sums = [int(samples.sum(dtype=np.int64)) for samples in values]
+    return [
+        c.number
         for c, total in zip(channels, sums, strict=True)
         if c.checksum is not None and (total - c.checksum) & 0xFFFF
     ]
-    if bad:
-        problem = f"the samples of signal {list_numbers([c.number for c in bad])} in {file} do not add up to the checksum of the header"
-        if sized and not unfilled:
-            raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", field="checksum")
-        why = "the header states no length" if not sized else "all are 0 in the header"
-        findings.append(
-            input_warning(
-                Reason.CHECKSUM,
-                problem,
-                f"not refused because {why}",
-                field="checksum",
-                count=len(bad),
-            )
-        )
-    if group.code == 8:  # the initial value is what the differences are added to
-        return
-    wrong = [
-        c
-        for c, v in zip(channels, values, strict=True)
-        if c.initial is not None and int(v[0]) != c.initial
+
+
+def _report_difference(code: Reason, problem: str, why: str, count: int) -> Finding:
+    return input_warning(code, problem, f"not refused because {why}", field=str(code), count=count)
+
+
+def _verify_initial(
+    group: WfdbSignalGroup,
+    values: Sequence[np.ndarray] | np.ndarray,
+    findings: list[Finding],
+    *,
+    unfilled: bool,
+    verified: bool,
+) -> None:
+    """Compare the initial values of the header with the first samples.
+
+    They are redundant, and tools leave stale ones. A wrong one is refused unless the checksums are
+    right (`verified`) and no frame of the file has the header's values: else samples may be
+    shifted.
+    """
+    stated = [
+        (c, samples)
+        for c, samples in zip(group.channels, values, strict=True)
+        if c.initial is not None
     ]
+    wrong = [c.number for c, samples in stated if int(samples[0]) != c.initial]
     if not wrong:
         return
-    problem = f"the first sample of signal {list_numbers([c.number for c in wrong])} in {file} is not the initial value of the header"
-    known = [(c, v) for c, v in zip(channels, values, strict=True) if c.initial is not None]
-    verified = not bad and all(c.checksum is not None for c in channels)
-    shifted = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
+    signals = f"signal {list_numbers(wrong)} in {safe_text(group.name)}"
+    problem = f"the first sample of {signals} is not the initial value of the header"
+    equal = [samples[:: c.samples] == c.initial for c, samples in stated]
+    shifted = np.logical_and.reduce(equal).any()
     if not unfilled and (shifted or not verified):
-        raise input_error(
-            Reason.INITIAL_VALUE,
-            problem,
-            "the samples are shifted or damaged",
-            field="initial_value",
-        )
+        wanted = "the samples are shifted or damaged"
+        raise input_error(Reason.INITIAL_VALUE, problem, wanted, field="initial_value")
     why = (
         "all are 0 in the header"
         if unfilled
         else "the checksums are right and the values occur nowhere in the file"
     )
-    findings.append(
-        input_warning(
-            Reason.INITIAL_VALUE,
-            problem,
-            f"not refused because {why}",
-            field="initial_value",
-            count=len(wrong),
-        )
-    )
+    findings.append(_report_difference(Reason.INITIAL_VALUE, problem, why, len(wrong)))
 
 
-def calibrate_samples(
-    channel: WfdbChannel, digital: np.ndarray, code: int
-) -> tuple[np.ndarray, float, float, int]:
-    """Samples to keep, their scale and offset, and number of missing ones.
+class CalibratedSamples(NamedTuple):
+    """Samples to keep: physical = samples * scale + offset."""
 
-    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and
-    longer values; beyond 24 bits float32 of the physical values, because a float32 of such digital
+    samples: np.ndarray  # int16, or float32 with NaN where one is missing
+    scale: float
+    offset: float
+    missing: int
+
+
+def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> CalibratedSamples:
+    """The samples of a channel by their digital values in the sample format `code`.
+
+    int16 as long as the values fit. float32, which holds 24 bits exactly, for missing samples and
+    longer values. Beyond 24 bits float32 of the physical values, because a float32 of such digital
     values could lose all that is above a large baseline.
+
+    Raises UserError: gain.
     """
     invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
     lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid
     missing = int(np.count_nonzero(lost))
-    bits = 16
-    if digital.dtype.itemsize > 2 and missing < len(digital):
-        real = digital[~lost] if missing else digital
-        bits = 1 + max(
-            int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max())
-        )
+    bits = _count_bits(digital, lost)
     scale, offset = channel.scale, channel.offset
     if bits > 25:  # sign and 24 bits
         with np.errstate(over="ignore"):
             samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
         if not np.isfinite(samples[~lost]).all():
-            raise input_error(
-                Reason.GAIN,
-                f"signal {channel.number} has values beyond 10^38",
-                "expected a usable gain",
-                field="gain",
-            )
+            problem = f"signal {channel.number} has values beyond 10^38"
+            raise input_error(Reason.GAIN, problem, "expected a usable gain", field="gain")
         scale, offset = 1.0, 0.0
     else:
         samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)
     if missing:
         samples[lost] = np.nan
-    return samples, scale, offset, missing
+    return CalibratedSamples(samples, scale, offset, missing)
+
+
+def _count_bits(digital: np.ndarray, lost: np.ndarray) -> int:
+    """Bits, with that of the sign, of the longest value that is not `lost`; 16 for int16."""
+    if digital.dtype.itemsize <= 2:
+        return 16
+    edges = (digital.min(where=~lost, initial=0), digital.max(where=~lost, initial=0))
+    return 1 + max(int(edge if edge >= 0 else ~edge).bit_length() for edge in edges)

@@ -1,10 +1,9 @@
-"""The mapping file of a user's own recordings (`--map`): its keys, and what it says of one
-recording.
-"""
+"""The mapping file of a user's own recordings (`--map`), and the names by which it finds them."""
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -47,24 +46,22 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    # of the path relative to the source; * also matches folders; capitals of the ending do not
-    # count
+    # of the path in the source; * also matches folders; capitals of the ending do not count
     pattern: str = "*"
     format: Format | None = None  # else by the ending
     # regular expression on the path, with groups named subject, label, value or recording
     match: str = ""
     subject: str = ""  # of all these files
     label: str = ""
-    # Hz: of tables, npy and mat; other formats are compared with it
-    rate: float | None = Field(None, gt=0)
+    rate: float | None = Field(
+        None, gt=0
+    )  # Hz, of tables, npy and mat; others are compared with it
     unit: str = ""
-    channels: (
-        tuple[str, ...] | dict[str, str | ChannelRule]
-    ) = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
+    # () all; names as in the file, or name in the file -> name or {name, unit}
+    channels: tuple[str, ...] | dict[str, str | ChannelRule] = ()
     variable: str = ""  # of MATLAB files: name of the array; else the only one
     time: str = ""  # column with seconds, of tables
-    # pattern of columns: each row is a recording of one channel, with these columns as its samples
-    # in their order
+    # pattern of columns: each row is a recording of one channel, these are its samples in order
     series: str = ""
     id_column: str = ""  # of such rows; else they are numbered
     subject_column: str = ""
@@ -82,11 +79,9 @@ class TableRule(Section):
     file: str = ""  # column: path without ending, or file name, of the recording
     subject: str = ""  # column
     label: str = ""  # column with a class
-    # columns with 0 or 1, one a class, of which a recording may have several
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # columns with 0 or 1, one a class; a recording may have several
     value: str = ""  # column with a number
-    # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those that are
-    # training
+    # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those of training
     split: str = ""
     attributes: tuple[str, ...] = ()  # further columns to keep
     delimiter: str = ","
@@ -111,21 +106,23 @@ class RecordingMap(Section):
     files: tuple[FileRule, ...] = (FileRule(),)
     table: TableRule | None = None
     annotations: AnnotationRule | None = None
-    # text of an annotation -> class; other texts are counted and excluded
-    labels: dict[str, str] | None = None
+    labels: dict[str, str] | None = None  # text of an annotation -> class; others are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingInfo:
-    """Properties of one recording beyond its file. `channels`: name in the file -> name, unit."""
+    """What is known of one recording before its file is read.
+
+    It is part of the key of a stored unit: `later` fields count only where they differ from their
+    default.
+    """
 
     recording_id: str
     subject_id: str
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
     notes: tuple[Annotation, ...] = ()  # from tables
-    # from a table of numbers: their texts are numbers, not labels
-    numbers: tuple[Annotation, ...] = ()
-    channels: dict[str, tuple[str, str]] = field(default_factory=dict)
+    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are no labels
+    channels: dict[str, tuple[str, str]] = field(default_factory=dict)  # in the file -> name, unit
     labels: dict[str, str] | None = None
     rate: float | None = None
     unit: str = ""
@@ -145,25 +142,21 @@ class RecordingInfo:
 def read_map(path: Path) -> RecordingMap:
     """The mapping file, checked. Raises UserError (config, exit 2) by its key."""
     chosen = validate(RecordingMap, read_toml(path), str(path))
-    for i, files in enumerate(chosen.files):
+    for i, rule in enumerate(chosen.files):
         try:
-            re.compile(files.match)
+            re.compile(rule.match)
         except re.error as error:
-            raise usage_error(
-                f"found {safe_text(files.match)}",
-                f"expected a regular expression ({error})",
-                file=str(path),
-                field=f"files.{i}.match",
-            ) from None
+            problem, wanted = f"found {safe_text(rule.match)}", "expected a regular expression"
+            field = f"files.{i}.match"
+            raise usage_error(problem, f"{wanted} ({error})", file=str(path), field=field) from None
     return chosen
 
 
 def find_suffix(rel: str) -> str:
     """The ending of a file's name, in lower case."""
     name = rel.lower()
-    return next(
-        (end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix
-    )
+    double = [ending for ending in (".csv.gz", ".fif.gz") if name.endswith(ending)]
+    return double[0] if double else PurePosixPath(name).suffix
 
 
 def strip_suffix(rel: str) -> str:
@@ -172,8 +165,9 @@ def strip_suffix(rel: str) -> str:
 
 
 def matches_pattern(rel: str, pattern: str) -> bool:
-    """Whether a file is of a group: capitals count in its path and not in its ending, which some
-    systems write in capitals.
+    """Whether a file is of a group.
+
+    Capitals count in its path and not in its ending, which some systems write in capitals.
     """
     folded, wanted = (strip_suffix(text) + find_suffix(text) for text in (rel, pattern))
     return fnmatch.fnmatchcase(rel, pattern) or fnmatch.fnmatchcase(folded, wanted)
@@ -181,34 +175,34 @@ def matches_pattern(rel: str, pattern: str) -> bool:
 
 def list_recording_keys(rel: str) -> tuple[str, ...]:
     """Names of a recording that a table may use, those with its folder first."""
-    return (strip_suffix(rel), rel, PurePosixPath(strip_suffix(rel)).name, PurePosixPath(rel).name)
+    stem = strip_suffix(rel)
+    return stem, rel, PurePosixPath(stem).name, PurePosixPath(rel).name
 
 
 class RecordingKeys(NamedTuple):
     """Which names tables may use for which files."""
 
-    of: dict[str, tuple[str, ...]]  # file -> its names
+    keys: dict[str, tuple[str, ...]]  # file -> its names
     # name without a folder that several recordings have, and none alone -> their files
     shared: dict[str, list[str]]
 
 
 def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
-    """The names of every recording among `rels`; a name without its folder only where no recording
-    of another path has it, too.
+    """The names of every recording among `rels`.
+
+    A name without its folder counts only where no recording of another path has it, too.
     """
-    keys = {rel: list_recording_keys(rel) for rel in rels}
+    names = {rel: list_recording_keys(rel) for rel in rels}
     bearers: dict[str, list[str]] = {}
-    for rel, (*_, stem, name) in keys.items():
+    for rel, (*_, stem, name) in names.items():
         for key in {stem, name}:
             bearers.setdefault(key, []).append(rel)
     shared = {
-        key: files
-        for key, files in bearers.items()
-        if len({strip_suffix(rel) for rel in files}) > 1
+        key: files for key, files in bearers.items() if len(set(map(strip_suffix, files))) > 1
     }
-    of = {
-        rel: (*own[:2], *(key for key in own[2:] if key not in shared)) for rel, own in keys.items()
-    }
+    keys: dict[str, tuple[str, ...]] = {}
+    for rel, (path, full, *short) in names.items():
+        keys[rel] = (path, full, *(key for key in short if key not in shared))
     # at the root of the source a name without a folder is a path
-    exact = {key for own in of.values() for key in own}
-    return RecordingKeys(of, {key: files for key, files in shared.items() if key not in exact})
+    exact = set(itertools.chain.from_iterable(keys.values()))
+    return RecordingKeys(keys, {key: files for key, files in shared.items() if key not in exact})

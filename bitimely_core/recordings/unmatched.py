@@ -1,0 +1,118 @@
+"""Warnings about recordings of a folder and rows of its tables that do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.formats.text import list_first
+from bitimely_core.recordings.mapping import RecordingInfo, RecordingKeys, strip_suffix
+from bitimely_core.types import Attributes
+
+SHOWN = 5  # names in a message
+
+
+def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Finding]:
+    """A warning about recordings without a known subject."""
+    lone = [
+        rel
+        for rel, info in infos.items()
+        if info.subject_id == info.recording_id and not info.series
+    ]
+    if len(infos) > 1 and lone:
+        yield input_warning(
+            Reason.IDENTIFIER,
+            f"{len(lone)} recordings with unknown subjects, each counted as a subject of its own",
+            "recordings of one person in two splits make scores optimistic",
+            "Give --map (generic) with a match or a table where several are of one person",
+            file=lone[0],
+            count=len(lone),
+        )
+
+
+def report_unknown_rows(
+    what: str, file: str, rows: Mapping[str, object], names: set[str], recordings: RecordingKeys
+) -> Iterator[Finding]:
+    """Warnings about rows of no recording, and of several; `what` has them, in `file`.
+
+    `names`: those of recordings, and of subjects where rows may be of these.
+    """
+    shared = recordings.shared
+    unclear = [key for key in rows if key not in names and key in shared]
+    if unclear:
+        yield _report_shared(unclear, shared, what, file)
+    unknown = [key for key in rows if key not in names and key not in shared]
+    if unknown:
+        problem = f"{len(unknown)} recordings or subjects of {what} have no file here"
+        action = "their rows are not used"
+        yield input_warning(Reason.UNMATCHED_LABELS, problem, action, file=file, count=len(unknown))
+
+
+def report_lacking(
+    infos: Mapping[str, RecordingInfo],
+    keys: Mapping[str, Sequence[str]],
+    rows: Mapping[str, object],
+) -> Iterator[Finding]:
+    """A warning about recordings without a row in the table."""
+    lacking = [
+        rel for rel, info in infos.items() if rows.keys().isdisjoint([*keys[rel], info.subject_id])
+    ]
+    if lacking:
+        problem = f"{len(lacking)} recordings have no row in the table"
+        yield input_warning(
+            Reason.UNMATCHED_LABELS,
+            problem,
+            "they have no label",
+            file=lacking[0],
+            count=len(lacking),
+        )
+
+
+def drop_torn_rows(
+    rel: str, keys: Sequence[str], rows: dict[str, Attributes], file: str
+) -> Iterator[Finding]:
+    """A warning where several rows name one recording, each in its own way.
+
+    Rows that differ leave `rows`: which is right is unknown.
+    """
+    same = [key for key in keys if key in rows]
+    if len(same) < 2:
+        return
+    problem = f"the rows {', '.join(map(safe_text, same))} are of one recording, {safe_text(rel)}"
+    if all(rows[key] == rows[same[0]] for key in same):
+        yield input_warning(Reason.DUPLICATES, problem, "used once", file=file, count=len(same) - 1)
+        return
+    for key in same:
+        del rows[key]
+    yield input_warning(
+        Reason.UNMATCHED_LABELS,
+        f"{problem}, and differ",
+        "none of them is used",
+        "Remove the wrong ones",
+        file=file,
+        count=len(same),
+    )
+
+
+def _report_shared(
+    unclear: Sequence[str], shared: Mapping[str, Sequence[str]], what: str, file: str
+) -> Finding:
+    """The warning about names in a table that several recordings have.
+
+    To use them would give one person's label to others.
+    """
+    first, *others = unclear
+    rels = shared[first]
+    named = list_first([safe_text(rel) for rel in rels], SHOWN)
+    rest = f"; so do {len(others)} more names" if others else ""
+    path = safe_text(strip_suffix(rels[0]))
+    return input_warning(
+        Reason.UNMATCHED_LABELS,
+        f"{safe_text(first)} in {what} fits {len(rels)} recordings: {named}{rest}",
+        "a row counts for one recording or subject, and these are not used",
+        f"Write paths, such as {path}, "
+        "or give a match with subject where the names are those of subjects",
+        file=file,
+        count=len(unclear),
+        examples=tuple(safe_text(key) for key in unclear[:SHOWN]),
+    )
