@@ -48,7 +48,6 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("a", "2000-05-31", "nonsense"),
         ("a", "2005-04-02", "496"),  # 91 days after death
         ("a", "2005-04-01", "496"),
-        ("b", "2999-01-01", "496"),
         ("b", "2001-01-01", "UNKNOWN"),
         ("b", "2001-01-01", "49"),
         ("b", "2001-01-01", "E11.9"),
@@ -57,10 +56,8 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("b", "2001-01-01", "999"),
     ]
     book = Codebook(TABLES, strict=True)
-    kept, account = clean.clean_rows(
-        frame(rows), book, life_dates=LIFE_DATES.drop("index_day"), latest=day("2006-01-01")
-    )
-    assert kept["row"].to_list() == [1, 7, 14]
+    kept, account = clean.clean_rows(frame(rows), book, life_dates=LIFE_DATES.drop("index_day"))
+    assert kept["row"].to_list() == [1, 7, 13]
     assert kept.schema == {
         "subject_id": pl.String,
         "day": pl.Int32,
@@ -69,7 +66,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         "row": pl.Int64,
     }
     dropped, quarantined = account.split()
-    assert dropped == {"date_outside_life": 3}
+    assert dropped == {"date_outside_life": 2}
     assert quarantined == {
         "ambiguous_code": 1,
         "bad_code": 1,
@@ -83,7 +80,7 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
     )
     funnel = account.funnel()
     assert funnel.bad_code == {"missing": 1, "bad_format": 2, "ambiguous_short": 1}
-    assert (funnel.bad_date, funnel.before_birth, funnel.after_death, funnel.future) == (1, 1, 1, 1)
+    assert (funnel.bad_date, funnel.before_birth, funnel.after_death) == (1, 1, 1)
     assert (funnel.mapped["exact"], funnel.unmapped) == (2, 2)
     assert [book.codes[i].text for i in kept["code"] if not book.codes[i].phecodes] == ["ICD9//999"]
 
@@ -133,6 +130,22 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
     assert more.split()[0] == {"duplicates": 3, "label_leakage": 1, "unmapped_code": 1}
     assert more.examples["duplicates"] == ["row 2", "row 5", "row 8"]  # type: ignore[index]
     assert account.funnel().mapped["exact"] == 9  # the funnel counts rows as they stand in the file
+
+
+def test_rows_after_the_end_of_the_data_leave() -> None:
+    rows = [("a", "2001-01-01", "496"), ("a", "2999-01-01", "496"), ("a", "2999-01-01", "999")]
+    book = Codebook(TABLES)
+    valid, account = clean.clean_rows(frame(rows), book, copy_key=True)
+    findings = CleaningFindings(files=["claims.csv"], codes=book.codes, latest=day("2006-01-01"))
+    kept, accounts = resolve_duplicates(
+        valid.drop("subject_id").with_columns(subject=pl.lit(0, pl.Int32)), findings
+    )
+    assert kept["row"].to_list() == [1]
+    assert accounts["claims.csv"].split() == ({"date_outside_life": 2}, {})
+    assert accounts["claims.csv"].examples["date_outside_life"] == ["row 2", "row 3"]  # type: ignore[index]
+    account += accounts["claims.csv"]
+    funnel = account.funnel()
+    assert (funnel.rows, funnel.future, funnel.mapped["exact"], funnel.unmapped) == (3, 2, 1, 0)
 
 
 def test_vocabularies_and_sources_of_rows() -> None:

@@ -1,8 +1,9 @@
-"""Label rules as data: codes, number of dates, time window and minimum age (section 6).
+"""Reads label rules and finds the days on which they are met: codes, number of dates, time window
+and minimum age (section 6).
 
 A rule matches codes by prefix, dots ignored, family by family. Each of its clauses requires `count`
-distinct dates within `window_days`; the onset is the date that completes the earliest such set, and
-the label is 1 exactly when there is an onset.
+distinct dates within `window_days`. The onset is the date that completes the earliest such set. The
+label is 1 exactly when there is an onset.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +37,8 @@ Prefixes = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class RuleClause:
-    """`count` distinct dates from `sources`, each at least `gap` days after the one before, at most
-    `window` days from first to last.
+    """`count` distinct dates from `sources`: each at least `gap` days after the one before, and at
+    most `window` days from first to last.
     """
 
     sources: frozenset[str]
@@ -66,11 +68,12 @@ class LabelRule:
 def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     """Rule objects, as in the shipped tables, checked.
 
-    Raises ValueError: for an unknown field or value: a misspelt `window_days` must not widen a rule
+    Raises ValueError for an unknown field or value: a misspelt `window_days` must not widen a rule
     silently.
     """
     if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
-        raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
+        text = f"rules are a list of objects, found {type(rules).__name__}"
+        raise ValueError(text)  # noqa: TRY004
     parsed = tuple(_parse_rule(rule) for rule in rules)
     names = [rule.name for rule in parsed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -94,9 +97,12 @@ def load_rules(name: str | Path) -> list[RuleTable]:
         parse_rules(rules["rule"])
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        text, shipped = f"cannot be read ({error.strerror})", f"shipped are {', '.join(SHIPPED)}"
         raise usage_error(
-            text, shipped, "Check --rules", code=Reason.NOT_FOUND, file=str(path)
+            f"cannot be read ({error.strerror})",
+            f"shipped are {', '.join(SHIPPED)}",
+            "Check --rules",
+            code=Reason.NOT_FOUND,
+            file=str(path),
         ) from None
     except ValueError as error:
         raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
@@ -110,7 +116,7 @@ def _parse_rule(rule: RuleTable) -> LabelRule:
     where = f"rule {name!r}"
     _check_fields(rule, RULE_FIELDS | COMMENTS, where)
     clauses = rule.get("any")
-    if not isinstance(clauses, Sequence) or isinstance(clauses, str) or not clauses:
+    if not _is_list(clauses) or not clauses:
         raise ValueError(f"{where}: `any` is a list of one clause or more")
     if "codes" not in rule:
         raise ValueError(f"{where} has no codes")
@@ -125,6 +131,10 @@ def _parse_rule(rule: RuleTable) -> LabelRule:
     )
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _parse_clause(clause: RuleTable, where: str) -> RuleClause:
     if not isinstance(clause, Mapping):
         raise ValueError(f"{where} is no object")  # noqa: TRY004
@@ -133,57 +143,49 @@ def _parse_clause(clause: RuleTable, where: str) -> RuleClause:
     sources = clause.get("sources")
     if sources is None:
         sources = SOURCES
-    if (
-        not isinstance(sources, Sequence)
-        or isinstance(sources, str)
-        or not sources
-        or not set(sources) <= set(SOURCES)
-    ):
+    if not _is_list(sources) or not sources or not set(sources) <= set(SOURCES):
         raise ValueError(f"{where}: sources are some of {', '.join(SOURCES)}, found {sources!r}")
     return RuleClause(
         sources=frozenset(sources),
-        count=_parse_count(clause, "count", 1, 1, where) or 1,
+        count=_parse_count(clause, "count", 1, 1, where),
         window=_parse_count(clause, "window_days", None, 0, where),
         # dates are distinct anyway
-        gap=max(1, _parse_count(clause, "min_gap_days", 1, 0, where) or 1),
+        gap=max(1, _parse_count(clause, "min_gap_days", 1, 0, where)),
     )
 
 
-def _check_fields(given: RuleTable, fields: set[str], where: str) -> None:
-    if odd := [name for name in given if name not in fields]:
-        raise ValueError(
-            f"{where} has the unknown field {odd[0]!r}, known are {', '.join(sorted(fields))}"
-        )
+def _check_fields(table: RuleTable, fields: set[str], where: str) -> None:
+    if unknown := [name for name in table if name not in fields]:
+        known = ", ".join(sorted(fields))
+        raise ValueError(f"{where} has the unknown field {unknown[0]!r}, known are {known}")
+
+
+Default = TypeVar("Default", int, None)
 
 
 def _parse_count(
-    given: RuleTable, name: str, absent: int | None, least: int, where: str
-) -> int | None:
-    value = given.get(name)
+    table: RuleTable, name: str, default: Default, least: int, where: str
+) -> int | Default:
+    value = table.get(name)
     if value is None:
-        return absent
+        return default
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{where}: {name} is an integer of at least {least}, found {value!r}")
     return value
 
 
-def _parse_prefixes(given: object, where: str) -> Prefixes:
-    if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
-        raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
+def _parse_prefixes(by_family: object, where: str) -> Prefixes:
+    if not isinstance(by_family, Mapping) or not set(by_family) <= {"icd9", "icd10"}:
+        text = f"expected lists of prefixes for icd9 and icd10, found {by_family!r}"
+        raise ValueError(f"{where}: {text}")
     parsed: Prefixes = {}
-    for family, prefixes in given.items():
-        listed = (
-            isinstance(prefixes, Sequence)
-            and not isinstance(prefixes, str)
-            and all(isinstance(p, str) for p in prefixes)
-        )
-        parsed[family] = (
-            tuple(p.strip().upper().replace(".", "") for p in prefixes) if listed else ("",)
-        )
-        if not all(parsed[family]):
-            raise ValueError(
-                f"{where}, {family}: prefixes are texts that are not empty, found {prefixes!r}"
-            )
+    for family, prefixes in by_family.items():
+        is_text = _is_list(prefixes) and all(isinstance(prefix, str) for prefix in prefixes)
+        texts = [prefix.strip().upper().replace(".", "") for prefix in prefixes] if is_text else []
+        if not is_text or not all(texts):
+            text = f"prefixes are texts that are not empty, found {prefixes!r}"
+            raise ValueError(f"{where}, {family}: {text}")
+        parsed[family] = tuple(texts)
     return parsed
 
 
@@ -195,10 +197,9 @@ def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
 def find_defining_phecodes(
     rules: Sequence[LabelRule], tables: Mapping[str, PhecodeTable]
 ) -> dict[str, list[str]]:
-    """Rule -> the PheCodes that the map gives to the codes in the code set of the rule, in text
-    order.
+    """Rule -> the PheCodes that the map gives to the codes of the rule, in text order.
 
-    Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
+    They come from the map, not from the data, so that `drop_phecode` means the same everywhere.
     """
     by_rule: dict[str, set[str]] = {rule.name: set() for rule in rules}
     for vocab, table in tables.items():
@@ -213,10 +214,10 @@ def find_defining_phecodes(
 def find_completion_days(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Subjects that fulfil a clause, ascending, and the day that completes it for each: the first
-    of `find_completed_sets`.
+    """Subjects that fulfil a clause, ascending, and the day that completes it for each.
 
-    Later starts end later, so it is the set of the first start that fits the window.
+    It is the first of `find_completed_sets`: later starts end later, so it is that of the first
+    start that fits the window.
     """
     subjects, days = find_completed_sets(subject, day, clause)
     earliest = find_starts(subjects)
@@ -226,30 +227,31 @@ def find_completion_days(
 def find_completed_sets(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Subject and last day of every set of dates that fulfils a clause, by subject, then day; two
-    sets may end on one day.
+    """Subject and last day of every set of dates that fulfils a clause, by subject, then day.
 
     From every start date the next date that is far enough from the last one is chosen until there
-    are `count`; the set counts if it is within the window.
+    are `count`. The set counts if it is within the window. Two sets may end on one day.
 
-    `subject` [n] integers >= 0; `day` [n] of matching events from the clause's sources, in any
-    order, repeats allowed.
+    Args:
+        subject: [n] integers >= 0.
+        day: [n] of matching events from the clause's sources, in any order, repeats allowed.
+        clause: what is required.
     """
     if not len(day):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = int(day.min())
-    reach = int(day.max()) - first + 1  # a gap of that many days excludes every later date
-    gap = min(clause.gap, reach)
-    span = reach + gap
+    days = int(day.max()) - first + 1  # a gap of that many days excludes every later date
+    gap = min(clause.gap, days)
+    span = days + gap
     key = sort_distinct(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
-    start = at = np.arange(len(key))
+    start = end = np.arange(len(key))  # of each set, as indices in `key`
     for _ in range(clause.count - 1):
-        following = np.searchsorted(key, key[at] + gap)
-        valid = following < len(key)
-        valid[valid] = key[following[valid]] // span == key[at[valid]] // span
-        start, at = start[valid], following[valid]
-        if not len(at):
+        following = np.searchsorted(key, key[end] + gap)
+        exists = following < len(key)
+        exists[exists] = key[following[exists]] // span == key[end[exists]] // span
+        start, end = start[exists], following[exists]
+        if not len(end):
             break
     if clause.window is not None:
-        at = at[key[at] - key[start] <= clause.window]
-    return key[at] // span, key[at] % span + first
+        end = end[key[end] - key[start] <= clause.window]
+    return key[end] // span, key[end] % span + first

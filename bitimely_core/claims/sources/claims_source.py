@@ -1,4 +1,4 @@
-"""What a source of claims hands over to the cleaning."""
+"""The record that a source of claims hands over to the cleaning."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bitimely_core.types import SourceRows
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsSource:
-    """Rows of a source before cleaning: every value is text as written, but for dates in the form
-    `--date-format`, which are YYYY-MM-DD.
+    """Rows of a source before cleaning.
+
+    Every value is text as written. Only dates in the form `--date-format` are YYYY-MM-DD.
     """
 
     events: EventReader
@@ -30,14 +31,13 @@ class ClaimsSource:
     """
     vocab: str  # of rows that carry none
     source: str  # of rows that carry none
-    # each table as far as known before cleaning, which adds its own counts to the tables of events
-    rows: list[SourceRows]
+    rows: list[SourceRows]  # of each table; cleaning adds its own counts to the tables of events
     findings: list[Finding]  # warnings and infos
     facts: dict[str, Any]  # what the report says
     # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     labels: pl.DataFrame | None = None
     splits: dict[str, str] | None = None  # subject -> train, validation, test
-    # `events`, surveyed as they are read, where the tables have not been
+    # where the tables have not been surveyed: reads `events` and surveys them
     survey: Callable[[], Iterator[pl.DataFrame]] | None = None
-    # the source with what that reading has found
+    # the source with the findings of `survey`, once it has ended
     complete: Callable[[], ClaimsSource] | None = None

@@ -1,5 +1,5 @@
-"""How a source of claims describes one of its tables of diagnoses, and the form in which a block of
-it is read.
+"""The record by which a source of claims describes one of its tables of diagnoses, and a block of
+events read from it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
+from bitimely_core.errors import Reason
 from bitimely_core.formats.csv_text import TableSpan
 
 Stated = Literal["surely", "by name", "nowhere"]
-"""Whether the vocabulary of rows without one is stated by an option, by the name of the column, or
-nowhere.
-"""
+"""What states the vocabulary of rows without one: an option, the name of the column, or nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +27,13 @@ class SourceTable:
     columns: tuple[str, ...]  # wanted, as the file spells them
     shape: Callable[[pl.DataFrame], EventBlock]
     dated: tuple[str, str]  # file and column that the dates come from, for messages
-    # what is counted: records, or the diagnoses on them where a record holds several
+    # what is counted: records, or their diagnoses where a record holds several
     kind: Literal["rows", "codes"] = "rows"
     delimiter: str = ","
     form: str | None = None  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
-    others: bool = False  # whether codes of other vocabularies, with values, are kept
+    others: bool = False  # with codes of other vocabularies, and their values
 
 
 class EventBlock(NamedTuple):
@@ -42,4 +41,10 @@ class EventBlock(NamedTuple):
 
     # row, subject_id, date, code, and any of vocab, source, claim, position, value
     events: pl.DataFrame
-    dropped: Mapping[str, int] = {}  # reason -> rows (codes) left out by a rule of the source
+    # reason -> rows (or codes, see `SourceTable.kind`) left out by a rule of the source
+    dropped: Mapping[str, int] = {}
+
+
+def count_dropped(reason: Reason, count: int) -> dict[str, int]:
+    """Rows left out for one reason, as in `EventBlock.dropped`; empty where there are none."""
+    return {str(reason): count} if count else {}
