@@ -29,7 +29,6 @@ from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     DateCounts,
-    OpenTable,
     assign_vocabulary,
     check_types,
     detect_delimiter,
@@ -47,8 +46,15 @@ from bitimely_core.claims.sources.options import (
     parse_pairs,
     parse_switch_day,
 )
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, Stated
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    Stated,
+    count_dropped,
+)
 from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
     keep_unique_rows,
     make_subjects,
     parse_labels,
@@ -66,7 +72,6 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import SourceRows
 
 SUBJECT_NAMES = ("patient_id", "subject_id", "person_id", "id")
 EVENT_COLUMNS = {
@@ -159,14 +164,6 @@ class _EventTable(NamedTuple):
     findings: list[Finding]  # on names of columns
 
 
-class _SubjectTable(NamedTuple):
-    """What a table of patients or of labels holds; nothing where there is none."""
-
-    frame: pl.DataFrame | None = None
-    rows: Sequence[SourceRows] = ()
-    findings: Sequence[Finding] = ()
-
-
 def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
     """Claims in plain tables.
 
@@ -180,34 +177,38 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     kind, form = parse_default_source(options), options.date_format or None
     events = _open_events(source, renamed, options)
-    labels = _read_labels(source, renamed, options)
+    label_accounts, accounts = TableAccounts(), TableAccounts()
+    labels = _read_labels(source, renamed, options, label_accounts)
     survey = SourceSurvey(
-        vocab=events.vocab, stated=events.stated, counts_subjects=labels.frame is not None
+        vocab=events.vocab, stated=events.stated, counts_subjects=labels is not None
     )
     read_events = partial(survey.read, [events.table])
     # two digits of a year of birth are read by the last day of the claims
     once = once and form is None
     if not once:
         deque(read_events(), maxlen=0)
-    patients = _read_patients(source, renamed, form, survey.last)
+    patients = _read_patients(source, renamed, form, survey.last, accounts)
     maps = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
 
     def describe() -> ClaimsSource:
         """The source with what the survey has found so far."""
-        rows = [*survey.rows, *patients.rows, *labels.rows]
+        rows = [*survey.rows, *accounts.rows, *label_accounts.rows]
+        unmatched = (
+            [] if labels is None else _find_unmatched(labels, survey.subjects, rows[-1].file)
+        )
         return ClaimsSource(
             events=EventReader((events.table,)),
-            subjects=patients.frame,
-            labels=labels.frame,
+            subjects=patients,
+            labels=labels,
             vocab=events.vocab,
             source=kind,
             rows=rows,
             findings=[
                 *events.findings,
                 *survey.findings,
-                *patients.findings,
-                *labels.findings,
-                *_find_unmatched_labels(labels, survey.subjects),
+                *accounts.findings,
+                *label_accounts.findings,
+                *unmatched,
             ],
             facts={
                 "tables": [row.file for row in rows],
@@ -241,14 +242,15 @@ def _open_events(source: Source, renamed: Mapping[str, str], options: ClaimsOpti
     shape = _BlockShaper(
         table.columns, wide, _read_source_words(options), options.date_format or None, since
     )
-    events = table.as_events(shape, wide=wide, kind="codes" if wide else "rows")
-    vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
-    return _EventTable(
-        replace(events, categories=_list_categories(table)),
-        vocab,
-        stated,
-        report_spelling(file, table.columns, wanted),
+    events = SourceTable(
+        table=table,
+        shape=shape,
+        wide=wide,
+        kind="codes" if wide else "rows",
+        categories=_list_categories(table),
     )
+    vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
+    return _EventTable(events, vocab, stated, report_spelling(file, table.columns, wanted))
 
 
 def _rename_accepted(
@@ -324,25 +326,28 @@ def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
 
 
 def _read_patients(
-    source: Source, renamed: Mapping[str, str], form: str | None, last: int | None
-) -> _SubjectTable:
+    source: Source,
+    renamed: Mapping[str, str],
+    form: str | None,
+    last: int | None,
+    accounts: TableAccounts,
+) -> pl.DataFrame | None:
     """The registered subjects, if there is a table of them."""
     file = find_table(source, "patients", needed=False)
     if not file:
-        return _SubjectTable()
+        return None
     wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
     table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
-    frame, rows, findings = keep_unique_rows(table.read(), file, "subject")
-    findings += report_spelling(file, table.columns, wanted)
-    patients = make_subjects(frame.rename({"subject": "subject_id"}), file, findings, form, last)
-    return _SubjectTable(patients, [rows], findings)
+    frame = keep_unique_rows(table.read(), file, accounts, "subject")
+    accounts.findings += report_spelling(file, table.columns, wanted)
+    return make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form, last)
 
 
 def _read_labels(
-    source: Source, renamed: Mapping[str, str], options: ClaimsOptions
-) -> _SubjectTable:
+    source: Source, renamed: Mapping[str, str], options: ClaimsOptions, accounts: TableAccounts
+) -> pl.DataFrame | None:
     """The table of labels, if there is one: all its columns, or those of `--label-column`."""
     chosen = parse_label_columns(options)
     file = find_table(source, "labels", needed=False)
@@ -351,27 +356,19 @@ def _read_labels(
     if any(label.year for label in chosen):
         raise usage_error("--label-column with a year has no meaning with --source claims")
     if not file:
-        return _SubjectTable()
+        return None
     subject_names = (renamed["subject"],) if "subject" in renamed else ()
     wanted = {"subject_id": (*subject_names, *SUBJECT_NAMES), INDEX_DATE: (INDEX_DATE,)}
     table = open_table(source, file, wanted, {INDEX_DATE})
-    label_names = _list_labels(table, chosen)
-    columns = match_columns(table.path, wanted | label_names, {INDEX_DATE}, table.delimiter)
-    frame = table._replace(columns=columns).read()
-    if chosen:
-        frame = frame.with_columns(map(_flag_value, chosen))
-    unique, rows, findings = keep_unique_rows(frame, file)
-    labels, odd, label_findings = parse_labels(unique, columns, list(label_names), file)
-    if odd:
-        rows.quarantined[str(Reason.LABEL)] = odd
-    findings += label_findings
-    if INDEX_DATE in labels.columns:
-        labels, unread, date_findings = _read_index_dates(labels, file, options.date_format or None)
-        if unread:
-            rows.quarantined[str(Reason.DATE)] = unread
-        findings += date_findings
-    findings += report_spelling(file, table.columns, wanted)
-    return _SubjectTable(labels.drop("row"), [rows], findings)
+    names = _list_labels(table, chosen)
+    columns = match_columns(table.path, wanted | names, {INDEX_DATE}, table.delimiter)
+    frame = table._replace(columns=columns).read().with_columns(map(_flag_value, chosen))
+    frame = keep_unique_rows(frame, file, accounts)
+    labels = parse_labels(frame, columns, list(names), file, accounts)
+    if INDEX_DATE in columns:
+        labels = _read_index_dates(labels, file, options.date_format or None, accounts)
+    accounts.findings += report_spelling(file, table.columns, wanted)
+    return labels.drop("row")
 
 
 def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, tuple[str, ...]]:
@@ -395,9 +392,9 @@ def _flag_value(label: LabelColumn) -> pl.Expr:
 
 
 def _read_index_dates(
-    labels: pl.DataFrame, file: str, form: str | None
-) -> tuple[pl.DataFrame, int, list[Finding]]:
-    """The labels with index dates as YYYY-MM-DD, the rows without a readable one, and findings.
+    labels: pl.DataFrame, file: str, form: str | None, accounts: TableAccounts
+) -> pl.DataFrame:
+    """The labels with index dates as YYYY-MM-DD.
 
     A row whose index date cannot be read is excluded: claims after such a date could not be.
     """
@@ -405,19 +402,19 @@ def _read_index_dates(
     written = labels[INDEX_DATE]
     is_unread = written.is_not_null() & dates.parse_days(written).is_null()
     unread, labels = labels.filter(is_unread)["row"], labels.filter(~is_unread)
-    findings = report_zones(DateCounts().add(labels[INDEX_DATE]).zoned, file, INDEX_DATE)
+    zoned = DateCounts().add(labels[INDEX_DATE]).zoned
+    accounts.findings += report_zones(zoned, file, INDEX_DATE)
     problem = "have an index date that cannot be read"
-    findings += report_excluded(Reason.DATE, unread, problem, file, INDEX_DATE)
-    return labels, unread.len(), findings
+    accounts.findings += report_excluded(Reason.DATE, unread, problem, file, INDEX_DATE)
+    accounts.rows[-1].quarantined.update(count_dropped(Reason.DATE, unread.len()))
+    return labels
 
 
-def _find_unmatched_labels(labels: _SubjectTable, subjects: np.ndarray) -> list[Finding]:
+def _find_unmatched(labels: pl.DataFrame, subjects: np.ndarray, file: str) -> list[Finding]:
     """A warning of labels without claims and of claims without labels; `subjects` are the hashed
     subjects of the claims.
     """
-    if labels.frame is None:
-        return []
-    labelled = hash_ids(labels.frame["subject_id"])
+    labelled = hash_ids(labels["subject_id"])
     both = len(np.intersect1d(labelled, subjects, assume_unique=True))
     without, unlabelled = len(labelled) - both, len(subjects) - both
     if not without and not unlabelled:
@@ -425,4 +422,4 @@ def _find_unmatched_labels(labels: _SubjectTable, subjects: np.ndarray) -> list[
     text = f"{without} subjects with labels have no claims, "
     text += f"{unlabelled} subjects with claims have no labels"
     count = without + unlabelled
-    return [input_warning(Reason.UNMATCHED_LABELS, text, file=labels.rows[0].file, count=count)]
+    return [input_warning(Reason.UNMATCHED_LABELS, text, file=file, count=count)]

@@ -29,11 +29,11 @@ class ClaimsSource:
     """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8,
     nullable: 0 unknown, 1 male, 2 female).
     """
-    vocab: str  # of rows that carry none
-    source: str  # of rows that carry none
+    source: str  # kind of claims of rows that carry none
     rows: list[SourceRows]  # of each table; cleaning adds its own counts to the tables of events
     findings: list[Finding]  # warnings and infos
     facts: dict[str, Any]  # what the report says
+    vocab: str = "icd9cm"  # of rows that carry none
     # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     labels: pl.DataFrame | None = None
     splits: dict[str, str] | None = None  # subject -> train, validation, test

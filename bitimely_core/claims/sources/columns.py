@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts, number_texts
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
+from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
@@ -28,46 +28,6 @@ WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
 FRACTION_TYPES = ("float", "double", "halffloat", "decimal")  # of Arrow
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
-
-
-class OpenTable(NamedTuple):
-    """A table whose columns have been matched and checked."""
-
-    file: str  # relative to the source
-    path: Path
-    columns: dict[str, str]  # key -> name
-    delimiter: str
-
-    def read(self) -> pl.DataFrame:
-        """All rows, as `tables.read_table`."""
-        return tables.read_table(self.path, self.file, self.columns, self.delimiter)
-
-    def as_events(
-        self,
-        shape: Callable[[pl.DataFrame], EventBlock],
-        *,
-        dated: tuple[str, str] | None = None,
-        wide: Sequence[str] = (),
-        kind: Literal["rows", "codes"] = "rows",
-        form: str | None = None,
-        others: bool = False,
-    ) -> SourceTable:
-        """The table as one of diagnoses, with further columns `wide`.
-
-        `dated`: file and column of its dates, if they are not its own. The rest is as in
-        `SourceTable`.
-        """
-        return SourceTable(
-            file=self.file,
-            path=self.path,
-            columns=tuple(dict.fromkeys((*self.columns.values(), *wide))),
-            shape=shape,
-            dated=dated or (self.file, self.columns["date"]),
-            kind=kind,
-            delimiter=self.delimiter,
-            form=form,
-            others=others,
-        )
 
 
 def open_table(
@@ -89,20 +49,20 @@ def open_table(
     return OpenTable(file, path, columns, mark)
 
 
-def find_table(source: Source, *stems: str, needed: bool = True) -> str:
-    """Relative path of the table with one of these names; "" where there is none.
+def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
+    """Relative path of the table of this name; "" where there is none.
 
     Case, folder and ending do not count. Raises UserError: no_input when there are several, or none
     and it is `needed`.
     """
-    names = {stem + ending for stem in stems for ending in ENDINGS}
+    names = {stem + ending for ending in ENDINGS}
     paths = sorted({*source.files, *source.rejected})
     matches = [path for path in paths if PurePosixPath(path).name.lower() in names]
     if len(matches) > 1:
-        text = f"{stems[0]} occurs {len(matches)} times ({', '.join(map(safe_text, matches[:5]))})"
+        text = f"{stem} occurs {len(matches)} times ({', '.join(map(safe_text, matches[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not matches:
-        text = f"no {stems[0]}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
+        text = f"no {stem}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
         hint = "Give the folder that holds it, and the --source it is laid out for"
         raise input_error(Reason.NO_INPUT, text, hint=hint)
     return matches[0] if matches else ""

@@ -24,8 +24,13 @@ from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table
 from bitimely_core.claims.sources.options import parse_default_source
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, count_dropped
-from bitimely_core.claims.sources.subject_tables import make_subjects
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    count_dropped,
+)
+from bitimely_core.claims.sources.subject_tables import TableAccounts, make_subjects
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, survey_tables
 from bitimely_core.errors import Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
@@ -136,15 +141,13 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         hint = "Give the folder that holds data/ and metadata/"
         raise input_error(Reason.NO_INPUT, text, hint=hint)
     wanted = COLUMNS | (VALUE if others else {})
+    opened = [open_table(source, file, wanted, {"source", "value"}) for file in files]
     source_tables = [
-        open_table(source, file, wanted, {"source", "value"}).as_events(
-            meanings, form=form, others=others
-        )
-        for file in files
+        SourceTable(table=table, shape=meanings, form=form, others=others) for table in opened
     ]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups"
     survey = survey_tables(source_tables, hint=f"{hint} vocab and code")
-    persons, spread = _read_persons(source_tables, form, survey.last)
+    persons, spread = _read_persons(opened, form, survey.last)
     if spread:
         text = f"{spread} subjects are in several files"
         survey.findings.append(
@@ -153,7 +156,6 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     return ClaimsSource(
         events=EventReader(tuple(source_tables)),
         subjects=persons,
-        vocab="icd9cm",
         source=kind,
         rows=survey.rows,
         findings=survey.findings,
@@ -241,7 +243,7 @@ def _read_splits(source: Source) -> dict[str, str] | None:
 
 
 def _read_persons(
-    source_tables: Sequence[SourceTable], form: str | None, last: int | None
+    opened: Sequence[OpenTable], form: str | None, last: int | None
 ) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and the number of subjects in several
     files.
@@ -251,9 +253,9 @@ def _read_persons(
         for name in ("birth", "death", "sex")
     }
     listed = pl.Series("subject_id", [], pl.String)
-    for table in source_tables:
+    for table in opened:
         subjects = listed.clear()
-        for block in tables.read_frames(table.path, table.columns):
+        for block in tables.read_frames(table.path, tuple(table.columns.values())):
             subjects = pl.concat([subjects, block.frame["subject_id"].drop_nulls()]).unique()
             for name, rows in _select_facts(block.frame).items():
                 facts[name] = pl.concat([facts[name], rows]).unique(
@@ -263,8 +265,8 @@ def _read_persons(
     persons = listed.unique().sort().to_frame()
     for frame in facts.values():
         persons = persons.join(frame, on="subject_id", how="left", maintain_order="left")
-    subjects_table = make_subjects(persons, source_tables[0].file, [], form, last)
-    return subjects_table, listed.len() - persons.height
+    spread = listed.len() - persons.height
+    return make_subjects(persons, opened[0].file, TableAccounts(), form, last), spread
 
 
 def _select_facts(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:

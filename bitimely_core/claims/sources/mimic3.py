@@ -13,8 +13,12 @@ import polars as pl
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table, rename_columns
-from bitimely_core.claims.sources.source_table import EventBlock
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
 from bitimely_core.claims.sources.survey import EventReader, survey_tables
 from bitimely_core.formats.source import Source
 
@@ -38,20 +42,21 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     form = options.date_format or None
     files = [find_table(source, stem) for stem in ("diagnoses_icd", "admissions", "patients")]
     diagnoses, stays, cohort = map(partial(open_table, source), files, (DIAGNOSIS, STAY, PERSON))
-    discharges, stay_rows, findings = keep_unique_rows(stays.read(), stays.file, "claim")
-    persons, person_rows, person_findings = keep_unique_rows(cohort.read(), cohort.file)
+    accounts = TableAccounts()
+    discharges = keep_unique_rows(stays.read(), stays.file, accounts, "claim")
+    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
     shape = partial(
         date_at_discharge, columns=diagnoses.columns, stays=discharges.select("claim", "date")
     )
-    table = diagnoses.as_events(shape, dated=(stays.file, stays.columns["date"]), form=form)
+    dated = (stays.file, stays.columns["date"])
+    table = SourceTable(table=diagnoses, shape=shape, dated=dated, form=form)
     survey = survey_tables([table])
     return ClaimsSource(
         events=EventReader((table,)),
-        subjects=make_subjects(persons, cohort.file, person_findings, form, survey.last),
-        vocab="icd9cm",
+        subjects=make_subjects(persons, cohort.file, accounts, form, survey.last),
         source="inpatient",
-        rows=[*survey.rows, stay_rows, person_rows],
-        findings=[*survey.findings, *findings, *person_findings],
+        rows=[*survey.rows, *accounts.rows],
+        findings=[*survey.findings, *accounts.findings],
         facts={"tables": files, "dates": "time of discharge"},
     )
 

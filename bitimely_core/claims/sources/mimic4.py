@@ -20,11 +20,13 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
 from bitimely_core.claims.sources.survey import EventReader, survey_tables
-from bitimely_core.errors import Finding
 from bitimely_core.formats.source import Source
-from bitimely_core.types import SourceRows
 
 
 class _Module(NamedTuple):
@@ -58,34 +60,32 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     form = options.date_format or None
     cohort = open_table(source, find_table(source, "patients"), PERSON)
-    persons, person_rows, findings = keep_unique_rows(cohort.read(), cohort.file)
+    accounts = TableAccounts()
+    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
     persons = persons.with_columns(pl.col("age", "year").cast(pl.Int32, strict=False))
     born = pl.col("year") - pl.col("age")  # January of the year in which the subject had the age 0
     persons = persons.with_columns(
         pl.when(born.is_not_null()).then(pl.format("{}-01", born)).alias("birth")
     )
-    source_tables: list[SourceTable] = []
-    rows, absent = [person_rows], []
+    source_tables, absent = [], []
     for module in (HOSPITAL, EMERGENCY):
         file = find_table(source, module.diagnoses, needed=module is HOSPITAL)
-        if not file:
+        if file:
+            source_tables.append(_open_module(source, module, file, persons, form, accounts))
+        else:
             absent.append(module.diagnoses)
-            continue
-        table, stay_rows, stay_findings = _open_module(source, module, file, persons, form)
-        source_tables.append(table)
-        rows.append(stay_rows)
-        findings += stay_findings
     survey = survey_tables(source_tables)
     persons = persons.with_columns(_reformat_near_dates(persons, "death", form))
+    subjects = make_subjects(persons, cohort.file, accounts)
+    rows = [*survey.rows, *accounts.rows]
     return ClaimsSource(
         events=EventReader(tuple(source_tables)),
-        subjects=make_subjects(persons, cohort.file, findings),
-        vocab="icd9cm",
+        subjects=subjects,
         source="inpatient",
-        rows=[*survey.rows, *rows],
-        findings=[*survey.findings, *findings],
+        rows=rows,
+        findings=[*survey.findings, *accounts.findings],
         facts={
-            "tables": [row.file for row in (*survey.rows, *rows)],
+            "tables": [row.file for row in rows],
             "absent": absent,
             "dates": "time of discharge; shifted by subject",
         },
@@ -93,24 +93,24 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 
 def _open_module(
-    source: Source, module: _Module, file: str, persons: pl.DataFrame, form: str | None
-) -> tuple[SourceTable, SourceRows, list[Finding]]:
-    """A table of diagnoses, and the account of the stays that give its dates."""
+    source: Source,
+    module: _Module,
+    file: str,
+    persons: pl.DataFrame,
+    form: str | None,
+    accounts: TableAccounts,
+) -> SourceTable:
+    """A table of diagnoses with the dates of its stays."""
     keys = {"subject_id": ("subject_id",), "claim": (module.key,)}
     stays = open_table(source, find_table(source, module.stays), {**keys, "date": (module.end,)})
-    ended, stay_rows, findings = keep_unique_rows(stays.read(), stays.file, "claim")
-    years = persons.select("subject_id", "year")
-    ended = ended.join(years, on="subject_id", how="left", maintain_order="left")
-    ended = ended.with_columns(_reformat_near_dates(ended, "date", form))
-    diagnoses = open_table(source, file, keys | CODED)
-    shape = partial(
-        _shape_block,
-        columns=diagnoses.columns,
-        stays=ended.select("claim", "date"),
-        kind=module.kind,
+    ended = keep_unique_rows(stays.read(), stays.file, accounts, "claim").join(
+        persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left"
     )
+    dates_of_stays = ended.select("claim", _reformat_near_dates(ended, "date", form))
+    diagnoses = open_table(source, file, keys | CODED)
+    shape = partial(_shape_block, columns=diagnoses.columns, stays=dates_of_stays, kind=module.kind)
     dated = (stays.file, stays.columns["date"])
-    return diagnoses.as_events(shape, dated=dated), stay_rows, findings
+    return SourceTable(table=diagnoses, shape=shape, dated=dated)
 
 
 def _shape_block(

@@ -18,15 +18,23 @@ from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
-    OpenTable,
     assign_vocabulary,
     find_table,
     open_table,
     reformat_dates,
 )
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, count_dropped
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    count_dropped,
+)
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
 from bitimely_core.claims.sources.survey import EventReader, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
@@ -71,12 +79,19 @@ NUMBER_COLUMNS = {
     "unit_text": ("unit_source_value",),
 }
 ID_COLUMNS = {"claim", "concept", "standard", "unit"}  # keys of columns of whole numbers
-PERSON_DATES = {  # table -> key of a date, its column
+PERSON = {
+    **SUBJECT,
+    "sex": ("gender_concept_id",),
+    "year": ("year_of_birth",),
+    "month": ("month_of_birth",),
+    "day": ("day_of_birth",),
+}
+PERSON_DATES = {  # table -> its dates
     "observation_period": {
-        "obs_start": "observation_period_start_date",
-        "obs_end": "observation_period_end_date",
+        "obs_start": ("observation_period_start_date",),
+        "obs_end": ("observation_period_end_date",),
     },
-    "death": {"death": "death_date"},
+    "death": {"death": ("death_date",)},
 }
 NULL_TEXT = pl.lit(None, pl.String)
 
@@ -95,25 +110,30 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     concepts, visits = _read_concepts(source), _read_visits(source)
     opened = _open_tables(source, others=others, timed=options.time_unit == "minute")
     tokens = _name_concepts(source, opened.values()) if others else None
-    source_tables: list[SourceTable] = []
-    for name, table in opened.items():
-        is_condition = name == "condition_occurrence"
-        shape = _BlockShaper(
-            columns=table.columns,
-            concepts=concepts,
-            visits=visits,
-            form=form,
-            since=since,
-            only_lettered=not is_condition,
-            tokens=tokens,
+    source_tables = [
+        SourceTable(
+            table=table,
+            shape=_BlockShaper(
+                columns=table.columns,
+                concepts=concepts,
+                visits=visits,
+                form=form,
+                since=since,
+                only_lettered=name != "condition_occurrence",
+                tokens=tokens,
+            ),
+            others=others,
         )
-        source_tables.append(table.as_events(shape, others=others))
+        for name, table in opened.items()
+    ]
     survey = survey_tables(source_tables, stated="nowhere" if since is None else "surely")
-    persons, rows, findings = _read_persons(source, form)
+    accounts = TableAccounts()
+    persons = _read_persons(source, form, accounts)
     absent = [name for name in EVENTS if name not in opened]
-    findings += _warn_of_absent(absent)
+    accounts.findings += _warn_of_absent(absent)
+    subjects = make_subjects(persons, accounts.rows[0].file, accounts, form, survey.last)
     facts = {
-        "tables": [table.file for table in source_tables] + [row.file for row in rows],
+        "tables": [row.file for row in (*survey.rows, *accounts.rows)],
         "absent": absent,
         "concepts": "no table of concepts: source values are read as ICD-9-CM"
         if concepts is None
@@ -124,11 +144,10 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     }
     return ClaimsSource(
         events=EventReader(tuple(source_tables)),
-        subjects=make_subjects(persons, rows[0].file, findings, form, survey.last),
-        vocab="icd9cm",
+        subjects=subjects,
         source=kind,
-        rows=[*survey.rows, *rows],
-        findings=[*survey.findings, *findings],
+        rows=[*survey.rows, *accounts.rows],
+        findings=[*survey.findings, *accounts.findings],
         facts=facts,
     )
 
@@ -367,19 +386,10 @@ def _add_tokens(rows: pl.DataFrame, tokens: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(token=pl.when(unit.is_not_null()).then(with_unit).otherwise("token"))
 
 
-def _read_persons(
-    source: Source, form: str | None
-) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
+def _read_persons(source: Source, form: str | None, accounts: TableAccounts) -> pl.DataFrame:
     """Subjects with birth, sex, death and the time for which they were observed."""
-    wanted = {
-        **SUBJECT,
-        "sex": ("gender_concept_id",),
-        "year": ("year_of_birth",),
-        "month": ("month_of_birth",),
-        "day": ("day_of_birth",),
-    }
-    table = open_table(source, find_table(source, "person"), wanted, {"month", "day"})
-    persons, account, findings = keep_unique_rows(table.read(), table.file)
+    table = open_table(source, find_table(source, "person"), PERSON, {"month", "day"})
+    persons = keep_unique_rows(table.read(), table.file, accounts)
     year, month, day = (
         pl.col(name).str.replace(r"\.0$", "") if name in table.columns else NULL_TEXT
         for name in ("year", "month", "day")
@@ -388,16 +398,13 @@ def _read_persons(
         sex=pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8),
         birth=pl.format("{}-{}-{}", year, month.fill_null("1"), day.fill_null("1")),
     )
-    rows = [account]
     for name, columns in PERSON_DATES.items():  # any number of rows per person
         if file := find_table(source, name, needed=False):
-            frame = open_table(
-                source, file, SUBJECT | {key: (column,) for key, column in columns.items()}
-            ).read()
-            rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
+            frame = open_table(source, file, SUBJECT | columns).read()
+            accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], form) for key in columns)
             spans = read.group_by("subject_id").agg(
                 pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns
             )
             persons = persons.join(spans, on="subject_id", how="left", maintain_order="left")
-    return persons, rows, findings
+    return persons

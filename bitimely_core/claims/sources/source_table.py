@@ -1,5 +1,5 @@
-"""The record by which a source of claims describes one of its tables of diagnoses, and a block of
-events read from it.
+"""The records by which a source of claims describes its tables, and a block of events read from
+one.
 """
 
 from __future__ import annotations
@@ -12,28 +12,45 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from bitimely_core.errors import Reason
+from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import TableSpan
 
 Stated = Literal["surely", "by name", "nowhere"]
 """What states the vocabulary of rows without one: an option, the name of the column, or nothing."""
 
 
+class OpenTable(NamedTuple):
+    """A table whose columns have been matched and checked."""
+
+    file: str  # relative to the source
+    path: Path
+    columns: dict[str, str]  # key -> name as the file spells it
+    delimiter: str = ","
+
+    def read(self) -> pl.DataFrame:
+        """All rows, as `tables.read_table`."""
+        return tables.read_table(self.path, self.file, self.columns, self.delimiter)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceTable:
     """A table of diagnoses."""
 
-    file: str  # relative to the source
-    path: Path
-    columns: tuple[str, ...]  # wanted, as the file spells them
+    table: OpenTable
     shape: Callable[[pl.DataFrame], EventBlock]
-    dated: tuple[str, str]  # file and column that the dates come from, for messages
+    wide: tuple[str, ...] = ()  # names of further columns that `shape` needs
+    dated: tuple[str, str] | None = None  # file and column of its dates, if they are not its own
     # what is counted: records, or their diagnoses where a record holds several
     kind: Literal["rows", "codes"] = "rows"
-    delimiter: str = ","
     form: str | None = None  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
     others: bool = False  # with codes of other vocabularies, and their values
+
+    @property
+    def file(self) -> str:
+        """The name of the table in the source."""
+        return self.table.file
 
 
 class EventBlock(NamedTuple):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -23,6 +24,14 @@ from bitimely_core.types import SourceRows
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
+
+
+@dataclass
+class TableAccounts:
+    """Rows and findings of the tables of a source that hold no diagnoses."""
+
+    rows: list[SourceRows] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def report_excluded(
@@ -48,33 +57,35 @@ def report_excluded(
 
 
 def keep_unique_rows(
-    frame: pl.DataFrame, file: str, key: str = "subject_id"
-) -> tuple[pl.DataFrame, SourceRows, list[Finding]]:
-    """The table with one row for each subject: rows without a subject are excluded, repeated ones
-    are used once.
+    frame: pl.DataFrame, file: str, accounts: TableAccounts, key: str = "subject_id"
+) -> pl.DataFrame:
+    """The table with one row for each subject, entered in the accounts.
 
-    Raises UserError: duplicate_key when two rows of one subject differ.
+    Rows without a subject are excluded, repeated ones are used once. Raises UserError:
+    duplicate_key when two rows of one subject differ.
     """
     without = frame.filter(pl.col(key).is_null())["row"]
     named = frame.filter(pl.col(key).is_not_null())
     cells = [name for name in frame.columns if name != "row"]
     unique = named.unique(cells, keep="first", maintain_order=True)
     _refuse_conflicts(unique, file, key)
-    findings = report_excluded(Reason.IDENTIFIER, without, "have no subject", file)
+    accounts.findings += report_excluded(Reason.IDENTIFIER, without, "have no subject", file)
     repeated = named.height - unique.height
     if repeated:
         text = f"{repeated} rows repeat others"
-        findings.append(
+        accounts.findings.append(
             input_warning(Reason.DUPLICATES, text, "they are used once", file=file, count=repeated)
         )
-    rows = SourceRows(
-        file=file,
-        kind="subjects",
-        seen=frame.height,
-        dropped=count_dropped(Reason.DUPLICATES, repeated),
-        quarantined=count_dropped(Reason.IDENTIFIER, without.len()),
+    accounts.rows.append(
+        SourceRows(
+            file=file,
+            kind="subjects",
+            seen=frame.height,
+            dropped=count_dropped(Reason.DUPLICATES, repeated),
+            quarantined=count_dropped(Reason.IDENTIFIER, without.len()),
+        )
     )
-    return unique, rows, findings
+    return unique
 
 
 def _refuse_conflicts(frame: pl.DataFrame, file: str, key: str) -> None:
@@ -98,19 +109,19 @@ def _refuse_conflicts(frame: pl.DataFrame, file: str, key: str) -> None:
 def make_subjects(
     frame: pl.DataFrame,
     file: str,
-    findings: list[Finding],
+    accounts: TableAccounts,
     form: str | None = None,
     last: int | None = None,
 ) -> pl.DataFrame:
     """`ClaimsSource.subjects` from a table with any of its columns.
 
-    A warning is added to `findings` for each column with unreadable dates, which count as unknown.
+    A warning is added to the accounts for each column with unreadable dates, which count as unknown.
     Raises UserError: date, where most of a column cannot be read.
 
     Args:
         frame: `sex` is text or its final number.
         file: that of the dates.
-        findings: grows.
+        accounts: grow.
         form: of the dates.
         last: the last day of the data. A birth with two digits of its year is in the hundred years
             up to it.
@@ -123,11 +134,11 @@ def make_subjects(
         frame = frame.with_columns(reformat_dates(frame[name], form, near))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
-        findings += report_zones(counts.zoned, file, name)
+        accounts.findings += report_zones(counts.zoned, file, name)
         if bad := counts.odd.total():
             text = f"{bad} of {counts.good + bad} dates cannot be read"
             expected = "they count as unknown"
-            findings.append(
+            accounts.findings.append(
                 input_warning(Reason.METADATA, text, expected, file=file, field=name, count=bad)
             )
     return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, _read_sexes(frame).alias("sex"))
@@ -145,13 +156,17 @@ def _read_sexes(frame: pl.DataFrame) -> pl.Expr:
 
 
 def parse_labels(
-    frame: pl.DataFrame, columns: Mapping[str, str], names: Sequence[str], file: str
-) -> tuple[pl.DataFrame, int, list[Finding]]:
-    """Columns of 0 and 1 as Int8; rows with other values are excluded.
+    frame: pl.DataFrame,
+    columns: Mapping[str, str],
+    names: Sequence[str],
+    file: str,
+    accounts: TableAccounts,
+) -> pl.DataFrame:
+    """Columns of 0 and 1 as Int8. Rows with other values are excluded, from the last rows of the
+    accounts too.
 
-    `columns` (key -> header) and `file` are for messages. Returns the frame, the number of excluded
-    rows, and the findings on them. Raises UserError: label, for a column with other values in most
-    rows.
+    `columns` (key -> header) and `file` are for messages. Raises UserError: label, for a column
+    with other values in most rows.
     """
     is_odd = pl.lit(value=False)
     for name in names:
@@ -168,8 +183,9 @@ def parse_labels(
             )
         is_odd |= is_wrong
     odd = frame.filter(is_odd)["row"]
-    labels = frame.filter(~is_odd).with_columns(
+    problem = "hold neither 0 nor 1 as a label"
+    accounts.findings += report_excluded(Reason.LABEL, odd, problem, file)
+    accounts.rows[-1].quarantined.update(count_dropped(Reason.LABEL, odd.len()))
+    return frame.filter(~is_odd).with_columns(
         pl.col(name).replace_strict(FLAGS, default=None, return_dtype=pl.Int8) for name in names
     )
-    problem = "hold neither 0 nor 1 as a label"
-    return labels, odd.len(), report_excluded(Reason.LABEL, odd, problem, file)

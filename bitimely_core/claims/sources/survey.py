@@ -75,11 +75,12 @@ def _iter_event_frames(table: SourceTable) -> Iterator[EventFrame]:
 
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
+    source = table.table
     with locate_errors(table.file):
         for block in tables.read_frames(
-            table.path,
-            table.columns,
-            delimiter=table.delimiter,
+            source.path,
+            tuple(dict.fromkeys((*source.columns.values(), *table.wide))),
+            delimiter=source.delimiter,
             span=table.span,
             categories=table.categories,
         ):
@@ -127,13 +128,14 @@ class EventReader:
         groups: list[list[SourceTable]] = []
         group_bytes = size
         for table in self.tables:
-            spans = tables.split_table(table.path, size, delimiter=table.delimiter)
+            source = table.table._replace(path=table.table.path.resolve())
+            spans = tables.split_table(source.path, size, delimiter=source.delimiter)
             for span in spans:
                 if group_bytes >= size or len(spans) > 1:
                     groups.append([])
                     group_bytes = 0
-                groups[-1].append(replace(table, path=table.path.resolve(), span=span))
-                group_bytes += table.path.stat().st_size if len(spans) == 1 else size
+                groups[-1].append(replace(table, table=source, span=span))
+                group_bytes += source.path.stat().st_size if len(spans) == 1 else size
         return [EventReader(tuple(group)) for group in groups]
 
 
@@ -187,8 +189,9 @@ class SourceSurvey:
     def _close_table(self, tally: _TableTally) -> None:
         """Check what only a whole table shows, and enter its counts."""
         table, dates = tally.table, tally.dates
-        refuse_unread_dates(dates, *table.dated)
-        self.findings += report_zones(dates.zoned, *table.dated)
+        dated = table.dated or (table.file, table.table.columns["date"])
+        refuse_unread_dates(dates, *dated)
+        self.findings += report_zones(dates.zoned, *dated)
         if dates.last is not None:
             self.last = dates.last if self.last is None else max(self.last, dates.last)
         _refuse_lost_zeros(tally.list_icd9(self.vocab), table.file)

@@ -21,21 +21,28 @@ import polars as pl
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
-    OpenTable,
     check_types,
     match_columns,
     open_table,
     rename_columns,
 )
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, count_dropped
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    count_dropped,
+)
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
 from bitimely_core.claims.sources.survey import EventReader, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.types import SourceRows
 
 ENDING = r"(?:\.csv(?:\.gz|\.zip)?|\.parquet|\.zip)"
 BENEFICIARIES = re.compile(
@@ -103,19 +110,20 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     source_tables = [table for table, _ in shapes]
     survey = survey_tables(source_tables)
     cohort = _find_files(source, BENEFICIARIES)
-    beneficiaries = _read_beneficiaries(source, cohort, options, survey.last)
+    accounts = TableAccounts()
+    subjects, labels = _read_beneficiaries(source, cohort, options, survey.last, accounts)
     absent = _list_absent(files, cohort)
+    accounts.findings += _warn_of_absent(absent)
     return ClaimsSource(
         events=EventReader(tuple(source_tables)),
-        subjects=beneficiaries.persons,
-        labels=beneficiaries.labels,
-        vocab="icd9cm",
+        subjects=subjects,
+        labels=labels,
         source="outpatient",
-        rows=[*survey.rows, *beneficiaries.rows],
-        findings=[*survey.findings, *beneficiaries.findings, *_warn_of_absent(absent)],
+        rows=[*survey.rows, *accounts.rows],
+        findings=[*survey.findings, *accounts.findings],
         facts={
             "records": survey.records,
-            "tables": [*survey.records, *(row.file for row in beneficiaries.rows)],
+            "tables": [*survey.records, *(row.file for row in accounts.rows)],
             "absent": absent,
             "segments": {
                 "dates_filled": sum(segments.filled for _, segments in shapes),
@@ -195,10 +203,14 @@ def _open_table(
     shape = partial(
         _shape_block, columns=columns, wide=wide, kind=KIND[file.content], segments=segments
     )
-    table = OpenTable(file.path, path, columns, ",")
-    return table.as_events(
-        shape, wide=wide, kind="codes", form=options.date_format or None
-    ), segments
+    table = SourceTable(
+        table=OpenTable(file.path, path, columns),
+        shape=shape,
+        wide=wide,
+        kind="codes",
+        form=options.date_format or None,
+    )
+    return table, segments
 
 
 def _find_code_columns(names: Sequence[str], *, admitting: bool) -> tuple[str, ...]:
@@ -278,42 +290,35 @@ def _find_repeats(rows: pl.DataFrame, wide: Sequence[str]) -> pl.DataFrame:
     return codes.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
 
 
-class _Beneficiaries(NamedTuple):
-    """The subjects of all years; nothing without a table of them."""
-
-    persons: pl.DataFrame | None = None
-    labels: pl.DataFrame | None = None
-    rows: Sequence[SourceRows] = ()
-    findings: Sequence[Finding] = ()
-
-
 def _read_beneficiaries(
-    source: Source, files: Sequence[_SynpufFile], options: ClaimsOptions, last: int | None
-) -> _Beneficiaries:
-    """Subjects of all years as one table, and their labels."""
+    source: Source,
+    files: Sequence[_SynpufFile],
+    options: ClaimsOptions,
+    last: int | None,
+    accounts: TableAccounts,
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """Subjects of all years as one table, and their labels; None without a table of them."""
     wanted = parse_label_columns(options)
+    if wanted and not files:
+        raise usage_error("--label-column is given", "but there is no table of beneficiaries")
     if not files:
-        if wanted:
-            raise usage_error("--label-column is given", "but there is no table of beneficiaries")
-        return _Beneficiaries()
+        return None, None
     _check_years(wanted, {file.content for file in files})
     columns = PERSON | {label.column: (label.column,) for label in wanted}
-    years, rows, findings = [], [], []
+    years = []
     for file in files:
         table = open_table(source, file.path, columns, codes=())
-        frame, year_rows, year_findings = keep_unique_rows(table.read(), file.path)
+        frame = keep_unique_rows(table.read(), file.path, accounts)
         years.append(frame.with_columns(pl.lit(file.content).alias("year")))
-        rows.append(year_rows)
-        findings += year_findings
     cohort = pl.concat(years).sort("year", maintain_order=True)
     by_subject = cohort.group_by("subject_id", maintain_order=True)
     persons = by_subject.agg(
         pl.col("birth", "sex").drop_nulls().first(), pl.col("death").drop_nulls().last()
     )
-    findings += _warn_of_conflicting_births(cohort, files[0].path)
-    subjects = make_subjects(persons, files[0].path, findings, options.date_format or None, last)
-    labels = by_subject.agg(map(_flag_value, wanted)) if wanted else None
-    return _Beneficiaries(subjects, labels, rows, findings)
+    path = files[0].path
+    accounts.findings += _warn_of_conflicting_births(cohort, path)
+    subjects = make_subjects(persons, path, accounts, options.date_format or None, last)
+    return subjects, by_subject.agg(map(_flag_value, wanted)) if wanted else None
 
 
 def _check_years(wanted: Sequence[LabelColumn], years: Collection[str]) -> None:
