@@ -135,7 +135,11 @@ def clean_rows(
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
         minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
-    _refuse_numbers(frame)
+    for name in {"code", "vocab", "source"} & set(frame.columns):
+        kind = frame.schema[name]
+        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
+            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
+            raise ValueError(text)  # noqa: TRY004
     texts = {
         name: _number_column(frame, name, default)
         for name, default in (("code", None), ("vocab", vocab), ("source", source))
@@ -178,15 +182,6 @@ def clean_rows(
     for position, n in count_integers(valid["code"]).items():
         account.steps[book.codes[position].step] += n
     return valid, account
-
-
-def _refuse_numbers(frame: pl.DataFrame) -> None:
-    """Raises ValueError for a column of another type than text."""
-    for name in {"code", "vocab", "source"} & set(frame.columns):
-        kind = frame.schema[name]
-        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
-            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
-            raise ValueError(text)  # noqa: TRY004
 
 
 def _number_source(text: str | None) -> int:

@@ -36,20 +36,10 @@ def count_values(shard: ClaimsShard) -> pl.DataFrame:
         rows = rows.join(ends, on="subject").filter(pl.col("day") <= pl.col("index_day"))
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
     rows = rows.select("subject", "value", code=texts.gather(rows["code"]))
-    values = rows.group_by("code", "value").agg(
-        n=pl.len().cast(pl.Int64), subjects=pl.lit(0, pl.Int64)
-    )
-    carriers = rows.group_by("code").agg(
-        value=pl.lit(None, pl.Float32),
-        n=pl.lit(0, pl.Int64),
-        subjects=pl.col("subject").n_unique().cast(pl.Int64),
-    )
-    return pl.concat(
-        [
-            frame.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
-            for frame in (values, carriers)
-        ]
-    )
+    values = rows.group_by("code", "value").agg(n=pl.len())
+    carriers = rows.group_by("code").agg(subjects=pl.col("subject").n_unique())
+    counts = pl.concat([values, carriers], how="diagonal")
+    return counts.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 
 
 def fit_values(counts: Iterable[pl.DataFrame], least: int) -> pl.DataFrame:

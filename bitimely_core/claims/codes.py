@@ -237,7 +237,10 @@ class Codebook:
 
     def _read(self, vocab: str, raw: str | None) -> CodeReading:
         if vocab == OTHER:
-            return self._read_other((raw or "").strip())
+            token = make_token((raw or "").strip())
+            if token == make_token(""):
+                return CodeReading(-1, RowFault("missing", Reason.EMPTY_CODE))
+            return self._add(IcdCode(OTHER, token, (token,), OTHER))
         code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
             name = fault or ""
@@ -248,13 +251,6 @@ class Codebook:
             return CodeReading(self._positions[vocab, code])
         table = choose_table(self.tables, vocab)
         return self._add(IcdCode(vocab, code, *find_phecodes(code, table, self.fallback)))
-
-    def _read_other(self, raw: str) -> CodeReading:
-        """The token of a code that is not ICD."""
-        token = make_token(raw)
-        if token == make_token(""):
-            return CodeReading(-1, RowFault("missing", Reason.EMPTY_CODE))
-        return self._add(IcdCode(OTHER, token, (token,), OTHER))
 
     def _add(self, code: IcdCode) -> CodeReading:
         """A code, added to the book if it is new."""

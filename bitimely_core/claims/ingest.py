@@ -122,7 +122,11 @@ def build_cache(
                     storage.os_unlink(run.out / name)
                 clear_folder(home)
                 raise refused
-            report = _publish(run, manifest, previous.generation + 1 if previous else 1)
+            generation = previous.generation + 1 if previous else 1
+            report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
+            manifest = manifest.model_copy(update={"report": report})
+            digest = manifest.publish(run.out, generation).manifest_sha256
+            report = report.model_copy(update={"manifest_sha256": digest})
         report.save(run.out / REPORT)
         manifests.remove_old_files(run.out, NAMES)
         clear_folder(home)
@@ -159,13 +163,6 @@ def _clear_refused(run: IngestRun, home: Path) -> Iterator[None]:
         raise
 
 
-def _publish(run: IngestRun, manifest: EventsManifest, generation: int) -> IngestReport:
-    """Publish the manifest with the report, and return the report."""
-    report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
-    published = manifest.model_copy(update={"report": report}).publish(run.out, generation)
-    return report.model_copy(update={"manifest_sha256": published.manifest_sha256})
-
-
 def ingest_part(
     run: IngestRun,
     shard: tuple[int, int],
@@ -180,8 +177,9 @@ def ingest_part(
     """
     part, parts = shard
     if run.given_options.get("keep_ids"):
-        text = "raw ids are in several processes"
-        raise usage_error("--keep-ids with --shard", text, "Ingest without --shard")
+        raise usage_error(
+            "--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard"
+        )
     run.hash_remaining()
     if previous is not None and _is_unchanged(run, previous):
         return None
@@ -265,13 +263,21 @@ def load_key(file: str, out: Path) -> bytes:
         key = path.read_bytes()
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        text = f"cannot be read ({error.strerror})"
         raise usage_error(
-            text, expected, code=Reason.NOT_FOUND, file=str(path), field="--id-key"
+            f"cannot be read ({error.strerror})",
+            expected,
+            code=Reason.NOT_FOUND,
+            file=str(path),
+            field="--id-key",
         ) from error
     if len(key) != KEY:
-        hint = f"Make one with: head -c {KEY} /dev/urandom > FILE"
-        raise usage_error(f"{len(key)} bytes", expected, hint, file=str(path), field="--id-key")
+        raise usage_error(
+            f"{len(key)} bytes",
+            expected,
+            f"Make one with: head -c {KEY} /dev/urandom > FILE",
+            file=str(path),
+            field="--id-key",
+        )
     return key
 
 
@@ -283,10 +289,10 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
     if run.source is not None or (previous is not None and not previous.find_damage(run.out)):
         yield
         return
-    folder, given = run.out / RAW, run.given_options
+    folder, options_given = run.out / RAW, run.given_options
     try:
         options = _write_raw_files(run, folder)
-        chosen = {name: given.get(name, options[name]) for name in RUN_ONLY}
+        chosen = {name: options_given.get(name, options[name]) for name in RUN_ONLY}
         run.given_options = options | chosen
         run.source = scan_folder(folder)
         yield
@@ -304,20 +310,21 @@ def _write_raw_files(run: IngestRun, folder: Path) -> dict[str, Any]:
     """Generate the raw files, unless intact ones of the same options are there; the options to
     ingest them with.
     """
-    note = run.out / PARTS / GENERATED
-    same = storage.fingerprint([run.settings.model_dump(mode="json"), str(folder)])
+    note, settings = run.out / PARTS / GENERATED, run.settings.model_dump(mode="json")
+
+    def identify() -> str:
+        return storage.fingerprint([settings, str(folder), _hash_files(folder)])
+
     if note.is_file():
         stored = json.loads(note.read_bytes())
-        options: dict[str, Any] = stored["options"]
-        if stored == {"same": same, "options": options, "files": _hash_files(folder)}:
-            return options
+        if stored["same"] == identify():
+            return dict(stored["options"])
     clear_folder(folder)
     clear_folder(note.parent)
     options = run.dataset.function(storage.make_folder(folder), dict(run.given_options))
     storage.make_folder(note.parent)
-    files = _hash_files(folder)
-    storage.write_json(note, {"same": same, "options": options, "files": files})
-    return options
+    storage.write_json(note, {"same": identify(), "options": options})
+    return dict(options)
 
 
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
@@ -473,11 +480,10 @@ def _write_events(
             cleaned.findings.add_account(file, account)
         other_sex += shard.other_sex
     if other_sex:
-        text = round_message(f"{other_sex} rows have a PheCode of the other sex")
         job.run.reasons.append(
             input_warning(
                 Reason.METADATA,
-                text,
+                round_message(f"{other_sex} rows have a PheCode of the other sex"),
                 "it is left out",
                 field="--sex-restrictions",
                 count=round_rows(other_sex),

@@ -58,19 +58,14 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
             digest = run.hashes.get(table.file, content)
         else:
             findings[table.file] += _list_reasons(table, account)
-            table = _add_account(table, account)
+            dropped, quarantined = map(Counter, account.split())
+            table = replace(
+                table,
+                dropped=dict(Counter(table.dropped) + dropped),
+                quarantined=dict(Counter(table.quarantined) + quarantined),
+            )
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
-
-
-def _add_account(table: SourceRows, account: RowAccount) -> SourceRows:
-    """The rows of a table with those that the cleaning has left out."""
-    dropped, quarantined = map(Counter, account.split())
-    return replace(
-        table,
-        dropped=dict(Counter(table.dropped) + dropped),
-        quarantined=dict(Counter(table.quarantined) + quarantined),
-    )
 
 
 def _list_reasons(table: SourceRows, account: RowAccount) -> Iterator[Finding]:

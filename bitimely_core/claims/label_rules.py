@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.claims.distinct import find_starts, sort_distinct
@@ -24,38 +32,67 @@ from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
-COMMENTS = {"source", "note", "reference"}
-RULE_FIELDS = {"name", "codes", "exclude", "min_age_years", "any"}
-CLAUSE_FIELDS = {"sources", "count", "window_days", "min_gap_days"}
+COMMENTS = {"note", "reference"}  # fields of a table that change nothing
 
 RuleTable = Mapping[str, object]
 """A rule as in a `[[rule]]` of a TOML file, not checked yet."""
 
-Prefixes = dict[str, tuple[str, ...]]
-"""Family -> prefixes without dots."""
+
+def _parse_prefix(text: str) -> str:
+    """A prefix of codes without dots."""
+    prefix = text.strip().upper().replace(".", "")
+    if not prefix:
+        raise ValueError("prefixes are texts that are not empty")
+    return prefix
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleClause:
-    """`count` distinct dates from `sources`: each at least `gap` days after the one before, and at
-    most `window` days from first to last.
+def _check_source(kind: str) -> str:
+    if kind not in SOURCES:
+        raise ValueError(f"sources are some of {', '.join(SOURCES)}, found {kind!r}")
+    return kind
+
+
+AtLeast0 = Annotated[int, Field(ge=0, strict=True)]
+AtLeast1 = Annotated[int, Field(ge=1, strict=True)]
+Kinds = frozenset[Annotated[str, AfterValidator(_check_source)]]
+Family = Annotated[str, Field(pattern=r"^icd(9|10)$")]
+Prefixes = dict[Family, tuple[Annotated[str, AfterValidator(_parse_prefix)], ...]]
+
+
+class _RulePart(BaseModel):
+    """A table of a rule. A misspelt `window_days` must not widen a rule silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_comments(cls, table: object) -> object:
+        """The fields with a value that are no comments. `source` in a clause is misspelt."""
+        if not isinstance(table, Mapping):
+            return table
+        comments = COMMENTS if "sources" in cls.model_fields else COMMENTS | {"source"}
+        return {name: table[name] for name in table.keys() - comments if table[name] is not None}
+
+
+class RuleClause(_RulePart):
+    """`count` distinct dates from `sources`: each at least `min_gap_days` after the one before, and
+    at most `window_days` from first to last.
     """
 
-    sources: frozenset[str]
-    count: int = 1
-    window: int | None = None
-    gap: int = 1
+    sources: Annotated[Kinds, Field(min_length=1)] = frozenset(SOURCES)
+    count: AtLeast1 = 1
+    window_days: AtLeast0 | None = None
+    min_gap_days: AtLeast0 = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelRule:
+class LabelRule(_RulePart):
     """A label rule. Onset: the earliest over its clauses."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"\S")]
     codes: Prefixes
-    exclude: Prefixes
-    min_age_years: int | None  # None: no limit; 0 is one, which every known age meets
-    clauses: tuple[RuleClause, ...]
+    exclude: Prefixes = {}
+    min_age_years: AtLeast0 | None = None  # None: no limit; 0 is one, which every known age meets
+    clauses: Annotated[tuple[RuleClause, ...], Field(alias="any", min_length=1)]
 
     def matches(self, code: IcdCode) -> bool:
         """Whether a code belongs to the rule's code set."""
@@ -66,15 +103,19 @@ class LabelRule:
 
 
 def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
-    """Rule objects, as in the shipped tables, checked.
-
-    Raises ValueError for an unknown field or value: a misspelt `window_days` must not widen a rule
-    silently.
+    """Rule objects, as in the shipped tables, checked. Raises ValueError for an unknown field or
+    value.
     """
-    if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
-        text = f"rules are a list of objects, found {type(rules).__name__}"
-        raise ValueError(text)  # noqa: TRY004
-    parsed = tuple(_parse_rule(rule) for rule in rules)
+    try:
+        parsed = TypeAdapter(tuple[LabelRule, ...]).validate_python(rules)
+    except ValidationError as error:
+        first = error.errors()[0]
+        text = f"{'.'.join(map(str, ('rule', *first['loc'])))}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            part = RuleClause if "any" in first["loc"] else LabelRule
+            fields = (field.alias or name for name, field in part.model_fields.items())
+            text = f"{text}, known are {', '.join(sorted(fields))}"
+        raise ValueError(text) from None
     names = [rule.name for rule in parsed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two rules have the name {twice[0]!r}")
@@ -107,86 +148,6 @@ def load_rules(name: str | Path) -> list[RuleTable]:
     except ValueError as error:
         raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
     return list(rules["rule"])
-
-
-def _parse_rule(rule: RuleTable) -> LabelRule:
-    name = rule.get("name") if isinstance(rule, Mapping) else None
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError("a rule has no name")
-    where = f"rule {name!r}"
-    _check_fields(rule, RULE_FIELDS | COMMENTS, where)
-    clauses = rule.get("any")
-    if not _is_list(clauses) or not clauses:
-        raise ValueError(f"{where}: `any` is a list of one clause or more")
-    if "codes" not in rule:
-        raise ValueError(f"{where} has no codes")
-    return LabelRule(
-        name=name,
-        codes=_parse_prefixes(rule["codes"], f"{where}, codes"),
-        exclude=_parse_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
-        min_age_years=_parse_count(rule, "min_age_years", None, 0, where),
-        clauses=tuple(
-            _parse_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)
-        ),
-    )
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _parse_clause(clause: RuleTable, where: str) -> RuleClause:
-    if not isinstance(clause, Mapping):
-        raise ValueError(f"{where} is no object")  # noqa: TRY004
-    # `source` is `sources` misspelt
-    _check_fields(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)
-    sources = clause.get("sources")
-    if sources is None:
-        sources = SOURCES
-    if not _is_list(sources) or not sources or not set(sources) <= set(SOURCES):
-        raise ValueError(f"{where}: sources are some of {', '.join(SOURCES)}, found {sources!r}")
-    return RuleClause(
-        sources=frozenset(sources),
-        count=_parse_count(clause, "count", 1, 1, where),
-        window=_parse_count(clause, "window_days", None, 0, where),
-        # dates are distinct anyway
-        gap=max(1, _parse_count(clause, "min_gap_days", 1, 0, where)),
-    )
-
-
-def _check_fields(table: RuleTable, fields: set[str], where: str) -> None:
-    if unknown := [name for name in table if name not in fields]:
-        known = ", ".join(sorted(fields))
-        raise ValueError(f"{where} has the unknown field {unknown[0]!r}, known are {known}")
-
-
-Default = TypeVar("Default", int, None)
-
-
-def _parse_count(
-    table: RuleTable, name: str, default: Default, least: int, where: str
-) -> int | Default:
-    value = table.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} is an integer of at least {least}, found {value!r}")
-    return value
-
-
-def _parse_prefixes(by_family: object, where: str) -> Prefixes:
-    if not isinstance(by_family, Mapping) or not set(by_family) <= {"icd9", "icd10"}:
-        text = f"expected lists of prefixes for icd9 and icd10, found {by_family!r}"
-        raise ValueError(f"{where}: {text}")
-    parsed: Prefixes = {}
-    for family, prefixes in by_family.items():
-        is_text = _is_list(prefixes) and all(isinstance(prefix, str) for prefix in prefixes)
-        texts = [prefix.strip().upper().replace(".", "") for prefix in prefixes] if is_text else []
-        if not is_text or not all(texts):
-            text = f"prefixes are texts that are not empty, found {prefixes!r}"
-            raise ValueError(f"{where}, {family}: {text}")
-        parsed[family] = tuple(texts)
-    return parsed
 
 
 def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
@@ -241,7 +202,7 @@ def find_completed_sets(
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = int(day.min())
     days = int(day.max()) - first + 1  # a gap of that many days excludes every later date
-    gap = min(clause.gap, days)
+    gap = min(max(clause.min_gap_days, 1), days)  # dates are distinct anyway
     span = days + gap
     key = sort_distinct(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
     start = end = np.arange(len(key))  # of each set, as indices in `key`
@@ -252,6 +213,6 @@ def find_completed_sets(
         start, end = start[exists], following[exists]
         if not len(end):
             break
-    if clause.window is not None:
-        end = end[key[end] - key[start] <= clause.window]
+    if clause.window_days is not None:
+        end = end[key[end] - key[start] <= clause.window_days]
     return key[end] // span, key[end] % span + first

@@ -68,27 +68,28 @@ def find_damage(
     counts = Counter(code for vocab, code, _ in rows if vocab == "icd9")
     phecodes = sorted({phecode for _, _, phecode in rows})
     # PheCodes of version 1.2 are numbers, those of PhecodeX begin with letters
-    is_original = all(NUMERIC.fullmatch(text) or _is_scientific(text) for text in phecodes)
-    keys = {
-        Damage.INVALID_CODES: [
-            code for code in counts if codes.normalise_code(code, "icd9")[0] != code
-        ],
-        Damage.REPEATED_CODES: [code for code, n in counts.items() if n > 1]
-        if layout.single and is_original
-        else [],
-        Damage.LOST_ZEROS: [phecode for phecode in phecodes if pad_zeros(phecode) != phecode],
-        Damage.MISSING_CODES: _list_missing_codes(counts, phecodes) if is_original else [],
-        Damage.SPREADSHEET_NUMBERS: [code for _, code, _ in rows if _is_scientific(code)]
-        + [
-            phecode
-            for phecode in phecodes
-            if _is_scientific(phecode) or (is_original and ZERO_AT_END.fullmatch(phecode))
+    is_original = all(map(_is_number, phecodes))
+    keys: dict[Damage, Iterable[str]] = {
+        Damage.INVALID_CODES: filter(_is_respelled, counts),
+        Damage.LOST_ZEROS: filter(_has_lost_zeros, phecodes),
+        Damage.SPREADSHEET_NUMBERS: [
+            *filter(_is_scientific, (code for _, code, _ in rows)),
+            *filter(_has_spreadsheet_form if is_original else _is_scientific, phecodes),
         ],
         Damage.STORED_NUMBERS: [name for name in (layout.code, "phecode") if name in numbers],
     }
-    return {
-        damage: list(dict.fromkeys(texts))[:EXAMPLES] for damage, texts in keys.items() if texts
-    }
+    if is_original and layout.single:
+        keys[Damage.REPEATED_CODES] = [code for code, n in counts.items() if n > 1]
+    if is_original and counts.total() >= FULL_ROWS:
+        keys[Damage.MISSING_CODES] = _list_missing_codes(counts, phecodes)
+    samples = {damage: list(dict.fromkeys(keys.get(damage, ())))[:EXAMPLES] for damage in Damage}
+    return {damage: texts for damage, texts in samples.items() if texts}
+
+
+def _list_missing_codes(codes: Collection[str], phecodes: Collection[str]) -> list[str]:
+    """What a full 1.2 table must have and does not. Without zeros both codes are 1."""
+    missing = [f"no {code}" for code in ("001", "001.0") if code not in codes]
+    return missing if "008" in phecodes else [*missing, "no PheCode 008"]
 
 
 def _is_scientific(text: str) -> bool:
@@ -96,12 +97,21 @@ def _is_scientific(text: str) -> bool:
     return codes.SCIENTIFIC.fullmatch(text.upper()) is not None
 
 
-def _list_missing_codes(counts: Counter[str], phecodes: Collection[str]) -> list[str]:
-    """What a full 1.2 table must have and does not; the lost zeros of a spreadsheet merge them."""
-    if counts.total() < FULL_ROWS:
-        return []
-    missing = [f"no {code}" for code in ("001", "001.0") if code not in counts]
-    return missing if "008" in phecodes else [*missing, "no PheCode 008"]
+def _is_number(phecode: str) -> bool:
+    return NUMERIC.fullmatch(phecode) is not None or _is_scientific(phecode)
+
+
+def _has_spreadsheet_form(phecode: str) -> bool:
+    return _is_scientific(phecode) or ZERO_AT_END.fullmatch(phecode) is not None
+
+
+def _has_lost_zeros(phecode: str) -> bool:
+    return pad_zeros(phecode) != phecode
+
+
+def _is_respelled(code: str) -> bool:
+    """Whether a code of ICD-9 is not in its one spelling."""
+    return codes.normalise_code(code, "icd9")[0] != code
 
 
 def damage_error(file: str, damage: Mapping[Damage, Sequence[str]]) -> UserError:

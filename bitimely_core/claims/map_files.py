@@ -129,8 +129,9 @@ def open_sheet(path: str) -> MapSheet:
         sheet = _open_package(path) if path.startswith(PACKAGE_PREFIX) else _open_file(path)
     except UNREADABLE as error:
         raise_system_error(error, path, stored=False)
-        text = f"cannot be read ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, text, file=path) from None
+        raise input_error(
+            Reason.CORRUPT, f"cannot be read ({type(error).__name__})", file=path
+        ) from None
     if sheet.fault:
         raise sheet.fault
     return sheet
@@ -142,8 +143,9 @@ def _open_file(path: str) -> MapSheet:
     member = "/".join(Path(path).parts[len(place.parts) :]) if place else ""
     is_archive = place is not None and place.name.lower().endswith(ARCHIVE_ENDINGS)
     if place is None or (member and not is_archive):
-        hint = "Check the path of the map"
-        raise usage_error("no such file", hint=hint, code=Reason.NOT_FOUND, file=path)
+        raise usage_error(
+            "no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path
+        )
     with place.open("rb") as stream:
         if zipfile.is_zipfile(stream):
             with zipfile.ZipFile(stream) as archive:
@@ -175,8 +177,11 @@ def _open_package(path: str) -> MapSheet:
     try:
         files = metadata.distribution(package).files or []
     except metadata.PackageNotFoundError:
-        text = f"package {safe_text(package)} is not installed"
-        raise usage_error(text, hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND) from None
+        raise usage_error(
+            f"package {safe_text(package)} is not installed",
+            hint=DOWNLOAD_HINT,
+            code=Reason.NOT_FOUND,
+        ) from None
     places = {str(file): Path(str(file.locate())) for file in files}
     return _choose_member(path, places, lambda name: places[name].open("rb"), member)
 
@@ -207,11 +212,15 @@ def _choose_member(
     maps = [sheet for sheet in maps if Path(sheet.name).name == PREFERRED_TABLE] or maps
     if len(maps) == 1:
         return maps[0]
-    text = f"holds {len(maps)} map tables" if maps else "holds no map table"
     listed = ", ".join(safe_text(sheet.name) for sheet in maps[:5])
     listed = listed or f"{len(candidates)} other tables"
-    hint = "Give the map as ARCHIVE/member"
-    raise input_error(Reason.FORMAT, text, f"found {listed}", hint, file=path)
+    raise input_error(
+        Reason.FORMAT,
+        f"holds {len(maps)} map tables" if maps else "holds no map table",
+        f"found {listed}",
+        "Give the map as ARCHIVE/member",
+        file=path,
+    )
 
 
 def _read_sheet(name: str, stream: IO[bytes], digest: str | None = None) -> MapSheet:
@@ -230,8 +239,13 @@ def _read_sheet(name: str, stream: IO[bytes], digest: str | None = None) -> MapS
         header = parse_header(lines, ",")
         for row, cells, _ in parse_records(lines, len(header), ","):
             if isinstance(cells, UserError):
-                hint = "Correct the table; none of it is used"
-                raise input_error(cells.code, cells.problem, cells.requirement, hint, row=row)
+                raise input_error(
+                    cells.code,
+                    cells.problem,
+                    cells.requirement,
+                    "Correct the table; none of it is used",
+                    row=row,
+                )
             if any(cells):
                 records.append(cells)
     except UserError as error:
@@ -256,8 +270,12 @@ def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
     blocks = islice(iter(lambda: stream.read(BLOCK), b""), MAX_BYTES // BLOCK + 1)
     data = b"".join(blocks)
     if len(data) > MAX_BYTES:
-        text = f"more than {MAX_BYTES} bytes"
-        raise input_error(Reason.EXPANSION_LIMIT, text, "expected a smaller map", file=name)
+        raise input_error(
+            Reason.EXPANSION_LIMIT,
+            f"more than {MAX_BYTES} bytes",
+            "expected a smaller map",
+            file=name,
+        )
     return data
 
 
@@ -266,8 +284,9 @@ def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
         raise_system_error(error, name, stored=False)
-        text = f"does not open as Parquet ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, text, file=name) from None
+        raise input_error(
+            Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name
+        ) from None
     names = {column: column.strip().lower() for column in frame.columns}
     numbers = frozenset(names[column] for column, kind in frame.schema.items() if kind.is_numeric())
     columns = {

@@ -1,8 +1,8 @@
 """The second pass of an ingest: one shard of subjects after another becomes events, subjects and
 labels of the cache.
 
-The events of a finished shard are in their final file. Its subjects, labels and hashes wait in files
-of their own until all are merged.
+The events of a finished shard are in their final file. Its subjects, labels and hashes wait in
+files of their own until all are merged.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import polars as pl
-
 from bitimely_core.claims import codes
 from bitimely_core.claims.map_damage import (
     Damage,
@@ -61,16 +59,6 @@ class PhecodeMap:
         self.sexes.update(other.sexes)
         self.facts += other.facts
         self.findings += other.findings
-
-    def frame(self) -> pl.DataFrame:
-        """The long form: vocab, code, phecode (text)."""
-        rows = [
-            (vocab, code, list(phecodes))
-            for vocab, table in self.tables.items()
-            for code, phecodes in sorted(table.items())
-        ]
-        kinds = {"vocab": pl.String(), "code": pl.String(), "phecode": pl.List(pl.String)}
-        return pl.DataFrame(rows, schema=kinds, orient="row").explode("phecode")
 
 
 def group_phecodes(rows: Iterable[MapRow]) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -171,9 +159,13 @@ def read_map(
     for path in map(locate_map, map(str, paths)):
         part = _parse_map(open_sheet(path), options)
         if twice := sorted(part.tables.keys() & codemap.tables.keys()):
-            text = f"a second table for {', '.join(twice)}"
-            expected, hint = "expected one a vocabulary", "Give one of them"
-            raise input_error(Reason.DUPLICATE_KEY, text, expected, hint, file=path)
+            raise input_error(
+                Reason.DUPLICATE_KEY,
+                f"a second table for {', '.join(twice)}",
+                "expected one a vocabulary",
+                "Give one of them",
+                file=path,
+            )
         _add_companions(path, part)
         codemap.add(part)
     if overrides is not None:
@@ -190,7 +182,17 @@ def _parse_map(sheet: MapSheet, options: MapOptions) -> PhecodeMap:
     damage = find_damage(rows, layout, sheet.numbers)
     findings = _warn_of_stray_codes(sheet.name, stray)
     if layout.name == "plain" and Damage.SPREADSHEET_NUMBERS in damage:
-        findings.append(_warn_of_numbers(sheet.name, damage.pop(Damage.SPREADSHEET_NUMBERS)))
+        numbers = damage.pop(Damage.SPREADSHEET_NUMBERS)
+        findings.append(
+            Finding(
+                Reason.MAP_DAMAGED,
+                f"holds numbers as a spreadsheet writes them ({', '.join(numbers)})",
+                level="warning",
+                hint="Check the map",
+                file=sheet.name,
+                examples=tuple(numbers),
+            )
+        )
     is_repaired = set(damage) == {Damage.LOST_ZEROS} and options.repair == ZERO_REPAIR
     if damage and not is_repaired:
         raise damage_error(sheet.name, damage)
@@ -215,9 +217,12 @@ def _require_layout(sheet: MapSheet) -> MapLayout:
     layout = detect_layout(sheet.columns)
     if layout is None:
         columns = ", ".join(map(safe_text, list(sheet.columns)[:12])) or "nothing"
-        text = f"is in no layout of a PheCode map: found columns {columns}"
-        expected = "expected a code column (ICD9, ICD10, ICD, code) and one called phecode"
-        raise input_error(Reason.FORMAT, text, expected, file=sheet.name)
+        raise input_error(
+            Reason.FORMAT,
+            f"is in no layout of a PheCode map: found columns {columns}",
+            "expected a code column (ICD9, ICD10, ICD, code) and one called phecode",
+            file=sheet.name,
+        )
     return layout
 
 
@@ -246,8 +251,13 @@ def _select_rows(
         else:
             rows.append((vocab, text, phecode))
     if not rows:
-        expected, hint = "expected rows with a code and a PheCode", "Download it again"
-        raise input_error(Reason.FORMAT, "maps no code", expected, hint, file=sheet.name)
+        raise input_error(
+            Reason.FORMAT,
+            "maps no code",
+            "expected rows with a code and a PheCode",
+            "Download it again",
+            file=sheet.name,
+        )
     return rows, left_out
 
 
@@ -276,9 +286,13 @@ def _parse_vocabulary(cell: str, file: str, column: str | None) -> str:
     """The vocabulary that a cell names; 9.0 is what a spreadsheet makes of 9."""
     name = re.sub(r"[^a-z0-9]", "", cell.lower().removesuffix(".0"))
     if name not in VOCABULARIES:
-        text = f"names the vocabulary {safe_text(cell)}"
-        known = f"known: {', '.join(VOCABULARIES)}"
-        raise input_error(Reason.FORMAT, text, known, file=file, field=column)
+        raise input_error(
+            Reason.FORMAT,
+            f"names the vocabulary {safe_text(cell)}",
+            f"known: {', '.join(VOCABULARIES)}",
+            file=file,
+            field=column,
+        )
     return VOCABULARIES[name]
 
 
@@ -286,19 +300,15 @@ def _warn_of_stray_codes(file: str, stray: Sequence[str]) -> list[Finding]:
     if not stray:
         return []
     examples = ", ".join(map(safe_text, stray[:3]))
-    text = f"{len(stray)} ICD-9 codes have no form of ICD-9 and are left out ({examples})"
-    return [Finding(Reason.MAP_DAMAGED, text, level="warning", file=file, count=len(stray))]
-
-
-def _warn_of_numbers(file: str, keys: Sequence[str]) -> Finding:
-    return Finding(
-        Reason.MAP_DAMAGED,
-        f"holds numbers as a spreadsheet writes them ({', '.join(keys)})",
-        level="warning",
-        hint="Check the map",
-        file=file,
-        examples=tuple(keys),
-    )
+    return [
+        Finding(
+            Reason.MAP_DAMAGED,
+            f"{len(stray)} ICD-9 codes have no form of ICD-9 and are left out ({examples})",
+            level="warning",
+            file=file,
+            count=len(stray),
+        )
+    ]
 
 
 def _add_columns(
@@ -381,9 +391,13 @@ def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
         family = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()), "")
         text = codes.normalise_code(code, family)[0] if family else None
         if text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
-            row = f"row {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
             expected = "expected an ICD code, its vocabulary, a PheCode"
-            raise input_error(Reason.FORMAT, row, expected, file=sheet.name)
+            raise input_error(
+                Reason.FORMAT,
+                f"row {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}",
+                expected,
+                file=sheet.name,
+            )
         overrides.setdefault((family, text), set()).update({phecode} - {""})
     for (vocab, code), phecodes in overrides.items():
         table = codemap.tables.setdefault(vocab, {})

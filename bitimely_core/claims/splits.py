@@ -64,7 +64,9 @@ def assign_shards(subjects: Iterable[str], shards: int) -> NDArray[np.int32]:
 def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:
     """subject_id (String, trimmed, or Int64 for `numbers`) and split of a CSV or Parquet file.
 
-    MEDS names of splits are accepted. `ids` names the ids in messages. Raises UserError (config, exit 2) where the file cannot be
+    MEDS names of splits are accepted. `ids` names the ids in messages.
+
+    Raises UserError (config, exit 2) where the file cannot be
     read, a row has no subject, or a subject or split is not as expected.
     """
     columns = f"expected the columns subject_id ({ids}) and split"

@@ -7,7 +7,6 @@ A subject's pseudonym is the rank of its digest among those of all present subje
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -51,14 +50,16 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
     if not tables:
         return None
     if not path.is_file():
-        facts = join_subject_tables(tables).drop_nulls("subject_id")
-        ids = facts["subject_id"].to_list()
-        digests = pl.concat(
-            compute_digests(ids[i : i + CHUNK], job) for i in range(0, max(len(ids), 1), CHUNK)
-        )
-        facts = pl.concat([digests, facts.drop("subject_id")], how="horizontal")
+        facts = _add_digests(join_subject_tables(tables), job).drop("subject_id")
         spill.write_partitions(path, spill.partition_rows(facts, job.shards))
     return path
+
+
+def _add_digests(table: pl.DataFrame, job: ClaimsJob) -> pl.DataFrame:
+    """The rows with a subject_id, with `compute_digests` of each."""
+    table = table.drop_nulls("subject_id")
+    chunks = [chunk["subject_id"].to_list() for chunk in table.iter_slices(CHUNK)]
+    return table.hstack(pl.concat(compute_digests(ids, job) for ids in chunks or [[]]))
 
 
 def _list_subject_tables(job: ClaimsJob) -> list[pl.DataFrame]:
@@ -82,8 +83,12 @@ def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.D
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin
     and all known facts.
     """
-    findings = cleaned.findings
-    cohort = _select_with_rows(cleaned, shard)
+    findings, stretches = cleaned.findings, cleaned.stretches
+    cohort = spill.read_subjects(stretches, shard)
+    if findings.latest is not None and stretches:
+        rows = spill.read_rows(stretches, shard, ("subject", "day"))
+        cohort = cohort[rows.filter(pl.col("day") <= findings.latest)["subject"].unique()]
+    cohort = cohort.unique("digest")
     if cleaned.facts is not None:
         facts = spill.read_partition(cleaned.facts, shard)
         if "registered" in facts.columns:
@@ -103,18 +108,6 @@ def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.D
     )
 
 
-def _select_with_rows(cleaned: CleanedSource, shard: int) -> pl.DataFrame:
-    """Digest and split_bin of the subjects of a shard with a valid row up to the end of the
-    data.
-    """
-    cohort = spill.read_subjects(cleaned.stretches, shard)
-    latest = cleaned.findings.latest
-    if latest is not None and cleaned.stretches:
-        rows = spill.read_rows(cleaned.stretches, shard, ("subject", "day"))
-        cohort = cohort[rows.filter(pl.col("day") <= latest)["subject"].unique()]
-    return cohort.unique("digest")
-
-
 def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> np.ndarray:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym,
     [n] uint64.
@@ -130,34 +123,29 @@ def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> np.ndarray:
         listed += cohort["split"].count() if job.splits is not None else 0
     keys = np.sort(np.concatenate(parts))
     if (keys[1:] == keys[:-1]).any():
-        text, hint = "two subjects have the same pseudonym key", "Give another key with --id-key"
-        raise integrity_error(None, text, hint=hint)
-    if job.splits is not None and job.options.split_file:
-        _check_split_file(job, job.splits.height, listed, len(keys))
-    return keys
-
-
-def _check_split_file(job: ClaimsJob, height: int, listed: int, present: int) -> None:
-    """Compare the subjects of a split file (`height`) with those that are present; `listed` are
-    both.
-
-    Raises UserError: config (exit 2) when it does not list all present ones.
-    """
-    if listed < present:
-        text = round_message(f"misses {present - listed} of {present} subjects")
-        expected = "expected all, by the ids of the source"
-        raise usage_error(text, expected, file=job.options.split_file, field="--split-file")
-    if unmatched := height - listed:
-        text = f"{unmatched} of {height} subjects of the split file are not in the data"
-        job.run.reasons.append(
-            input_warning(
-                Reason.UNMATCHED_LABELS,
-                text,
-                "they are ignored",
-                field="--split-file",
-                count=unmatched,
-            )
+        raise integrity_error(
+            None, "two subjects have the same pseudonym key", hint="Give another key with --id-key"
         )
+    if job.splits is not None and job.options.split_file:
+        if listed < len(keys):
+            raise usage_error(
+                round_message(f"misses {len(keys) - listed} of {len(keys)} subjects"),
+                "expected all, by the ids of the source",
+                file=job.options.split_file,
+                field="--split-file",
+            )
+        if unmatched := job.splits.height - listed:
+            text = f"{unmatched} of {job.splits.height} subjects of the split file"
+            job.run.reasons.append(
+                input_warning(
+                    Reason.UNMATCHED_LABELS,
+                    f"{text} are not in the data",
+                    "they are ignored",
+                    field="--split-file",
+                    count=unmatched,
+                )
+            )
+    return keys
 
 
 def refuse_inside_workspace(path: Path, workspace: Path) -> None:
@@ -165,23 +153,27 @@ def refuse_inside_workspace(path: Path, workspace: Path) -> None:
     ids.
     """
     if path.resolve().is_relative_to(workspace.resolve()):
-        expected = "expected a folder that is not shared with caches and reports"
-        raise usage_error("is in the workspace", expected, file=str(path), field="--keep-ids")
+        raise usage_error(
+            "is in the workspace",
+            "expected a folder that is not shared with caches and reports",
+            file=str(path),
+            field="--keep-ids",
+        )
 
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     """Write raw and new ids to `--keep-ids`; the source is read once more."""
-    registered = [] if job.claims.subjects is None else [job.claims.subjects["subject_id"]]
-    table = pl.DataFrame(schema={"subject_id": pl.String, "new": pl.Int64})
-    for ids in itertools.chain(registered, (frame["subject_id"] for frame in job.claims.events())):
-        fresh = ids.drop_nulls().unique().to_frame("subject_id")
-        fresh = fresh.join(table, on="subject_id", how="anti")
-        fresh_keys = to_keys(compute_digests(fresh["subject_id"].to_list(), job)["digest"])
-        position = np.searchsorted(keys, fresh_keys)
-        present = np.append(keys, np.uint64(0))[position] == fresh_keys
-        present &= position < len(keys)
-        rows = fresh.with_columns(new=pl.Series(position, dtype=pl.Int64))
-        table = table.vstack(rows.filter(pl.Series(present)))
-    ids_column = pl.col("subject_id").map_elements(quote_formula, pl.String)
-    text = table.sort("new").select(ids_column, "new").write_csv()
+    subjects = job.claims.subjects
+    ids = pl.Series("subject_id", [], pl.String) if subjects is None else subjects["subject_id"]
+    for frame in job.claims.events():
+        ids = pl.concat([ids, frame["subject_id"]]).unique()
+    table = _add_digests(ids.to_frame(), job)
+    table = table.select("subject_id", key=pl.Series(to_keys(table["digest"])))
+    present = pl.DataFrame({"key": keys}).with_row_index("new")
+    text = (
+        table.join(present, on="key")
+        .sort("new")
+        .select(pl.col("subject_id").map_elements(quote_formula, pl.String), "new")
+        .write_csv()
+    )
     storage.write_bytes(Path(job.options.keep_ids), text.encode())

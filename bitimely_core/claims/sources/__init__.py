@@ -1,4 +1,4 @@
-"""Sources of claims: one module for each layout, with a reader `(source, options) -> ClaimsSource`."""
+"""Reads sources of claims: one module for each layout, with a reader that makes a `ClaimsSource`."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
             [] if labels is None else _find_unmatched(labels, survey.subjects, rows[-1].file)
         )
         return ClaimsSource(
-            events=EventReader((events.table,)),
+            events=EventReader([events.table]),
             subjects=patients,
             labels=labels,
             vocab=events.vocab,
@@ -271,9 +271,13 @@ def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
     """Raises UserError: schema for a table with columns for both ICD-9 and ICD-10."""
     both = [name for name in names if name.lower() in {"icd9", "icd10"}]
     if len(both) > 1:
-        text = f"the columns {' and '.join(map(safe_text, both))} both hold codes"
-        hint = "Choose one with --col code=NAME"
-        raise input_error(Reason.SCHEMA, text, "expected one column", hint, file=file)
+        raise input_error(
+            Reason.SCHEMA,
+            f"the columns {' and '.join(map(safe_text, both))} both hold codes",
+            "expected one column",
+            "Choose one with --col code=NAME",
+            file=file,
+        )
 
 
 def _find_vocabulary(
@@ -307,8 +311,10 @@ def _find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, 
         return ()
     wide = [name for name in names if fnmatchcase(name.lower(), pattern.lower())]
     if not wide:
-        text = f"--col code={safe_text(pattern)} names no column"
-        raise usage_error(text, f"found {', '.join(map(safe_text, names[:60]))}")
+        raise usage_error(
+            f"--col code={safe_text(pattern)} names no column",
+            f"found {', '.join(map(safe_text, names[:60]))}",
+        )
     return tuple(sorted(wide, key=_split_numbers))
 
 
@@ -379,8 +385,12 @@ def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, t
     columns = [name for name in names if name not in table.columns.values()]
     labels: dict[str, tuple[str, ...]] = {name.lower(): (name,) for name in columns}
     if len(labels.keys() - {"subject_id", INDEX_DATE}) < len(columns):
-        expected = "expected different ones (case does not count)"
-        raise input_error(Reason.HEADER, "columns have equal names", expected, file=table.file)
+        raise input_error(
+            Reason.HEADER,
+            "columns have equal names",
+            "expected different ones (case does not count)",
+            file=table.file,
+        )
     return labels
 
 
@@ -421,5 +431,4 @@ def _find_unmatched(labels: pl.DataFrame, subjects: np.ndarray, file: str) -> li
         return []
     text = f"{without} subjects with labels have no claims, "
     text += f"{unlabelled} subjects with claims have no labels"
-    count = without + unlabelled
-    return [input_warning(Reason.UNMATCHED_LABELS, text, file=file, count=count)]
+    return [input_warning(Reason.UNMATCHED_LABELS, text, file=file, count=without + unlabelled)]

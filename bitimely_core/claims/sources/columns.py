@@ -63,8 +63,11 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not matches:
         text = f"no {stem}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
-        hint = "Give the folder that holds it, and the --source it is laid out for"
-        raise input_error(Reason.NO_INPUT, text, hint=hint)
+        raise input_error(
+            Reason.NO_INPUT,
+            text,
+            hint="Give the folder that holds it, and the --source it is laid out for",
+        )
     return matches[0] if matches else ""
 
 
@@ -83,9 +86,10 @@ def match_columns(
     missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
+    by_lower_case = {name.lower(): name for name in reversed(names)}  # of equal ones the first
     chosen, missing = {}, []
     for key, accepted in wanted.items():
-        matches = [_find_name(name, names) for name in accepted]
+        matches = (by_lower_case.get(name.lower()) for name in accepted)
         name = next(filter(None, matches), None)
         if name is not None:
             chosen[key] = name
@@ -114,11 +118,6 @@ def match_columns(
     return chosen
 
 
-def _find_name(wanted: str, names: Sequence[str]) -> str | None:
-    """The first name that is the wanted one but for case."""
-    return next((name for name in names if name.lower() == wanted.lower()), None)
-
-
 def check_types(
     path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)
 ) -> None:
@@ -144,7 +143,8 @@ def check_types(
         if key in codes and kind != "text":
             raise input_error(
                 Reason.AMBIGUOUS_CODE,
-                f"the codes are stored as {kind}, which loses zeros: 018.82 and 188.2 look the same",
+                f"the codes are stored as {kind}, which loses zeros: "
+                "018.82 and 188.2 look the same",
                 "expected text",
                 "Write the table again from its origin",
                 file=file,
@@ -230,9 +230,16 @@ def report_zones(count: int, file: str, name: str) -> list[Finding]:
     """A warning about times with a zone, if there are any."""
     if not count:
         return []
-    text = f"{count} dates state a time zone"
-    expected = "the date of the clock that wrote them counts, nothing is converted"
-    return [input_warning(Reason.TIMESTAMPS, text, expected, file=file, field=name, count=count)]
+    return [
+        input_warning(
+            Reason.TIMESTAMPS,
+            f"{count} dates state a time zone",
+            "the date of the clock that wrote them counts, nothing is converted",
+            file=file,
+            field=name,
+            count=count,
+        )
+    ]
 
 
 def report_spelling(
@@ -242,10 +249,14 @@ def report_spelling(
     names = [name for key, name in columns.items() if key in wanted and name not in wanted[key]]
     if not names:
         return []
-    text = f"columns are written {', '.join(map(safe_text, names))}"
     return [
         input_warning(
-            Reason.HEADER, text, "case does not count here", file=file, row=1, count=len(names)
+            Reason.HEADER,
+            f"columns are written {', '.join(map(safe_text, names))}",
+            "case does not count here",
+            file=file,
+            row=1,
+            count=len(names),
         )
     ]
 

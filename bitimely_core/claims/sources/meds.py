@@ -154,7 +154,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
             input_warning(Reason.METADATA, text, "expected each in one file", count=spread)
         )
     return ClaimsSource(
-        events=EventReader(tuple(source_tables)),
+        events=EventReader(source_tables),
         subjects=persons,
         source=kind,
         rows=survey.rows,
@@ -185,8 +185,9 @@ def _compile_patterns(texts: Sequence[str]) -> tuple[re.Pattern[str], ...]:
         try:
             pattern = re.compile(text, re.IGNORECASE | re.ASCII)
         except re.error as error:
-            problem = f"--code-pattern {safe_text(text)} is no regular expression ({error})"
-            raise usage_error(problem) from None
+            raise usage_error(
+                f"--code-pattern {safe_text(text)} is no regular expression ({error})"
+            ) from None
         if not {"vocab", "code"} <= set(pattern.groupindex):
             raise usage_error(
                 f"--code-pattern {safe_text(text)} lacks a group",
@@ -215,9 +216,12 @@ def _read_parents(source: Source) -> dict[str, list[str]]:
         ).to_pydict()
     except (OSError, pa.ArrowException) as error:
         raise_system_error(error, path, stored=False)
-        text = f"does not read as Parquet ({type(error).__name__})"
-        expected, file = "expected the table of codes", "metadata/codes.parquet"
-        raise input_error(Reason.CORRUPT, text, expected, file=file) from None
+        raise input_error(
+            Reason.CORRUPT,
+            f"does not read as Parquet ({type(error).__name__})",
+            "expected the table of codes",
+            file="metadata/codes.parquet",
+        ) from None
     pairs = zip(columns["code"], columns["parent_codes"], strict=True)
     return {code: parents for code, parents in pairs if code and isinstance(parents, list)}
 
@@ -233,8 +237,9 @@ def _read_splits(source: Source) -> dict[str, str] | None:
             rows = block.frame.select("subject_id", "split")
             if unknown := sorted(set(rows["split"].drop_nulls()) - set(SPLITS)):
                 text = f"holds {', '.join(map(safe_text, unknown[:5]))}"
-                expected = f"expected {', '.join(SPLITS)}"
-                raise input_error(Reason.SCHEMA, text, expected, field="split")
+                raise input_error(
+                    Reason.SCHEMA, text, f"expected {', '.join(SPLITS)}", field="split"
+                )
             for subject, split in rows.drop_nulls().iter_rows():
                 if splits.setdefault(subject, SPLITS[split]) != SPLITS[split]:
                     text = "a subject is in two splits"

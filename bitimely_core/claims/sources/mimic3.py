@@ -52,7 +52,7 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     table = SourceTable(table=diagnoses, shape=shape, dated=dated, form=form)
     survey = survey_tables([table])
     return ClaimsSource(
-        events=EventReader((table,)),
+        events=EventReader([table]),
         subjects=make_subjects(persons, cohort.file, accounts, form, survey.last),
         source="inpatient",
         rows=[*survey.rows, *accounts.rows],

@@ -79,7 +79,7 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     subjects = make_subjects(persons, cohort.file, accounts)
     rows = [*survey.rows, *accounts.rows]
     return ClaimsSource(
-        events=EventReader(tuple(source_tables)),
+        events=EventReader(source_tables),
         subjects=subjects,
         source="inpatient",
         rows=rows,

@@ -143,7 +143,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         else "of the kinds 9201, 262, 9202, 9203; all others are of the default source",
     }
     return ClaimsSource(
-        events=EventReader(tuple(source_tables)),
+        events=EventReader(source_tables),
         subjects=subjects,
         source=kind,
         rows=[*survey.rows, *accounts.rows],
@@ -165,9 +165,11 @@ def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, Open
                 source, file, wanted, {"concept", "claim", "moment", *NUMBER_COLUMNS}
             )
     if not opened:
-        text = f"found none of {', '.join(EVENTS)}"
-        hint = "Give the folder that holds the tables"
-        raise input_error(Reason.NO_INPUT, text, hint=hint)
+        raise input_error(
+            Reason.NO_INPUT,
+            f"found none of {', '.join(EVENTS)}",
+            hint="Give the folder that holds the tables",
+        )
     return opened
 
 
@@ -316,7 +318,14 @@ class _BlockShaper:
         """The rows with `vocab` and `concept_code` of their source concept, and `is_event` for
         those with an ICD code.
         """
-        is_written, stated = self._is_icd_text(), self._state_vocabulary(rows)
+        text, is_written, stated = pl.col("code").str.to_uppercase(), pl.lit(value=True), NULL_TEXT
+        if self.only_lettered:
+            is_written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
+            stated = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm"))
+        if self.since is not None:
+            by_date = assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm")
+            stated = pl.coalesce(stated, by_date)
+        is_written = is_written.fill_null(value=False)
         if self.concepts is None or "concept" not in self.columns:
             rows = rows.with_columns(concept_code=NULL_TEXT, vocab=stated)
         else:
@@ -325,24 +334,6 @@ class _BlockShaper:
             has_code = pl.col("concept_code").is_not_null()
             rows = rows.with_columns(vocab=pl.when(has_code).then("vocab").otherwise(stated))
         return rows.with_columns(is_event=pl.col("concept_code").is_not_null() | is_written)
-
-    def _is_icd_text(self) -> pl.Expr:
-        """Whether the source value can be read as an ICD code."""
-        if not self.only_lettered:
-            return pl.lit(value=True)
-        text = pl.col("code").str.to_uppercase()
-        is_lettered = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
-        return is_lettered.fill_null(value=False)
-
-    def _state_vocabulary(self, rows: pl.DataFrame) -> pl.Expr:
-        """The vocabulary of the source value; null where nothing states it."""
-        stated = NULL_TEXT
-        if self.only_lettered:
-            is_icd10 = pl.col("code").str.to_uppercase().str.starts_with("Z")
-            stated = pl.when(is_icd10).then(pl.lit("icd10cm"))
-        if self.since is None:
-            return stated
-        return pl.coalesce(stated, assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm"))
 
     def _mark_others(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows with `is_event` also for those whose standard concept has a token.

@@ -108,8 +108,10 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
     for text in options.label_column:
         parts = re.fullmatch(r"([^:]+):([A-Za-z]\w*):([^:@]+)(?:@(\d{4}))?", str(text), re.ASCII)
         if parts is None:
-            expected = "expected COLUMN:NAME:VALUE or COLUMN:NAME:VALUE@YEAR"
-            raise usage_error(f"--label-column {safe_text(text)} has another form", expected)
+            raise usage_error(
+                f"--label-column {safe_text(text)} has another form",
+                "expected COLUMN:NAME:VALUE or COLUMN:NAME:VALUE@YEAR",
+            )
         column, name, value, year = parts.groups()
         columns.append(LabelColumn(column.strip(), name.lower(), value.strip(), year))
     if len({label.name for label in columns}) < len(columns):
@@ -139,8 +141,9 @@ def _refuse_combinations(options: ClaimsOptions) -> None:
     for name in REFUSED.get(options.source, ()):
         if getattr(options, name):
             flag = _name_flag(name)
-            text = f"{flag} has no meaning with --source {options.source}"
-            raise usage_error(text, hint=f"Leave {flag} out")
+            raise usage_error(
+                f"{flag} has no meaning with --source {options.source}", hint=f"Leave {flag} out"
+            )
     if options.codes == "all" and options.source not in {"meds", "omop"}:
         raise usage_error(
             f"--codes all with --source {options.source}",

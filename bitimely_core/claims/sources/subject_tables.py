@@ -72,9 +72,14 @@ def keep_unique_rows(
     accounts.findings += report_excluded(Reason.IDENTIFIER, without, "have no subject", file)
     repeated = named.height - unique.height
     if repeated:
-        text = f"{repeated} rows repeat others"
         accounts.findings.append(
-            input_warning(Reason.DUPLICATES, text, "they are used once", file=file, count=repeated)
+            input_warning(
+                Reason.DUPLICATES,
+                f"{repeated} rows repeat others",
+                "they are used once",
+                file=file,
+                count=repeated,
+            )
         )
     accounts.rows.append(
         SourceRows(
@@ -115,7 +120,7 @@ def make_subjects(
 ) -> pl.DataFrame:
     """`ClaimsSource.subjects` from a table with any of its columns.
 
-    A warning is added to the accounts for each column with unreadable dates, which count as unknown.
+    A warning is added to the accounts for each column with unreadable dates: they count as unknown.
     Raises UserError: date, where most of a column cannot be read.
 
     Args:
@@ -136,10 +141,15 @@ def make_subjects(
         refuse_unread_dates(counts, file, name)
         accounts.findings += report_zones(counts.zoned, file, name)
         if bad := counts.odd.total():
-            text = f"{bad} of {counts.good + bad} dates cannot be read"
-            expected = "they count as unknown"
             accounts.findings.append(
-                input_warning(Reason.METADATA, text, expected, file=file, field=name, count=bad)
+                input_warning(
+                    Reason.METADATA,
+                    f"{bad} of {counts.good + bad} dates cannot be read",
+                    "they count as unknown",
+                    file=file,
+                    field=name,
+                    count=bad,
+                )
             )
     return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, _read_sexes(frame).alias("sex"))
 

@@ -112,7 +112,7 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
 class EventReader:
     """Reads `ClaimsSource.events` of accepted tables, any number of times, in any process."""
 
-    tables: tuple[SourceTable, ...]
+    tables: Sequence[SourceTable]
 
     def __call__(self) -> Iterator[pl.DataFrame]:
         """The frames."""
@@ -136,7 +136,7 @@ class EventReader:
                     group_bytes = 0
                 groups[-1].append(replace(table, table=source, span=span))
                 group_bytes += source.path.stat().st_size if len(spans) == 1 else size
-        return [EventReader(tuple(group)) for group in groups]
+        return [EventReader(group) for group in groups]
 
 
 @dataclass(kw_only=True)
@@ -175,9 +175,12 @@ class SourceSurvey:
             self._close_table(tally)
         self.subjects = sort_distinct(np.concatenate([self.subjects, *subjects]))
         if not any(row.seen > sum(row.dropped.values()) for row in self.rows):
-            text = f"none of {sum(self.records.values())} records holds a diagnosis"
-            file = source_tables[0].file if len(source_tables) == 1 else None
-            raise input_error(Reason.NO_INPUT, text, hint=self.hint, file=file)
+            raise input_error(
+                Reason.NO_INPUT,
+                f"none of {sum(self.records.values())} records holds a diagnosis",
+                hint=self.hint,
+                file=source_tables[0].file if len(source_tables) == 1 else None,
+            )
 
     def _merge_subjects(self, subjects: list[np.ndarray]) -> list[np.ndarray]:
         """What is left of the hashes of blocks: nothing when they are enough to be merged."""
@@ -293,9 +296,14 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
     ):
         unknown = set(frame[name].drop_nulls().unique()) - set(words)
         if unknown:
-            text = f"holds {', '.join(map(safe_text, sorted(unknown)[:5]))}"
-            known = f"known are {', '.join(words)}"
-            raise input_error(reason, text, known, hint, file=table.file, field=name)
+            raise input_error(
+                reason,
+                f"holds {', '.join(map(safe_text, sorted(unknown)[:5]))}",
+                f"known are {', '.join(words)}",
+                hint,
+                file=table.file,
+                field=name,
+            )
 
 
 def _refuse_lost_zeros(texts: Collection[str], file: str) -> None:
@@ -324,8 +332,13 @@ def _refuse_ambiguous_codes(texts: Collection[str], file: str, vocab: str, state
         return
     if stated == "nowhere" or any(_is_other_vocabulary(text, vocab) for text in texts):
         text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and the vocabulary is not stated"
-        hint = "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9"
-        raise input_error(Reason.AMBIGUOUS_CODE, text, "expected a vocabulary", hint, file=file)
+        raise input_error(
+            Reason.AMBIGUOUS_CODE,
+            text,
+            "expected a vocabulary",
+            "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9",
+            file=file,
+        )
 
 
 def _is_other_vocabulary(text: str, vocab: str) -> bool:

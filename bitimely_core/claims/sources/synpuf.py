@@ -103,9 +103,11 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     files = _find_files(source, CLAIMS)
     if not files:
-        text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
-        hint = "Give the folder that holds the tables of DE-SynPUF"
-        raise input_error(Reason.NO_INPUT, text, hint=hint)
+        raise input_error(
+            Reason.NO_INPUT,
+            f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files",
+            hint="Give the folder that holds the tables of DE-SynPUF",
+        )
     shapes = [_open_table(source, file, options) for file in files]
     source_tables = [table for table, _ in shapes]
     survey = survey_tables(source_tables)
@@ -113,9 +115,18 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     accounts = TableAccounts()
     subjects, labels = _read_beneficiaries(source, cohort, options, survey.last, accounts)
     absent = _list_absent(files, cohort)
-    accounts.findings += _warn_of_absent(absent)
+    if absent:
+        accounts.findings.append(
+            input_warning(
+                Reason.MISSING_PAIR,
+                f"{len(absent)} tables are missing ({'; '.join(absent[:6])})",
+                hint="Subjects and labels are incomplete without them",
+                count=len(absent),
+                examples=tuple(absent[:5]),
+            )
+        )
     return ClaimsSource(
-        events=EventReader(tuple(source_tables)),
+        events=EventReader(source_tables),
         subjects=subjects,
         labels=labels,
         source="outpatient",
@@ -177,15 +188,6 @@ def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -
     return [f"sample {sample}: {name}" for sample, name in usual if (sample, name) not in present]
 
 
-def _warn_of_absent(absent: Sequence[str]) -> list[Finding]:
-    if not absent:
-        return []
-    text = f"{len(absent)} tables are missing ({'; '.join(absent[:6])})"
-    hint = "Subjects and labels are incomplete without them"
-    count, examples = len(absent), tuple(absent[:5])
-    return [input_warning(Reason.MISSING_PAIR, text, hint=hint, count=count, examples=examples)]
-
-
 def _open_table(
     source: Source, file: _SynpufFile, options: ClaimsOptions
 ) -> tuple[SourceTable, _ClaimSegments]:
@@ -195,8 +197,12 @@ def _open_table(
     columns = match_columns(path, CLAIM_COLUMNS, {"segment"})
     wide = _find_code_columns(names, admitting=options.admitting)
     if not wide:
-        listed = f"found {', '.join(map(safe_text, names[:60]))}"
-        raise input_error(Reason.SCHEMA, "no column ICD9_DGNS_CD_1 ..", listed, file=file.path)
+        raise input_error(
+            Reason.SCHEMA,
+            "no column ICD9_DGNS_CD_1 ..",
+            f"found {', '.join(map(safe_text, names[:60]))}",
+            file=file.path,
+        )
     check_types(path, file.path, {**columns, **{name: name for name in wide}}, wide)
     segments = _read_segments(path, file.path, columns, wide)
     columns.pop("segment", None)
@@ -325,8 +331,9 @@ def _check_years(wanted: Sequence[LabelColumn], years: Collection[str]) -> None:
     """Raises UserError (config, exit 2) for a label of a year without a table."""
     absent = sorted({label.year for label in wanted if label.year} - set(years))
     if absent:
-        listed = f"there are {', '.join(sorted(years))}"
-        raise usage_error(f"--label-column asks for {', '.join(absent)}", listed)
+        raise usage_error(
+            f"--label-column asks for {', '.join(absent)}", f"there are {', '.join(sorted(years))}"
+        )
 
 
 def _warn_of_conflicting_births(cohort: pl.DataFrame, file: str) -> list[Finding]:
@@ -334,9 +341,15 @@ def _warn_of_conflicting_births(cohort: pl.DataFrame, file: str) -> list[Finding
     conflicting = births.filter(pl.col("birth") > 1).height
     if not conflicting:
         return []
-    text = f"{conflicting} beneficiaries have different dates of birth in different years"
-    expected = "the first is used"
-    return [input_warning(Reason.METADATA, text, expected, file=file, count=conflicting)]
+    return [
+        input_warning(
+            Reason.METADATA,
+            f"{conflicting} beneficiaries have different dates of birth in different years",
+            "the first is used",
+            file=file,
+            count=conflicting,
+        )
+    ]
 
 
 def _flag_value(label: LabelColumn) -> pl.Expr:
