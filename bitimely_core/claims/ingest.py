@@ -138,7 +138,7 @@ def _build_manifest(run: IngestRun, work: str, parts: int) -> EventsManifest:
     begin.
     """
     home = run.out / PARTS
-    # rows that an earlier run has cleaned were surveyed by it: the source is surveyed again
+    # a continued run leaves out the blocks that are cleaned, and so surveys the source before
     is_new = not pass1_clean.findings_path(home, f"{work}-1", 1).is_file()
     uses_spark = run.given_options.get("engine") == "spark"
     job = _open_job(run, f"{work}-{parts}", once=parts == 1 and is_new and not uses_spark)
@@ -289,11 +289,11 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
     if run.source is not None or (previous is not None and not previous.find_damage(run.out)):
         yield
         return
-    folder, options_given = run.out / RAW, run.given_options
+    folder, run_options = run.out / RAW, run.given_options
     try:
         options = _write_raw_files(run, folder)
-        chosen = {name: options_given.get(name, options[name]) for name in RUN_ONLY}
-        run.given_options = options | chosen
+        options |= {name: run_options.get(name, options[name]) for name in RUN_ONLY}
+        run.given_options = options
         run.source = scan_folder(folder)
         yield
     except UserError as error:
@@ -450,13 +450,11 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
 def _clean_rows(
     job: ClaimsJob, parts: int
 ) -> tuple[ClaimsJob, tuple[CleaningFindings, list[spill.Stretch]]]:
-    """The first pass, or its `parts` that are finished: the job with what has been found of the
-    source, and the cleaned rows.
+    """The first pass, or its `parts` that are finished: the job under the name of this work, and
+    the cleaned rows.
     """
     if parts == 1 and job.options.engine != "spark":
         cleaned = [pass1_clean.clean_source(job, held=pass1_clean.HELD_BYTES)]
-        if job.claims.complete is not None:
-            job = replace(job, claims=job.claims.complete())
     else:
         job, parts = cluster.clean_parts(job) if parts == 1 else (job, parts)
         cleaned = [pass1_clean.load_part(job, part) for part in range(1, parts + 1)]

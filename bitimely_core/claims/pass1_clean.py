@@ -51,7 +51,7 @@ def clean_source(
     findings.codes = job.book.codes
     findings.subjects = findings.subjects or [0] * job.shards
     cleaning = _Cleaning(job, part, held, findings, stretches, _select_life_dates(job.claims))
-    for number, frame in enumerate((job.claims.survey or job.claims.events)()):
+    for number, frame in enumerate(job.claims.read()):
         job.run.stop.check()
         if number < findings.blocks or number % parts != (part - 1) % parts:
             continue
@@ -97,7 +97,7 @@ class _Cleaning:
         valid, account = clean.clean_rows(
             frame,
             job.book,
-            vocab=job.claims.vocab,
+            vocab=job.claims.survey.vocab,
             source=job.claims.source,
             life_dates=self.life_dates,
             copy_key=True,

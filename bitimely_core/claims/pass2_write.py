@@ -140,6 +140,7 @@ def _write_shard(
     keys: np.ndarray,
     number: int,
 ) -> FinishedShard:
+    """Write the files of a shard from its rows and its subjects."""
     position = np.searchsorted(keys, to_keys(cohort["digest"]))
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
     rows, accounts = resolve_duplicates(rows, findings)

@@ -12,13 +12,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
@@ -60,16 +58,8 @@ from bitimely_core.claims.sources.subject_tables import (
     parse_labels,
     report_excluded,
 )
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, hash_ids, unpivot_codes
-from bitimely_core.errors import (
-    Finding,
-    Reason,
-    check_choice,
-    input_error,
-    input_warning,
-    safe_text,
-    usage_error,
-)
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
+from bitimely_core.errors import Reason, check_choice, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
@@ -155,15 +145,6 @@ def _translate_words(
     return map_texts(column, translate, column.dtype)
 
 
-class _EventTable(NamedTuple):
-    """The table of claims."""
-
-    table: SourceTable
-    vocab: str  # of rows without one
-    stated: Stated
-    findings: list[Finding]  # on names of columns
-
-
 def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
     """Claims in plain tables.
 
@@ -171,57 +152,42 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     icd10_from. Raises UserError: what cannot be read or trusted (exit 4), options that are not
     understood (exit 2).
 
-    `once`: the claims are read once, by `ClaimsSource.survey`. Without it, or with a `date_format`,
-    they are surveyed here.
+    `once`: the claims are surveyed as `ClaimsSource.read` reads them. Without it, or with a
+    `date_format`, they are surveyed here.
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     kind, form = parse_default_source(options), options.date_format or None
-    events = _open_events(source, renamed, options)
+    table, survey = _open_events(source, renamed, options)
     label_accounts, accounts = TableAccounts(), TableAccounts()
     labels = _read_labels(source, renamed, options, label_accounts)
-    survey = SourceSurvey(
-        vocab=events.vocab, stated=events.stated, counts_subjects=labels is not None
-    )
-    read_events = partial(survey.read, [events.table])
+    survey.counts_subjects = labels is not None
     # two digits of a year of birth are read by the last day of the claims
-    once = once and form is None
-    if not once:
-        deque(read_events(), maxlen=0)
+    if not once or form is not None:
+        deque(survey.read([table]), maxlen=0)
     patients = _read_patients(source, renamed, form, survey.last, accounts)
-    maps = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
-
-    def describe() -> ClaimsSource:
-        """The source with what the survey has found so far."""
-        rows = [*survey.rows, *accounts.rows, *label_accounts.rows]
-        unmatched = (
-            [] if labels is None else _find_unmatched(labels, survey.subjects, rows[-1].file)
-        )
-        return ClaimsSource(
-            events=EventReader([events.table]),
-            subjects=patients,
-            labels=labels,
-            vocab=events.vocab,
-            source=kind,
-            rows=rows,
-            findings=[
-                *events.findings,
-                *survey.findings,
-                *accounts.findings,
-                *label_accounts.findings,
-                *unmatched,
-            ],
-            facts={
-                "tables": [row.file for row in rows],
-                **({"records": survey.records} if events.table.kind == "codes" else {}),
-                **({"phecode_map": maps[0]} if maps else {}),
-            },
-        )
-
-    return replace(describe(), survey=read_events, complete=describe) if once else describe()
+    accounts.rows += label_accounts.rows
+    accounts.findings += label_accounts.findings
+    facts: dict[str, Any] = {"tables": [table.file, *(row.file for row in accounts.rows)]}
+    if table.kind == "codes":
+        facts["records"] = survey.records
+    for path in source.files:
+        if PurePosixPath(path).name.lower() == MAP_FILE:
+            facts.setdefault("phecode_map", path)
+    return ClaimsSource(
+        events=EventReader([table]),
+        survey=survey,
+        accounts=accounts,
+        subjects=patients,
+        labels=labels,
+        source=kind,
+        facts=facts,
+    )
 
 
-def _open_events(source: Source, renamed: Mapping[str, str], options: ClaimsOptions) -> _EventTable:
-    """Find and check the table of claims."""
+def _open_events(
+    source: Source, renamed: Mapping[str, str], options: ClaimsOptions
+) -> tuple[SourceTable, SourceSurvey]:
+    """The table of claims, and the survey that it needs."""
     file = find_table(source, "claims")
     path = source.path(file)
     names = tables.read_names(path, delimiter=detect_delimiter(path))
@@ -250,7 +216,8 @@ def _open_events(source: Source, renamed: Mapping[str, str], options: ClaimsOpti
         categories=_list_categories(table),
     )
     vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
-    return _EventTable(events, vocab, stated, report_spelling(file, table.columns, wanted))
+    findings = report_spelling(file, table.columns, wanted)
+    return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
 
 
 def _rename_accepted(
@@ -418,17 +385,3 @@ def _read_index_dates(
     accounts.findings += report_excluded(Reason.DATE, unread, problem, file, INDEX_DATE)
     accounts.rows[-1].quarantined.update(count_dropped(Reason.DATE, unread.len()))
     return labels
-
-
-def _find_unmatched(labels: pl.DataFrame, subjects: np.ndarray, file: str) -> list[Finding]:
-    """A warning of labels without claims and of claims without labels; `subjects` are the hashed
-    subjects of the claims.
-    """
-    labelled = hash_ids(labels["subject_id"])
-    both = len(np.intersect1d(labelled, subjects, assume_unique=True))
-    without, unlabelled = len(labelled) - both, len(subjects) - both
-    if not without and not unlabelled:
-        return []
-    text = f"{without} subjects with labels have no claims, "
-    text += f"{unlabelled} subjects with claims have no labels"
-    return [input_warning(Reason.UNMATCHED_LABELS, text, file=file, count=without + unlabelled)]

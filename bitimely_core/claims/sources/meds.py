@@ -157,8 +157,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         events=EventReader(source_tables),
         subjects=persons,
         source=kind,
-        rows=survey.rows,
-        findings=survey.findings,
+        survey=survey,
         facts={"tables": files, **_describe_strings(meanings, survey)},
         splits=_read_splits(source),
     )

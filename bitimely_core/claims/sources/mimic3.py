@@ -55,8 +55,8 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
         events=EventReader([table]),
         subjects=make_subjects(persons, cohort.file, accounts, form, survey.last),
         source="inpatient",
-        rows=[*survey.rows, *accounts.rows],
-        findings=[*survey.findings, *accounts.findings],
+        survey=survey,
+        accounts=accounts,
         facts={"tables": files, "dates": "time of discharge"},
     )
 

@@ -77,15 +77,14 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     survey = survey_tables(source_tables)
     persons = persons.with_columns(_reformat_near_dates(persons, "death", form))
     subjects = make_subjects(persons, cohort.file, accounts)
-    rows = [*survey.rows, *accounts.rows]
     return ClaimsSource(
         events=EventReader(source_tables),
         subjects=subjects,
         source="inpatient",
-        rows=rows,
-        findings=[*survey.findings, *accounts.findings],
+        survey=survey,
+        accounts=accounts,
         facts={
-            "tables": [row.file for row in rows],
+            "tables": [row.file for row in (*survey.rows, *accounts.rows)],
             "absent": absent,
             "dates": "time of discharge; shifted by subject",
         },

@@ -146,8 +146,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         events=EventReader(source_tables),
         subjects=subjects,
         source=kind,
-        rows=[*survey.rows, *accounts.rows],
-        findings=[*survey.findings, *accounts.findings],
+        survey=survey,
+        accounts=accounts,
         facts=facts,
     )
 

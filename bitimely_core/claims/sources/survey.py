@@ -147,6 +147,7 @@ class SourceSurvey:
     stated: Stated = "surely"  # what states that vocabulary
     counts_subjects: bool = False  # whether to collect `subjects`
     hint: str = ""  # of the error for tables without any diagnosis
+    done: bool = False
     rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)  # file -> records
@@ -174,6 +175,7 @@ class SourceSurvey:
                 yield frame.events
             self._close_table(tally)
         self.subjects = sort_distinct(np.concatenate([self.subjects, *subjects]))
+        self.done = True
         if not any(row.seen > sum(row.dropped.values()) for row in self.rows):
             raise input_error(
                 Reason.NO_INPUT,

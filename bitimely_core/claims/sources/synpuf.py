@@ -130,8 +130,8 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
         subjects=subjects,
         labels=labels,
         source="outpatient",
-        rows=[*survey.rows, *accounts.rows],
-        findings=[*survey.findings, *accounts.findings],
+        survey=survey,
+        accounts=accounts,
         facts={
             "records": survey.records,
             "tables": [*survey.records, *(row.file for row in accounts.rows)],
