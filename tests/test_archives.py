@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core.claims import phecode_maps
+from bitimely_core.claims import map_files, phecode_maps
 from bitimely_core.errors import UserError
 from bitimely_core.formats import archives, csv_text
 
@@ -166,7 +166,7 @@ def test_only_plain_files_of_a_tar_archive_are_tables(
 
 
 def test_bombs_end_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phecode_maps, "MAX_BYTES", 1 << 21)
+    monkeypatch.setattr(map_files, "MAX_BYTES", 1 << 21)
     zeros = bytes(1 << 23)
     for name, data in {
         "table.csv.gz": gzip.compress(zeros),

@@ -19,7 +19,7 @@ import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample, require_sample
 
 from bitimely_core import cache, manifests, tokens, workflows
-from bitimely_core.claims import ingest, label_rules, phecode_maps
+from bitimely_core.claims import ingest, label_rules
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
 
@@ -298,17 +298,11 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
     people = pl.DataFrame(
         {"subject_id": list(new), "birth": [f"{1930 + int(i[1:]) % 40}-05-17" for i in new]}
     )
-    tables = phecode_maps.read_map([raw / "icd9_phecode.csv"]).tables
-    pairs = [
-        (vocab, code, phecode)
-        for vocab, table in tables.items()
-        for code, phecodes in table.items()
-        for phecode in phecodes
-    ]
+    phemap = pl.read_csv(raw / "icd9_phecode.csv", infer_schema=False)
     wanted = build_sequences(
         frame,
         people,
-        pl.DataFrame(pairs, schema=["vocab", "code", "phecode"], orient="row"),
+        phemap.select("phecode", vocab=pl.lit("icd9"), code="icd9"),
         rules=label_rules.load_rules("ccdss"),
         select=False,
         min_codes=3,

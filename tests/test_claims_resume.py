@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bitimely_core import cache, workflows
-from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
+from bitimely_core.claims import clean, ingest, pass1_clean, pseudonyms, spill, steps, synthetic
 from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text, tables
@@ -309,7 +309,7 @@ def test_uncached_pseudonyms_are_computed_again(
 ) -> None:
     """Pseudonyms beyond the cache are computed again, and one subject stays one."""
     ingested(raw, "complete")
-    monkeypatch.setattr(pass1_clean, "CACHED_SUBJECTS", 7)
+    monkeypatch.setattr(pseudonyms, "CACHED_SUBJECTS", 7)
     ingested(raw, "few")
     assert files(raw.parent / "few") == files(raw.parent / "complete")
 

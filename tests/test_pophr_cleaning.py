@@ -132,6 +132,22 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
     assert account.funnel().mapped["exact"] == 9  # the funnel counts rows as they stand in the file
 
 
+def test_rows_after_the_end_of_the_data_leave() -> None:
+    rows = [("a", "2001-01-01", "496"), ("a", "2999-01-01", "496"), ("a", "2999-01-01", "999")]
+    book = Codebook(TABLES)
+    valid, account = clean.clean_rows(frame(rows), book, copy_key=True)
+    findings = CleaningFindings(files=["claims.csv"], codes=book.codes, latest=day("2006-01-01"))
+    kept, accounts = resolve_duplicates(
+        valid.drop("subject_id").with_columns(subject=pl.lit(0, pl.Int32)), findings
+    )
+    assert kept["row"].to_list() == [1]
+    assert accounts["claims.csv"].split() == ({"date_outside_life": 2}, {})
+    assert accounts["claims.csv"].examples["date_outside_life"] == ["row 2", "row 3"]  # type: ignore[index]
+    account += accounts["claims.csv"]
+    funnel = account.funnel()
+    assert (funnel.rows, funnel.future, funnel.mapped["exact"], funnel.unmapped) == (3, 2, 1, 0)
+
+
 def test_vocabularies_and_sources_of_rows() -> None:
     rows = [
         ("a", "2001-01-01", "E119", "icd10", "inpatient"),

@@ -224,7 +224,9 @@ def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
     assert places == [0, 0, 0]
     assert book.codes == [codes.IcdCode("icd9", "250.00", ("250.2",), "exact")]
     assert book.codes[0].text == "ICD9//250.00"
-    assert book.read("icd9", "E119") == codes.CodeReading(-1, "unmapped", Reason.WRONG_VOCABULARY)
+    assert book.read("icd9", "E119") == codes.CodeReading(
+        -1, codes.RowFault("unmapped", Reason.WRONG_VOCABULARY)
+    )
     assert len(book.codes) == 1
 
 

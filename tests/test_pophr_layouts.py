@@ -54,7 +54,11 @@ def test_synpuf_is_a_set_of_codes_a_claim() -> None:
         name.split("_")[5] + name[-5]: many for name, many in claims.facts["records"].items()
     }
     assert records == {"Inpatient1": 186, "Outpatient1": 2_460, "CarrierA": 14_675, "CarrierB": 0}
-    assert (events["date"].null_count(), claims.vocab, claims.facts["absent"]) == (0, "icd9cm", [])
+    assert (events["date"].null_count(), claims.survey.vocab, claims.facts["absent"]) == (
+        0,
+        "icd9cm",
+        [],
+    )
     kinds = {"Inpatient": "inpatient", "Outpatient": "outpatient", "Carrier": "physician"}
     for (file,), rows in events.group_by("file"):
         expected, written = synpuf_codes(SAMPLES / "de-synpuf" / str(file))
@@ -258,7 +262,7 @@ def test_mimic3_diagnoses_have_the_time_of_discharge() -> None:
     ]
     assert list_cells(events, "subject_id", "date", "code", "claim", "position") == expected
     assert len(expected) == 1_135
-    assert (claims.vocab, claims.source) == ("icd9cm", "inpatient")
+    assert (claims.survey.vocab, claims.source) == ("icd9cm", "inpatient")
     assert claims.subjects is not None
     people = read_csv(SAMPLES / "mimic-iii-demo" / "PATIENTS.csv")
     assert list_cells(claims.subjects, "subject_id", "birth", "death", "sex") == [

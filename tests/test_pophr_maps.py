@@ -17,7 +17,7 @@ import pytest
 from samples import SAMPLES, needs_sample
 
 from bitimely_cli.main import main
-from bitimely_core.claims import label_rules, phecode_maps
+from bitimely_core.claims import label_rules, map_damage, map_files, phecode_maps
 from bitimely_core.errors import Exit, Reason, UserError
 
 DATA = SAMPLES / "phecode"
@@ -268,9 +268,9 @@ def test_published_maps_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     assert phecode_maps.read_map(["phecodex-who"]).tables["icd10"] == {"E11.9": ("EM_202.2",)}
     assert (
-        phecode_maps.hash_map("phecodex")
-        == phecode_maps.hash_map("PhecodeX")
-        != phecode_maps.hash_map("phecode12")
+        map_files.hash_map("phecodex")
+        == map_files.hash_map("PhecodeX")
+        != map_files.hash_map("phecode12")
     )
     written(tmp_path, CATALOG9, "phecodex")
     assert phecode_maps.read_map(["phecodex"]).facts[0]["layout"] == "catalog-icd9", (
@@ -335,7 +335,7 @@ def full() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("gone", ["001", "001.0", "phecode 008"])
 def test_a_full_map_without_its_first_rows_is_refused(tmp_path: Path, gone: str) -> None:  # 4
     rows = full()
-    assert len(rows) >= phecode_maps.FULL_ROWS
+    assert len(rows) >= map_damage.FULL_ROWS
     header = "vocabulary_id,code,phecode\n"
     phecode_maps.read_map(
         [written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))]

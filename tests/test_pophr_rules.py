@@ -83,7 +83,7 @@ def test_shipped_tables() -> None:
     )
     assert [rule.min_age_years for rule in ccdss] == [40, 35, 1]
     assert ccdss[2].clauses[1] == label_rules.RuleClause(
-        sources=frozenset({"physician"}), count=2, window=730, gap=1
+        sources=frozenset({"physician"}), count=2, window_days=730, min_gap_days=1
     )
     assert label_rules.match_rules(ccw, IcdCode("icd9", "398.91")) == (0,)
 
@@ -136,11 +136,11 @@ def brute(days: list[int], clause: label_rules.RuleClause) -> int | None:
     for start in days:
         chosen = [start]
         while len(chosen) < clause.count and (
-            later := [d for d in days if d - chosen[-1] >= clause.gap]
+            later := [d for d in days if d - chosen[-1] >= clause.min_gap_days]
         ):
             chosen.append(min(later))
         if len(chosen) == clause.count and (
-            clause.window is None or chosen[-1] - start <= clause.window
+            clause.window_days is None or chosen[-1] - start <= clause.window_days
         ):
             ends.append(chosen[-1])
     return min(ends, default=None)
@@ -156,7 +156,7 @@ def test_completion_equals_the_letter_of_the_rule(
     events: list[tuple[int, int]], count: int, window: int | None, gap: int
 ) -> None:
     clause = label_rules.RuleClause(
-        sources=frozenset(label_rules.SOURCES), count=count, window=window, gap=gap
+        sources=frozenset(label_rules.SOURCES), count=count, window_days=window, min_gap_days=gap
     )
     subject, day = (np.array([event[i] for event in events], np.int32) for i in (0, 1))
     who, when = label_rules.find_completion_days(subject, day, clause)

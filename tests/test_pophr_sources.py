@@ -106,7 +106,7 @@ def test_spellings_of_one_table_of_claims(tmp_path: Path, name: str, content: st
         ("a2", "2002-03-04", "038.9"),
     ]
     assert events["row"].to_list() == ([1, 2] if name.endswith("parquet") else [2, 3])
-    assert (claims.vocab, claims.source, claims.subjects, claims.labels) == (
+    assert (claims.survey.vocab, claims.source, claims.subjects, claims.labels) == (
         "icd9",
         "outpatient",
         None,
@@ -234,7 +234,7 @@ def test_codes_of_both_vocabularies_are_not_guessed(
         assert catch_refusal(tmp_path, **options).code == "ambiguous_code"
     else:
         claims, _ = read_folder(tmp_path, **options)
-        assert claims.vocab == ("icd10" if options or header == "icd10" else "icd9")
+        assert claims.survey.vocab == ("icd10" if options or header == "icd10" else "icd9")
 
 
 @pytest.mark.parametrize(

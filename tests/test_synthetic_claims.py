@@ -415,7 +415,7 @@ def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path)
         rows, counted = clean.clean_rows(
             frame,
             book,
-            vocab=claims.vocab,
+            vocab=claims.survey.vocab,
             source=claims.source,
             life_dates=life_dates,
             copy_key=True,

@@ -1,13 +1,14 @@
-"""Claims as text to claims as integers, with an account of every excluded row (sections 2.1, 3.3).
+"""Cleans rows of claims: text becomes integers, and every excluded row is accounted for (sections
+2.1, 3.3).
 
-A row is counted at the first check that it fails; a row that passes all checks is valid, whether or
+A row is counted at the first check that it fails. A row that passes all checks is valid, whether or
 not its code has a PheCode. Each distinct date and each distinct code is read once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,15 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, Codebook, CodeReading
+from bitimely_core.claims.codes import (
+    FAMILIES,
+    OTHER,
+    STEPS,
+    UNMAPPED,
+    Codebook,
+    CodeReading,
+    RowFault,
+)
 from bitimely_core.claims.distinct import count_integers, number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
@@ -28,14 +37,13 @@ STRAY_SHARE = 0.01  # at most this share of the rows may lie there
 EXAMPLES = 5
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of hashes that are put together
 
-DATE_FAULTS = {  # fault of a date -> reason in the ingest report
-    "identifier": Reason.IDENTIFIER,
-    "bad_date": Reason.DATE,
-    "before_birth": Reason.DATE_OUTSIDE_LIFE,
-    "after_death": Reason.DATE_OUTSIDE_LIFE,
-    "future": Reason.DATE_OUTSIDE_LIFE,
-}
-# by a documented rule
+NO_SUBJECT = RowFault("identifier", Reason.IDENTIFIER)
+BAD_DATE = RowFault("bad_date", Reason.DATE)
+BEFORE_BIRTH = RowFault("before_birth", Reason.DATE_OUTSIDE_LIFE)
+AFTER_DEATH = RowFault("after_death", Reason.DATE_OUTSIDE_LIFE)
+# reasons whose examples are numbers of rows; those of the others are codes
+ROW_REASONS = {Reason.IDENTIFIER, Reason.DATE, Reason.DATE_OUTSIDE_LIFE}
+# reasons that are documented rules; those of the others are faults of the data
 RULE_REASONS = {
     Reason.DATE_OUTSIDE_LIFE,
     Reason.DUPLICATES,
@@ -48,8 +56,7 @@ class RowAccount(BaseModel):
     """Rows by outcome. Accounts of several frames add up with `+=`."""
 
     rows: int = 0
-    # as the funnel names them: bad_date, before_birth, missing, bad_format ...
-    faults: Counter[str] = Field(default_factory=Counter)
+    faults: Counter[str] = Field(default_factory=Counter)  # by the names of `RowFault`
     reasons: Counter[Reason] = Field(default_factory=Counter)  # as the ingest report names them
     # of valid rows: exact, trailing_zero, parent, unmapped
     steps: Counter[str] = Field(default_factory=Counter)
@@ -61,27 +68,31 @@ class RowAccount(BaseModel):
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
         self.steps.update(other.steps)
-        for reason, shown in other.examples.items():
-            self.examples[reason] = [*self.examples.get(reason, []), *shown][:EXAMPLES]
+        for reason, examples in other.examples.items():
+            self.add_examples(reason, examples)
         return self
+
+    def add_examples(self, reason: Reason, examples: Iterable[str]) -> None:
+        """Add examples of a reason; the first 5 stay."""
+        self.examples[reason] = [*self.examples.get(reason, []), *examples][:EXAMPLES]
 
     def split(self) -> tuple[dict[str, int], dict[str, int]]:
         """Rows dropped by a rule and rows quarantined, by reason: the two columns of the ingest
         report.
         """
-        by_rule = {
-            str(reason): n for reason, n in sorted(self.reasons.items()) if reason in RULE_REASONS
-        }
-        return by_rule, {
-            str(reason): n
-            for reason, n in sorted(self.reasons.items())
-            if reason not in RULE_REASONS
-        }
+        dropped: dict[str, int] = {}
+        quarantined: dict[str, int] = {}
+        for reason, n in sorted(self.reasons.items()):
+            (dropped if reason in RULE_REASONS else quarantined)[str(reason)] = n
+        return dropped, quarantined
 
     def funnel(self) -> ClaimsFunnel:
-        """The part of the funnel that counts rows: each row once, at the first check it fails,
-        duplicates included.
+        """The part of the funnel that counts rows, duplicates included: each row once, at the first
+        check it fails.
         """
+        mapped = {step: self.steps[step] for step in STEPS}
+        if self.steps[OTHER]:
+            mapped[OTHER] = self.steps[OTHER]
         return ClaimsFunnel(
             rows=self.rows,
             identifier=self.faults.get("identifier"),
@@ -92,11 +103,7 @@ class RowAccount(BaseModel):
             bad_code={
                 kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")
             },
-            mapped={
-                step: self.steps[step]
-                for step in (*STEPS, OTHER)
-                if step in STEPS or self.steps[step]
-            },
+            mapped=mapped,
             unmapped=self.faults[UNMAPPED] + self.steps[UNMAPPED],
         )
 
@@ -128,36 +135,29 @@ def clean_rows(
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
         minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
-    for name in ("code", "vocab", "source"):
-        if name in frame.columns and not isinstance(
-            frame.schema[name], pl.String | pl.Categorical | pl.Null
-        ):
-            raise ValueError(
-                f"column {name!r} is {frame.schema[name]}, expected text: numbers lose the zeros of codes"
-            )
-    defaults = {"date": None, "code": None, "vocab": vocab, "source": source}
+    for name in {"code", "vocab", "source"} & set(frame.columns):
+        kind = frame.schema[name]
+        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
+            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
+            raise ValueError(text)  # noqa: TRY004
     texts = {
-        name: _number_column(frame, name, value)
-        for name, value in defaults.items()
-        if name != "date" or isinstance(frame.schema[name], pl.String | pl.Categorical)
+        name: _number_column(frame, name, default)
+        for name, default in (("code", None), ("vocab", vocab), ("source", source))
     }
-    readings, pair = _read_codes(texts["vocab"], texts["code"], book)
-    kinds = [
-        SOURCES.index(text) if text in SOURCES else SOURCES.index("other")
-        for text in texts["source"].texts
-    ]
+    if isinstance(frame.schema["date"], pl.String | pl.Categorical):
+        texts["date"] = _number_column(frame, "date", None)
+    readings, reading_index = _read_codes(texts["vocab"], texts["code"], book)
+    positions = np.array([reading.position for reading in readings], np.int32)
+    if "row" not in frame.columns:
+        frame = frame.with_columns(row=pl.int_range(1, pl.len() + 1, dtype=pl.Int64))
     table = frame.select(
         "subject_id",
-        (
-            texts["date"].map(dates.parse_day, pl.Int32)
-            if "date" in texts
-            else dates.parse_days(frame["date"])
-        ).alias("day"),
-        pl.Series("code", np.array([reading.position for reading in readings], np.int32)[pair]),
-        pl.Series("source", np.array(kinds, np.int8)[texts["source"].number]),
-        "row"
-        if "row" in frame.columns
-        else pl.int_range(1, pl.len() + 1, dtype=pl.Int64).alias("row"),
+        texts["date"].map(dates.parse_day, pl.Int32).alias("day")
+        if "date" in texts
+        else dates.parse_days(frame["date"]).alias("day"),
+        pl.Series("code", positions[reading_index]),
+        texts["source"].map(_number_source, pl.Int8).alias("source"),
+        "row",
         *(["value"] if "value" in frame.columns else []),
     )
     if minutes:
@@ -166,38 +166,34 @@ def clean_rows(
     if life_dates is not None:
         table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
     if "index_day" in table.columns:
-        table = table.with_columns(
-            (pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late")
-        )
+        is_late = pl.col("day") > pl.col("index_day")
+        table = table.with_columns(late=is_late.fill_null(value=False))
         columns.append("late")
     if copy_key:
         table = table.with_columns(_make_copy_key(frame, texts))
         columns.append("copy_key")
-    outcomes: list[tuple[str, Reason]] = list(
-        dict.fromkeys((one.fault, one.reason) for one in readings if one.fault and one.reason)
-    )
-    numbers = [
-        outcomes.index((one.fault, one.reason)) if one.fault and one.reason else -1
-        for one in readings
-    ]
-    outcome = np.array(numbers, np.int16)[pair]
-    for name, test in reversed(_make_checks(set(table.columns), strict=book.strict).items()):
-        outcome[table.select(test.fill_null(value=False)).to_series().to_numpy()] = len(outcomes)
-        outcomes.append((name, DATE_FAULTS[name]))
-    lost = np.flatnonzero(outcome >= 0)
+    faults, fault = _find_faults(table, readings, reading_index, strict=book.strict)
+    lost = np.flatnonzero(fault >= 0)
     account = _count_lost(
-        outcomes, outcome[lost], frame["code"].gather(lost), table["row"].gather(lost)
+        faults, fault[lost], frame["code"].gather(lost), table["row"].gather(lost)
     )
     account.rows = frame.height
-    kept = (table.filter(pl.Series(outcome < 0)) if len(lost) else table).select(columns)
-    for index, n in count_integers(kept["code"]).items():
-        account.steps[book.codes[index].step] += n
-    return kept, account
+    valid = (table.filter(pl.Series(fault < 0)) if len(lost) else table).select(columns)
+    for position, n in count_integers(valid["code"]).items():
+        account.steps[book.codes[position].step] += n
+    return valid, account
+
+
+def _number_source(text: str | None) -> int:
+    """The number of a kind of claims; unknown ones are `other`."""
+    return SOURCES.index(text if text in SOURCES else "other")
 
 
 class _NumberedTexts(NamedTuple):
+    """A column by its distinct texts."""
+
     texts: list[str | None]  # distinct
-    number: NDArray[np.int32]  # [rows] position of each row's text
+    number: NDArray[np.int32]  # [rows] index of each row's text
 
     def map(self, function: Callable[[str | None], Any], kind: type[pl.DataType]) -> pl.Series:
         """`function` of the text of each row."""
@@ -209,32 +205,32 @@ def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _Numb
     if name not in frame.columns or not frame[name].count():
         return _NumberedTexts([default], np.zeros(frame.height, np.int32))
     row, number = number_texts(frame[name])
-    return _NumberedTexts(
-        [default if text is None else text for text in frame[name].gather(row)], number
-    )
+    texts = [default if text is None else text for text in frame[name].gather(row)]
+    return _NumberedTexts(texts, number)
 
 
 def _read_codes(
     vocab: _NumberedTexts, code: _NumberedTexts, book: Codebook
 ) -> tuple[list[CodeReading], NDArray[np.int32]]:
-    """The readings of the distinct pairs of vocabulary and code, and of each row the position of
-    its own.
+    """The readings of the distinct pairs of vocabulary and code, and of each row the index of its
+    own.
     """
-    if odd := [text for text in vocab.texts if text not in (*FAMILIES, OTHER)]:
-        raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(str(odd[0]))}")
+    unknown = [text for text in vocab.texts if text not in (*FAMILIES, OTHER)]
+    if unknown:
+        text = safe_text(str(unknown[0]))
+        raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {text}")
     pair = vocab.number.astype(np.int64) * len(code.texts) + code.number
     present = np.zeros(len(vocab.texts) * len(code.texts), bool)
     present[pair] = True
     written = [
-        (str(vocab.texts[at // len(code.texts)]), code.texts[at % len(code.texts)])
-        for at in np.flatnonzero(present)
+        (str(vocab.texts[number // len(code.texts)]), code.texts[number % len(code.texts)])
+        for number in np.flatnonzero(present)
     ]
     # the order of the book is that of the codes
     order = sorted(range(len(written)), key=lambda i: (written[i][0], written[i][1] or ""))
-    found = {i: book.read(*written[i]) for i in order}
-    return [found[i] for i in range(len(written))], (
-        np.cumsum(present, dtype=np.int32) - np.int32(1)
-    )[pair]
+    readings = {i: book.read(*written[i]) for i in order}
+    index = np.cumsum(present, dtype=np.int32) - np.int32(1)  # of a pair among those present
+    return [readings[i] for i in range(len(written))], index[pair]
 
 
 def _read_minutes(written: _NumberedTexts) -> pl.Series:
@@ -243,21 +239,35 @@ def _read_minutes(written: _NumberedTexts) -> pl.Series:
     return distinct.select(dates.read_minutes(pl.col("date"))).to_series().gather(written.number)
 
 
-def _make_checks(columns: set[str], *, strict: bool) -> dict[str, pl.Expr]:
+def _find_faults(
+    table: pl.DataFrame,
+    readings: Sequence[CodeReading],
+    reading_index: NDArray[np.int32],
+    *,
+    strict: bool,
+) -> tuple[list[RowFault], NDArray[np.int16]]:
+    """The faults that occur, and of each row the index of its first one, -1 where it has none."""
+    faults = list(dict.fromkeys(reading.fault for reading in readings if reading.fault))
+    index = [faults.index(reading.fault) if reading.fault else -1 for reading in readings]
+    fault = np.array(index, np.int16)[reading_index]
+    checks = _make_checks(table.columns, strict=strict)
+    for name, is_faulty in reversed(checks.items()):  # the first check has the last word
+        fault[table.select(is_faulty.fill_null(value=False)).to_series().to_numpy()] = len(faults)
+        faults.append(name)
+    return faults, fault
+
+
+def _make_checks(columns: Collection[str], *, strict: bool) -> dict[RowFault, pl.Expr]:
     """Fault -> test, in order. A null test, for instance without a known birth, is passed."""
-    day = pl.col("day")
-    checks = {"bad_date": day.is_null()}
+    day, checks = pl.col("day"), {}
     if strict:
-        checks = {
-            "identifier": ~pl.col("subject_id")
-            .cast(pl.String)
-            .str.contains(r"\S")
-            .fill_null(value=False)
-        } | checks
+        has_subject = pl.col("subject_id").cast(pl.String).str.contains(r"\S")
+        checks[NO_SUBJECT] = ~has_subject.fill_null(value=False)
+    checks[BAD_DATE] = day.is_null()
     if "birth_day" in columns:
-        checks["before_birth"] = day < pl.col("birth_day")
+        checks[BEFORE_BIRTH] = day < pl.col("birth_day")
     if "death_day" in columns:
-        checks["after_death"] = day > pl.col("death_day") + GRACE_DAYS
+        checks[AFTER_DEATH] = day > pl.col("death_day") + GRACE_DAYS
     return checks
 
 
@@ -265,50 +275,47 @@ def _make_copy_key(frame: pl.DataFrame, texts: Mapping[str, _NumberedTexts]) -> 
     """Equal for copies among the rows of one subject, day and code: rows of one claim, or with
     equal texts.
     """
-    written = np.zeros(frame.height, np.uint64)
-    for distinct, number in texts.values():
-        written = (
-            written * MULTIPLIER + pl.Series(distinct, dtype=pl.String).hash().to_numpy()[number]
-        )
+    key = np.zeros(frame.height, np.uint64)
+    for name in ("date", "code", "vocab", "source"):
+        if name in texts:
+            distinct, number = texts[name]
+            hashes = pl.Series(distinct, dtype=pl.String).hash().to_numpy()
+            key = key * MULTIPLIER + hashes[number]
     for name in ("position", "value"):
         if name in frame.columns:
-            written = written * MULTIPLIER + frame[name].hash().to_numpy()
-    if "claim" not in frame.columns or not frame["claim"].count():
-        return pl.Series("copy_key", written)
-    claim = frame["claim"]
-    return pl.Series(
-        "copy_key", np.where(claim.is_null().to_numpy(), written, claim.hash(seed=1).to_numpy())
-    )
+            key = key * MULTIPLIER + frame[name].hash().to_numpy()
+    if "claim" in frame.columns and frame["claim"].count():
+        claim = frame["claim"]
+        key = np.where(claim.is_null().to_numpy(), key, claim.hash(seed=1).to_numpy())
+    return pl.Series("copy_key", key)
 
 
 def _count_lost(
-    outcomes: Sequence[tuple[str, Reason]],
-    outcome: NDArray[np.int16],
-    written: pl.Series,
-    rows: pl.Series,
+    faults: Sequence[RowFault], fault: NDArray[np.int16], written: pl.Series, rows: pl.Series
 ) -> RowAccount:
-    """The account of rows that are left out: each an `outcome` (fault and reason), its code as
+    """The account of rows that are left out: each with the index of its fault, its code as
     `written` and its number.
     """
     account = RowAccount()
-    for (fault, reason), n in zip(
-        outcomes, np.bincount(outcome, minlength=len(outcomes)).tolist(), strict=True
-    ):
+    counts = np.bincount(fault, minlength=len(faults)).tolist()
+    for (name, reason), n in zip(faults, counts, strict=True):
         if n:
-            account.faults[fault] += n
+            account.faults[name] += n
             account.reasons[reason] += n
     for reason in account.reasons:
-        first = np.flatnonzero(np.array([of == reason for _, of in outcomes])[outcome])[:EXAMPLES]
-        by_row = reason in DATE_FAULTS.values()
-        account.examples[reason] = [
-            f"row {rows[i]}" if by_row else safe_text(written[i]) for i in first.tolist()
-        ]
+        has_reason = np.array([fault.reason == reason for fault in faults])[fault]
+        first = np.flatnonzero(has_reason)[:EXAMPLES].tolist()
+        account.add_examples(
+            reason,
+            [f"row {rows[i]}" if reason in ROW_REASONS else safe_text(written[i]) for i in first],
+        )
     return account
 
 
 def find_data_end(counts: Mapping[int, int]) -> int | None:
-    """The last day of the data (`counts`: day -> rows) if at most 1 % of the rows come after it and
-    after ten years without any; else None.
+    """The last day of the data, if few rows come long after it: they are slips. Else None.
+
+    Few are at most 1 % of the rows, and long is ten years without any. `counts`: day -> rows.
     """
     if not counts:
         return None

@@ -1,9 +1,9 @@
-"""The first pass of an ingest on the executors of a Spark cluster; each task runs the polars code
-in Python.
+"""Runs the first pass of an ingest on the executors of a Spark cluster; each task runs the polars
+code in Python.
 
-Executors read their part of the source, clean it and write one row group per shard of subjects to
-the folder of unfinished work. In the second pass a task of a shard reads its row groups of all
-parts and writes the finished shard. So rows are exchanged through the folder of the workspace,
+An executor reads its part of the source, cleans it and writes a row group for each shard of
+subjects to the folder of unfinished work. In the second pass the task of a shard reads its row
+groups of all parts and writes the finished shard. So rows are exchanged through the workspace,
 which all executors and the driver share, and finished parts and shards survive a killed run. Only
 counts and names of files come back.
 """
@@ -23,8 +23,9 @@ PART_BYTES = 64 << 20  # of the source that one task cleans: about a spill file
 
 
 def clean_parts(job: ClaimsJob) -> tuple[ClaimsJob, int]:
-    """The first pass: the source in parts, those that are not finished cleaned on executors; the
-    job under the name of this work, and the parts.
+    """Clean the parts of the source that are not finished on executors.
+
+    Returns the job under the name of this work, and the number of parts.
 
     Raises UserError: as `pass1_clean.clean_source` and `engines.run_tasks`.
     """

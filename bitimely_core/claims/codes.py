@@ -1,8 +1,7 @@
-"""ICD codes as written -> one spelling -> PheCodes. Plain Python on text, once per distinct
-(vocabulary, text).
+"""Reads ICD codes as they are written: one spelling for each code, then its PheCodes.
 
-Four vocabularies, two families: `icd9` and `icd9cm` are written alike, so are `icd10` and
-`icd10cm`.
+There are four vocabularies in two families: `icd9` and `icd9cm` are written alike, and so are
+`icd10` and `icd10cm`. This is plain Python on text, once for each distinct vocabulary and text.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FAMILIES = {"icd9": "icd9", "icd9cm": "icd9", "icd10": "icd10", "icd10cm": "icd1
 STEPS = ("exact", "trailing_zero", "parent")
 # vocabulary, family and step of codes that are not ICD: each is a token of its own (`--codes all`)
 OTHER = "other"
-MARK = "//"  # in every token of theirs, and in no PheCode
+MARK = "//"  # in every token of such a code, and in no PheCode
 LEVELS = ("integer", "first_decimal", "full")
 UNMAPPED = "unmapped"
 MISSING = {"", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"}
@@ -48,45 +47,54 @@ class IcdCode(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Icd9, icd10 or other."""
+        """The family of the vocabulary: icd9, icd10 or other."""
         return FAMILIES.get(self.vocab, OTHER)
 
     @property
     def text(self) -> str:
-        """The code of the cache: `ICD9CM//428.0`; of other vocabularies the token."""
+        """The code as the cache has it: `ICD9CM//428.0`; of other vocabularies the token."""
         return self.code if self.vocab == OTHER else f"{self.vocab.upper()}{MARK}{self.code}"
+
+
+def get_other_family(vocab: str) -> str:
+    """The family to which a vocabulary does not belong."""
+    return "icd10" if FAMILIES[vocab] == "icd9" else "icd9"
 
 
 def normalise_code(
     raw: str | None, vocab: str, *, pad_undotted: bool = False
 ) -> tuple[str | None, str | None]:
-    """(code, None) in the one spelling of its vocabulary (sections 4.1, 4.2), or (None, `missing`,
-    `bad_format` or `ambiguous_short`).
+    """Bring a code to the one spelling of its vocabulary (sections 4.1, 4.2).
 
-    `vocab`: icd9, icd9cm, icd10 or icd10cm. `pad_undotted`: read an undotted ICD-9 number of 1 or 2
-    digits as a category that has lost its zeros.
+    Returns (code, None), or (None, fault): `missing`, `bad_format` or `ambiguous_short`.
+
+    Args:
+        raw: the code as written.
+        vocab: icd9, icd9cm, icd10 or icd10cm.
+        pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its
+            zeros.
     """
-    icd9 = FAMILIES[vocab] == "icd9"
-    text = (
-        re.sub(r"[\s'\"]", "", raw or "") if icd9 else NOT_ICD10.sub("", (raw or "").upper())
-    ).upper()
+    text = (raw or "").upper()
+    if FAMILIES[vocab] == "icd9":
+        text = re.sub(r"[\s'\"]", "", text)
+        return (None, "missing") if text in MISSING else _normalise_icd9(text, pad_undotted)
+    text = NOT_ICD10.sub("", text)
     if text in MISSING:
         return None, "missing"
-    if icd9:
-        return _normalise_icd9(text.rstrip("."), pad_undotted)
     if not ICD10.fullmatch(text):
         return None, "bad_format"
     return f"{text[:3]}.{text[3:]}" if len(text) > 3 else text, None
 
 
 def _normalise_icd9(text: str, pad: bool) -> tuple[str | None, str | None]:
-    if found := ICD9_DOTTED.fullmatch(text):
-        head, decimals = found.groups()
+    text = text.rstrip(".")
+    if dotted := ICD9_DOTTED.fullmatch(text):
+        head, decimals = dotted.groups()
         if head[0] == "E" and len(decimals) == 2:
             return None, "bad_format"
         return f"{head.zfill(3)}.{decimals}", None  # E and V heads are 3 characters long or more
-    if found := ICD9_PLAIN.fullmatch(text):
-        head, decimals = (part for part in found.groups() if part is not None)
+    if plain := ICD9_PLAIN.fullmatch(text):
+        head, decimals = (part for part in plain.groups() if part is not None)
         return f"{head}.{decimals}" if decimals else head, None
     if ICD9_SHORT.fullmatch(text):
         return (text.zfill(3), None) if pad else (None, "ambiguous_short")
@@ -94,16 +102,16 @@ def _normalise_icd9(text: str, pad: bool) -> tuple[str | None, str | None]:
 
 
 def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:
-    """The reason code under which the command quarantines a code with a `fault` of `normalise_code`
+    """The reason for which the command quarantines a code with a `fault` of `normalise_code`
     (section 3.3).
     """
     text = "".join((raw or "").split()).upper()
-    if fault == "missing" or not any(c.isalnum() for c in text):
+    if fault == "missing" or not any(letter.isalnum() for letter in text):
         return Reason.EMPTY_CODE
     if fault == "ambiguous_short" or SCIENTIFIC.fullmatch(text):
         return Reason.AMBIGUOUS_CODE
-    other = "icd10" if FAMILIES[vocab] == "icd9" else "icd9"
-    return Reason.WRONG_VOCABULARY if normalise_code(raw, other)[0] else Reason.BAD_CODE
+    is_other = normalise_code(raw, get_other_family(vocab))[0]
+    return Reason.WRONG_VOCABULARY if is_other else Reason.BAD_CODE
 
 
 def is_foreign_code(code: str, vocab: str) -> bool:
@@ -112,8 +120,9 @@ def is_foreign_code(code: str, vocab: str) -> bool:
 
 
 def shorten_code(code: str, *, zeros: bool) -> Iterator[str]:
-    """The code without its last decimal, its last two, ... down to the category; `zeros`: only as
-    long as it ends in 0.
+    """The code without its last decimal, its last two, ... down to the category.
+
+    `zeros`: only as long as it ends in 0.
     """
     while "." in code and (code.endswith("0") or not zeros):
         code = code[:-1].removesuffix(".")
@@ -123,8 +132,9 @@ def shorten_code(code: str, *, zeros: bool) -> Iterator[str]:
 def find_phecodes(
     code: str, table: PhecodeTable, fallback: Collection[str] = STEPS
 ) -> tuple[tuple[str, ...], str]:
-    """PheCodes of a normalised code, and the step that found them (section 4.3); ((), `unmapped`)
-    when none does.
+    """PheCodes of a normalised code, and the step that finds them (section 4.3).
+
+    ((), `unmapped`) where no step of `fallback` does.
     """
     candidates = {
         "exact": (code,),
@@ -140,17 +150,13 @@ def find_phecodes(
 
 
 def roll_up_phecode(phecode: str, level: str) -> str:
-    """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged
+    """A PheCode at `level`: the part before the dot (zeros stay), with one decimal, or unchanged
     (section 4.4).
     """
     head, dot, decimals = phecode.partition(".")
-    return (
-        phecode
-        if level == "full" or not dot or is_other(phecode)
-        else head
-        if level == "integer"
-        else f"{head}.{decimals[:1]}"
-    )
+    if level == "full" or not dot or is_other(phecode):
+        return phecode
+    return head if level == "integer" else f"{head}.{decimals[:1]}"
 
 
 def is_other(phecode: str) -> bool:
@@ -166,18 +172,19 @@ def make_token(raw: str) -> str:
 
 
 def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
-    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. Other texts come
-    after those of their first letters.
+    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000.
+
+    Other texts come after those of their first letters.
     """
-    found = PHECODE.fullmatch(phecode)
-    return (found[1], float(found[2]), phecode) if found else (phecode, math.inf, phecode)
+    match = PHECODE.fullmatch(phecode)
+    return (match[1], float(match[2]), phecode) if match else (phecode, math.inf, phecode)
 
 
 def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable:
-    """The table for a vocabulary: its own where the map has one, else the one of its family; empty
-    when there is none.
+    """The table of a vocabulary where the map has one, else the one of its family; empty when there
+    is none.
 
-    A map with separate WHO and CM tables is used by exact vocabulary, one with a single table by
+    So a map with separate WHO and CM tables is used by exact vocabulary, one with a single table by
     family.
     """
     if vocab in tables:
@@ -185,18 +192,24 @@ def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable
     return next((table for name, table in tables.items() if FAMILIES[name] == FAMILIES[vocab]), {})
 
 
+class RowFault(NamedTuple):
+    """Why a row is left out."""
+
+    name: str  # its column of the funnel: bad_date, missing, bad_format ...
+    reason: Reason  # in the ingest report
+
+
 class CodeReading(NamedTuple):
-    """The code of one distinct (vocabulary, text), or why it has none."""
+    """The code of one distinct vocabulary and text, or why it has none."""
 
     position: int  # in `Codebook.codes`, -1 when it cannot be read
-    fault: str | None = None  # its column of the funnel
-    reason: Reason | None = None  # its reason in the ingest report
+    fault: RowFault | None = None
 
 
 @dataclass
 class Codebook:
-    """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is
-    first seen.
+    """The distinct codes of a data set. A spelling is read when it is first seen, and so is its
+    code looked up.
 
     `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in
     `clean.clean_rows` empty subject ids).
@@ -207,46 +220,41 @@ class Codebook:
     pad_undotted: bool = False
     strict: bool = False
     codes: list[IcdCode] = field(default_factory=list)
-    _spellings: dict[tuple[str, str | None], CodeReading] = field(default_factory=dict)
-    _indices: dict[tuple[str, str], int] = field(default_factory=dict)
+    _readings: dict[tuple[str, str | None], CodeReading] = field(default_factory=dict)
+    _positions: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def resume(self, codes: Sequence[IcdCode]) -> None:
         """Continue after these codes, which another book has read from the same tables."""
         self.codes = list(codes)
-        self._indices = {(code.vocab, code.code): number for number, code in enumerate(codes)}
+        self._positions = {(code.vocab, code.code): i for i, code in enumerate(codes)}
 
     def read(self, vocab: str, raw: str | None) -> CodeReading:
         """The code that `raw` spells, or why it spells none."""
         key = (vocab, raw)
-        if key not in self._spellings:
-            self._spellings[key] = self._read(vocab, raw)
-        return self._spellings[key]
+        if key not in self._readings:
+            self._readings[key] = self._read(vocab, raw)
+        return self._readings[key]
 
     def _read(self, vocab: str, raw: str | None) -> CodeReading:
         if vocab == OTHER:
             token = make_token((raw or "").strip())
-            known = token != make_token("")
-            return (
-                self._number(IcdCode(OTHER, token, (token,), OTHER))
-                if known
-                else CodeReading(-1, "missing", Reason.EMPTY_CODE)
-            )
+            if token == make_token(""):
+                return CodeReading(-1, RowFault("missing", Reason.EMPTY_CODE))
+            return self._add(IcdCode(OTHER, token, (token,), OTHER))
         code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
-            return CodeReading(-1, fault, classify_fault(raw, vocab, fault or ""))
+            name = fault or ""
+            return CodeReading(-1, RowFault(name, classify_fault(raw, vocab, name)))
         if self.strict and is_foreign_code(code, vocab):
-            return CodeReading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
-        if (vocab, code) in self._indices:
-            return CodeReading(self._indices[vocab, code])
-        return self._number(
-            IcdCode(
-                vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)
-            )
-        )
+            return CodeReading(-1, RowFault(UNMAPPED, Reason.WRONG_VOCABULARY))
+        if (vocab, code) in self._positions:
+            return CodeReading(self._positions[vocab, code])
+        table = choose_table(self.tables, vocab)
+        return self._add(IcdCode(vocab, code, *find_phecodes(code, table, self.fallback)))
 
-    def _number(self, code: IcdCode) -> CodeReading:
+    def _add(self, code: IcdCode) -> CodeReading:
         """A code, added to the book if it is new."""
-        number = self._indices.setdefault((code.vocab, code.code), len(self.codes))
-        if number == len(self.codes):
+        position = self._positions.setdefault((code.vocab, code.code), len(self.codes))
+        if position == len(self.codes):
             self.codes.append(code)
-        return CodeReading(number)
+        return CodeReading(position)

@@ -1,12 +1,14 @@
-"""Days as integers: 1970-01-01 is day 0 (int32), so that no date arithmetic is needed. Each
-distinct text is read once.
+"""Reads dates as days: integers (int32) that count from 1970-01-01, which is day 0.
+
+Integers need no date arithmetic. Of a column, each distinct text is read once.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import lru_cache
 
@@ -22,25 +24,22 @@ AGE_MONTH = 30  # days of the "age months" of the released code
 CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
 DATE_FORMS = re.compile(
-    rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?|([0-9]{{4}})([0-9]{{2}})([0-9]{{2}})"
+    rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?"
+    r"|([0-9]{4})([0-9]{2})([0-9]{2})"
 )
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
 # forms of serial numbers of spreadsheets -> the number of 1970-01-01
 SERIALS = {"excel": 25569, "excel-1904": 24107}
 SERIAL = re.compile(r"([0-9]{3,6})(?:\.[0-9]+)?")
+# three parts of a date with what separates them, then perhaps a time
 PARTS = re.compile(
     r"([0-9]{1,4}|[A-Za-z]+)([-/. ]?)([0-9]{1,2}|[A-Za-z]+)([-/. ]?|, )([0-9]{4}|[0-9]{1,2})(\D.*)?"
 )
-TIMES = (
-    "",
-    *(
-        f"{gap}{clock}"
-        for gap in (" ", "T", ":")
-        for clock in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
-    ),
-)
-ZONES = ("", "%z", " %z")
+CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
+# days that a form may read for it to be suggested
+PLAUSIBLE = range(date(1800, 1, 1).toordinal() - EPOCH, date(2100, 1, 1).toordinal() - EPOCH)
 
 
 def to_day(when: date) -> int:
@@ -50,12 +49,12 @@ def to_day(when: date) -> int:
 
 @lru_cache(1 << 15)
 def parse_day(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
-    """The day of a text, None where it is not a date.
+    """The day of a text; None where it is not a date.
 
     Args:
-        text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`; a
-            time of day and a zone after the first do not count: the date is that of the clock that
-            wrote it.
+        text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
+            After the first a time of day and a zone may follow. They are left out: the date is that
+            of the clock that wrote it.
         form: a `strptime` format that the trimmed text has instead, or a key of `SERIALS`.
         near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
     """
@@ -63,11 +62,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
         return None
     try:
         if form is None:
-            found = DATE_FORMS.fullmatch(text.strip())
-            if found is None:
-                return None
-            year, month, day = found.group(1, 2, 3) if found[1] else found.group(4, 5, 6)
-            return to_day(date(int(year), int(month), int(day or 1)))
+            return _parse_iso_day(text.strip())
         if form in SERIALS:
             serial = SERIAL.fullmatch(text.strip())
             return int(serial[1]) - SERIALS[form] if serial else None
@@ -79,66 +74,81 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
         return None
 
 
+def _parse_iso_day(text: str) -> int | None:
+    """Raises ValueError for a date that is in no calendar."""
+    match = DATE_FORMS.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day = match.group(1, 2, 3) if match[1] else match.group(4, 5, 6)
+    return to_day(date(int(year), int(month), int(day or 1)))
+
+
 def suggest_forms(texts: Sequence[str]) -> list[str]:
-    """The forms of `parse_day`, most likely first, that read most of some texts and no fewer than
-    any other form does; [] where none reads half.
+    """The forms of `parse_day` that read the most of some texts, the most likely one first.
+
+    [] where no form reads more than half of them.
     """
     plain = [text.strip() for text in texts]
-    # to 2099
-    if sum(
-        SERIAL.fullmatch(text) is not None and text[0] != "0" and float(text) < 73051
-        for text in plain
-    ) * 2 > len(plain):
+    if 2 * sum(map(_is_serial_number, plain)) > len(plain):
         return list(SERIALS)
-    counts = Counter(
-        form
-        for text in plain
-        for form in dict.fromkeys(_list_forms(text))
-        if (day := parse_day(text, form)) is not None and 1800 <= get_year(day) < 2100
-    )
+    counts = Counter(itertools.chain.from_iterable(map(_list_readable_forms, plain)))
     most = max(counts.values(), default=0)
     return [form for form, n in counts.items() if n == most] if 2 * most > len(plain) else []
 
 
+def _is_serial_number(text: str) -> bool:
+    """Whether a text may be the number by which a spreadsheet holds a day up to 2099."""
+    is_number = SERIAL.fullmatch(text) is not None and text[0] != "0"
+    return is_number and float(text) < SERIALS["excel"] + PLAUSIBLE.stop
+
+
+def _list_readable_forms(text: str) -> list[str]:
+    """The `strptime` formats that read a plausible day from a text, each once."""
+    days = {form: parse_day(text, form) for form in _list_forms(text)}
+    return [form for form, day in days.items() if day is not None and day in PLAUSIBLE]
+
+
 def _list_forms(text: str) -> Iterator[str]:
     """`strptime` formats that a text might have."""
-    if re.fullmatch(r"[0-9]{6}|[0-9]{8}", text):
-        yield from ("%d%m%y", "%m%d%y", "%y%m%d") if len(text) == 6 else ("%d%m%Y", "%m%d%Y")
-    if (found := PARTS.fullmatch(text)) is None:
+    if re.fullmatch(r"[0-9]{6}", text):
+        yield from ("%d%m%y", "%m%d%y", "%y%m%d")
+    elif re.fullmatch(r"[0-9]{8}", text):
+        yield from ("%d%m%Y", "%m%d%Y")
+    match = PARTS.fullmatch(text)
+    if match is None:
         return
-    one, gap, two, second, three, rest = found.groups()
+    first, first_gap, second, second_gap, third, time = match.groups()
+    endings = TIME_FORMS if time else ("",)
     for order in ("dmy", "mdy", "ymd", "ydm"):
-        words = dict(zip(order, (one, two, three), strict=True))
-        if not (words["d"].isdigit() and words["y"].isdigit() and len(words["y"]) in (2, 4)):
-            continue
-        marks = {"d": "%d", "m": "%m", "y": "%Y" if len(words["y"]) == 4 else "%y"}
-        for month in ("%m",) if words["m"].isdigit() else ("%b", "%B"):
-            stem = (
-                gap.join((marks | {"m": month})[key] for key in order[:2])
-                + second
-                + (marks | {"m": month})[order[2]]
-            )
-            yield from (
-                f"{stem}{clock}{zone}"
-                for clock in TIMES
-                for zone in (ZONES if clock else ZONES[:1])
-                if bool(rest) == bool(clock)
-            )
+        for letters in _list_letters(dict(zip(order, (first, second, third), strict=True))):
+            stem = letters[order[0]] + first_gap + letters[order[1]]
+            stem += second_gap + letters[order[2]]
+            yield from (stem + ending for ending in endings)
+
+
+def _list_letters(words: Mapping[str, str]) -> list[dict[str, str]]:
+    """The letters of `strptime` for the words of day (d), month (m) and year (y).
+
+    A month in letters may be short or long. [] where a word cannot be what it is taken for.
+    """
+    day, month, year = words["d"], words["m"], words["y"]
+    if not (day.isdigit() and year.isdigit() and len(year) in {2, 4}):
+        return []
+    letters = {"d": "%d", "y": "%Y" if len(year) == 4 else "%y"}
+    return [letters | {"m": form} for form in (("%m",) if month.isdigit() else ("%b", "%B"))]
 
 
 def parse_days(texts: pl.Series) -> pl.Series:
     """The days of a column of texts or dates, Int32; null where there is none.
 
-    Raises ValueError: for a column of another type: numbers are not read as dates.
+    Raises ValueError for a column of another type: numbers are not read as dates.
     """
-    if texts.dtype not in (pl.String, pl.Date, pl.Null) and not isinstance(
-        texts.dtype, pl.Categorical
-    ):
-        raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
     if texts.dtype == pl.Date:
         return texts.to_physical()
-    if texts.is_empty() or texts.dtype == pl.Null:
+    if texts.dtype == pl.Null:
         return texts.cast(pl.Int32)
+    if not isinstance(texts.dtype, pl.String | pl.Categorical):
+        raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")  # noqa: TRY004
     return map_texts(texts, parse_day, pl.Int32)
 
 
@@ -162,8 +172,9 @@ def get_year(day: int) -> int:
 
 
 def find_birthday(birth: int, years: int) -> int:
-    """The day on which a subject born on day `birth` has completed `years` years; 1 March in common
-    years for 29 February.
+    """The day on which a subject born on day `birth` has completed `years` years.
+
+    It is 1 March in common years for 29 February.
     """
     born = date.fromordinal(birth + EPOCH)
     if born.year + years > date.max.year:
@@ -174,15 +185,13 @@ def find_birthday(birth: int, years: int) -> int:
         return to_day(date(born.year + years, 3, 1))
 
 
-def to_calendar_months(of: NDArray[np.integer]) -> NDArray[np.int64]:
+def to_calendar_months(days: NDArray[np.integer]) -> NDArray[np.int64]:
     """Calendar months since January 1970 of some days."""
-    return of.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
 
 
 def to_age_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5. Halves are exact
-    in binary.
-    """
+    """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5."""
     return np.rint(since_birth / AGE_MONTH).astype(np.int64)
 
 

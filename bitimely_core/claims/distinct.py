@@ -1,4 +1,4 @@
-"""Columns of texts by their distinct texts, each of which is read once; distinct integers."""
+"""Reads every distinct text of a column once, and finds the distinct integers of an array fast."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ from numpy.typing import NDArray
 
 
 def number_texts(column: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Of the distinct texts of a column, null among them, a row that holds each; and of each row
-    the number of its text [n].
+    """Number the distinct texts of a column; null counts as a text.
+
+    Returns a row that holds each text, and the number of the text of each row [n].
     """
-    held = (
-        column if isinstance(column.dtype, pl.Categorical) else column.cast(pl.Categorical)
-    ).to_physical()
-    size = int(np.max(held.drop_nulls().to_numpy(), initial=0)) + 2  # the last for null
-    physical = held.fill_null(size - 1).to_numpy()
-    row = np.full(size, -1)
-    row[physical] = np.arange(len(physical))
-    known = np.flatnonzero(row >= 0)
-    number = np.zeros(len(row), np.int32)
-    number[known] = np.arange(len(known))
-    return row[known], number[physical]
+    categories = column if isinstance(column.dtype, pl.Categorical) else column.cast(pl.Categorical)
+    physical = categories.to_physical()
+    null = int(np.max(physical.drop_nulls().to_numpy(), initial=0)) + 1
+    index = physical.fill_null(null).to_numpy()
+    last_row = np.full(null + 1, -1)
+    last_row[index] = np.arange(len(index))
+    present = np.flatnonzero(last_row >= 0)
+    number = np.zeros(null + 1, np.int32)
+    number[present] = np.arange(len(present))
+    return last_row[present], number[index]
 
 
 def map_texts(
     column: pl.Series, function: Callable[[str | None], Any], kind: pl.DataType | type[pl.DataType]
 ) -> pl.Series:
-    """The column with `function` of each text, null too."""
+    """The column with `function` applied to each text, also to null."""
     row, number = number_texts(column)
-    return pl.Series(column.name, [function(text) for text in column.gather(row)], kind).gather(
-        number
-    )
+    values = [function(text) for text in column.gather(row)]
+    return pl.Series(column.name, values, kind).gather(number)
 
 
 def find_starts(values: NDArray[Any]) -> NDArray[np.intp]:
-    """Of a sorted array, the positions at which another value begins."""
+    """The positions of a sorted array at which another value begins."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def sort_distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """The distinct integers of an array, sorted: many times faster than `np.unique`, which
-    hashes.
+    """The distinct integers of an array, sorted.
+
+    This is many times faster than `np.unique`, which hashes.
     """
     ordered = np.sort(values)
     return ordered[find_starts(ordered)]
 
 
 def count_integers(column: pl.Series) -> dict[int, int]:
-    """The numbers of a column of integers that lie close together, without nulls -> its rows with
-    each.
+    """How many rows hold each integer of a column without nulls.
+
+    Memory grows with the range of the integers: they must lie close together.
     """
     values = column.to_numpy().astype(np.int64)
     low = int(values.min(initial=0))
     counts = np.bincount(values - low)
-    return {int(at) + low: int(counts[at]) for at in np.flatnonzero(counts)}
+    return {int(offset) + low: int(counts[offset]) for offset in np.flatnonzero(counts)}

@@ -1,5 +1,6 @@
-"""Where the work on shards of claims runs: in this process, or as tasks on the executors of a Spark
-cluster. Both run the same polars code.
+"""Runs work on shards of claims as tasks on the executors of a Spark cluster.
+
+The other engine is this process. Both run the same polars code.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def open_spark() -> Any:
     """The `SparkContext` of this process.
 
     Where there is none, one is started: on the master that `spark-submit` or Spark's settings name,
-    else in this machine. It stays open,
-    because a start takes most of a minute. Raises UserError: missing_extra (exit 2).
+    else in this machine. It stays open, because a start takes most of a minute. Raises UserError:
+    missing_extra (exit 2).
     """
     try:
         import pyspark
@@ -55,8 +56,7 @@ def open_spark() -> Any:
 
 
 def run_tasks(task: Callable[[S], T], inputs: Sequence[S], stop: StopFlag | None = None) -> list[T]:
-    """The results of `task` for some inputs, in their order. Each is a Spark task of its own on an
-    executor.
+    """The results of `task` for some inputs, in their order; each is a Spark task of its own.
 
     Raises UserError: of a task; interrupted; resource_limit (exit 6) when the cluster gives a task
     up; missing_extra.
@@ -93,23 +93,20 @@ def _get_results(collect: Callable[[], list[Any]]) -> list[Any]:
         return collect()
     except Exception as error:  # of Java too, whose classes are not known here
         raise_system_error(error)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-            type(error).__name__
-        ]
-        cause = next(
-            (
-                line
-                for line in reversed(lines)
-                if "Error" in line and not line.startswith(("at ", "File "))
-            ),
-            lines[0],
-        )
         raise UserError(
             Reason.RESOURCE_LIMIT,
-            f"Spark has given up a task ({safe_text(cause, 200)})",
-            hint="Executors need this version of bitimely, its Python (spark.pyspark.python), the source and the workspace under the same paths",
+            f"Spark has given up a task ({safe_text(_find_cause(error), 200)})",
+            hint="Executors need this version of bitimely, its Python (spark.pyspark.python), the "
+            "source and the workspace under the same paths",
             exit_code=Exit.RESOURCES,
         ) from error
+
+
+def _find_cause(error: Exception) -> str:
+    """The last line of a trace that names an error, else the first line."""
+    lines = list(filter(None, map(str.strip, str(error).splitlines())))
+    causes = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
+    return (causes[-1:] or lines or [type(error).__name__])[0]
 
 
 def _run_task(task: Callable[[S], T], value: S) -> T | UserError:

@@ -1,13 +1,13 @@
-"""`ingest` of claims: source tables to canonical events, subjects and labels under pseudonyms
-(builder's reference, 2, 11, 13).
+"""Ingests claims: source tables become events, subjects and labels under pseudonyms (builder's
+reference, 2, 11, 13).
 
 The first pass (`pass1_clean`) cleans the rows as they stream by and spills them by shard of
 subjects. What is global (the last day of the data, the pseudonyms, the table of codes) is decided
 between the passes (`subjects`). The second pass (`pass2_write`) writes each shard's files, and
 `ingest_report` accounts for every row. Finished work is recorded in `.parts/`: a killed run is
-continued from there; a run on other files or with other options discards it.
+continued from there. A run on other files or with other options discards it.
 
-A subject's pseudonym is its rank under HMAC-SHA256 of its raw id; its days count from its first
+A subject's pseudonym is its rank under HMAC-SHA256 of its raw id. Its days count from its first
 valid row unless dates are kept.
 """
 
@@ -21,9 +21,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from bitimely_core import locks, manifests, storage
@@ -34,6 +36,7 @@ from bitimely_core.claims import (
     cluster,
     ingest_report,
     label_rules,
+    map_files,
     pass1_clean,
     pass2_write,
     phecode_maps,
@@ -45,8 +48,9 @@ from bitimely_core.claims import (
 from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.errors import Exit, Reason, UserError, input_warning, safe_text, usage_error
-from bitimely_core.formats.source import scan_folder
+from bitimely_core.claims.subjects import CleanedSource
+from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_error
+from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import (
@@ -103,54 +107,60 @@ def build_cache(
         run.read_checksums()
         run.hash_remaining()
         if previous is not None and not force_new and _is_unchanged(run, previous):
-            report = previous.report.model_copy(
-                update={"manifest_sha256": previous.manifest_sha256}
-            )
-            report.save(run.out / REPORT)
-            manifests.remove_old_files(run.out, NAMES)
-            clear_folder(home)
+            digest = previous.manifest_sha256
+            report = previous.report.model_copy(update={"manifest_sha256": digest})
             clear_folder(run.out / RAW)
-            return report
-        same = _name_work(run, force_new=force_new)
-        clear_folder(home, same, GENERATED)
-        storage.remove_temporary_files(storage.make_folder(home))
-        try:
-            fresh = (
-                parts == 1 and not pass1_clean.findings_path(home, f"{same}-1", 1).is_file()
-            )  # an earlier run has surveyed what it has cleaned
-            job = _open_job(
-                run, f"{same}-{parts}", once=fresh and run.given_options.get("engine") != "spark"
-            )
-            manifest = _write_cache(job, parts)
-        except UserError as error:
-            if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
-                raise
-            clear_folder(home)
-            name = next(
-                (
-                    name
-                    for name in run.sizes
-                    if error.file and f"/{error.file}".endswith(f"/{name}")
-                ),
-                None,
-            )
-            if name and error.exit_code == Exit.REFUSED:
-                ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
-            raise
-        refused = run.find_refusal()
-        if refused is not None:
-            for name in manifest.files:
-                storage.os_unlink(run.out / name)
-            clear_folder(home)
-            raise refused
-        generation = previous.generation + 1 if previous else 1
-        report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
-        published = manifest.model_copy(update={"report": report}).publish(run.out, generation)
-        report = report.model_copy(update={"manifest_sha256": published.manifest_sha256})
+        else:
+            work = _name_work(run, force_new=force_new)
+            clear_folder(home, work, GENERATED)
+            storage.remove_temporary_files(storage.make_folder(home))
+            with _clear_refused(run, home):
+                manifest = _build_manifest(run, work, parts)
+            refused = run.find_refusal()
+            if refused is not None:
+                for name in manifest.files:
+                    storage.os_unlink(run.out / name)
+                clear_folder(home)
+                raise refused
+            generation = previous.generation + 1 if previous else 1
+            report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
+            manifest = manifest.model_copy(update={"report": report})
+            digest = manifest.publish(run.out, generation).manifest_sha256
+            report = report.model_copy(update={"manifest_sha256": digest})
         report.save(run.out / REPORT)
         manifests.remove_old_files(run.out, NAMES)
         clear_folder(home)
     return report
+
+
+def _build_manifest(run: IngestRun, work: str, parts: int) -> EventsManifest:
+    """Read the source and write the files of the cache. `work`: how names of unfinished work
+    begin.
+    """
+    home = run.out / PARTS
+    # a continued run leaves out the blocks that are cleaned, and so surveys the source before
+    is_new = not pass1_clean.findings_path(home, f"{work}-1", 1).is_file()
+    uses_spark = run.given_options.get("engine") == "spark"
+    job = _open_job(run, f"{work}-{parts}", once=parts == 1 and is_new and not uses_spark)
+    return _write_cache(job, parts)
+
+
+@contextmanager
+def _clear_refused(run: IngestRun, home: Path) -> Iterator[None]:
+    """After a refusal, remove unfinished work and enter the file that is at fault into the
+    report.
+    """
+    try:
+        yield
+    except UserError as error:
+        if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
+            raise
+        clear_folder(home)
+        file = f"/{error.file or ''}"
+        name = next((name for name in run.sizes if file.endswith(f"/{name}")), None)
+        if name and error.exit_code == Exit.REFUSED:
+            ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
+        raise
 
 
 def ingest_part(
@@ -165,7 +175,7 @@ def ingest_part(
 
     A part that is finished for the same source and options is not read again.
     """
-    k, n = shard
+    part, parts = shard
     if run.given_options.get("keep_ids"):
         raise usage_error(
             "--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard"
@@ -174,16 +184,15 @@ def ingest_part(
     if previous is not None and _is_unchanged(run, previous):
         return None
     home = storage.make_folder(run.out / PARTS)
-    stem = f"{_name_work(run, force_new=force_new)}-{n}"
+    stem = f"{_name_work(run, force_new=force_new)}-{parts}"
 
-    def is_finished(part: int) -> bool:
-        return CleaningFindings.load(pass1_clean.findings_path(home, stem, part)).done
+    def is_finished(number: int) -> bool:
+        return CleaningFindings.load(pass1_clean.findings_path(home, stem, number)).done
 
-    if not is_finished(k):
-        pass1_clean.clean_source(_open_job(run, stem), k, n)
-    return IngestPart.from_report(
-        run.report(), shard, sum(not is_finished(part) for part in range(1, n + 1))
-    )
+    if not is_finished(part):
+        pass1_clean.clean_source(_open_job(run, stem), part, parts)
+    missing = sum(not is_finished(number) for number in range(1, parts + 1))
+    return IngestPart.from_report(run.report(), shard, missing)
 
 
 def _name_work(run: IngestRun, *, force_new: bool) -> str:
@@ -211,33 +220,27 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     """Options as a manifest keeps them: hashes of files instead of paths, so that equal files
     elsewhere are the same choice.
 
-    Raises UserError: as `load_key` and `label_rules.load_rules`.
+    Raises UserError: as `sources.check_options`, `load_key` and `label_rules.load_rules`.
     """
-
-    def content(path: str) -> str:
-        return storage.hash_file(Path(path)) if Path(path).is_file() else safe_text(path)
-
-    plain: dict[str, Any] = {
+    pinned: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()
         if name not in RUN_ONLY
     }
     if "phecode_map" not in options:  # of a generated data set
-        return plain
-    given = ClaimsOptions(**options)
-    sources.check_options(given)
-    if split_file := plain.pop("split_file"):
-        plain["split_file"] = content(split_file)
-    return plain | {
-        "phecode_map": [phecode_maps.hash_map(str(path)) for path in options["phecode_map"]],
-        "map_overrides": content(options["map_overrides"]) if options["map_overrides"] else "",
-        "rules": storage.fingerprint(label_rules.load_rules(options["rules"]))
-        if options["rules"]
-        else "",
-        "pseudonyms": hashlib.sha256(
-            b"bitimely id key" + load_key(options["id_key"], out)
-        ).hexdigest()[:16],
-    }
+        return pinned
+    sources.check_options(ClaimsOptions(**options))
+    if not options["split_file"]:
+        del pinned["split_file"]
+    for name in ("map_overrides", "split_file"):
+        if options[name]:
+            pinned[name] = map_files.hash_file_or_path(options[name])
+    pinned["phecode_map"] = [map_files.hash_map(str(path)) for path in options["phecode_map"]]
+    if options["rules"]:
+        pinned["rules"] = storage.fingerprint(label_rules.load_rules(options["rules"]))
+    key = load_key(options["id_key"], out)
+    pinned["pseudonyms"] = hashlib.sha256(b"bitimely id key" + key).hexdigest()[:16]
+    return pinned
 
 
 def load_key(file: str, out: Path) -> bytes:
@@ -246,31 +249,27 @@ def load_key(file: str, out: Path) -> bytes:
 
     Raises UserError: not_found or config (exit 2) for a file that cannot be the key.
     """
-    path = (
-        Path(file)
-        if file
-        else (out.parent.parent if out.parent.name == "cache" else out.parent) / "id.key"
-    )
+    workspace = out.parent.parent if out.parent.name == "cache" else out.parent
+    path = Path(file) if file else workspace / "id.key"
     if not file:
         storage.write_secret(path, KEY)
+    expected = f"expected {KEY} random bytes"
     try:
         key = path.read_bytes()
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        text = f"cannot be read ({error.strerror})"
         raise usage_error(
-            text,
-            f"expected {KEY} random bytes",
+            f"cannot be read ({error.strerror})",
+            expected,
             code=Reason.NOT_FOUND,
             file=str(path),
             field="--id-key",
         ) from error
     if len(key) != KEY:
-        hint = f"Make one with: head -c {KEY} /dev/urandom > FILE"
         raise usage_error(
             f"{len(key)} bytes",
-            f"expected {KEY} random bytes",
-            hint,
+            expected,
+            f"Make one with: head -c {KEY} /dev/urandom > FILE",
             file=str(path),
             field="--id-key",
         )
@@ -285,27 +284,11 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
     if run.source is not None or (previous is not None and not previous.find_damage(run.out)):
         yield
         return
-    folder, note = run.out / RAW, run.out / PARTS / GENERATED
-    given = run.given_options
-    same = storage.fingerprint([run.settings.model_dump(mode="json"), str(folder)])
+    folder, run_options = run.out / RAW, run.given_options
     try:
-        stored = json.loads(note.read_bytes()) if note.is_file() else {}
-        options: dict[str, Any] | None = stored.get("options")
-        if (
-            stored != {"same": same, "options": options, "files": _hash_files(folder)}
-            or options is None
-        ):
-            clear_folder(folder)
-            clear_folder(note.parent)
-            options = run.dataset.function(storage.make_folder(folder), dict(given))
-            storage.make_folder(note.parent)
-            storage.write_json(
-                note, {"same": same, "options": options, "files": _hash_files(folder)}
-            )
-        run.given_options = {
-            **options,
-            **{name: given.get(name, options[name]) for name in RUN_ONLY},
-        }
+        options = _write_raw_files(run, folder)
+        options |= {name: run_options.get(name, options[name]) for name in RUN_ONLY}
+        run.given_options = options
         run.source = scan_folder(folder)
         yield
     except UserError as error:
@@ -318,12 +301,31 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
         run.source, run.given_options = None, {}
 
 
+def _write_raw_files(run: IngestRun, folder: Path) -> dict[str, Any]:
+    """Generate the raw files, unless intact ones of the same options are there; the options to
+    ingest them with.
+    """
+    note, settings = run.out / PARTS / GENERATED, run.settings.model_dump(mode="json")
+
+    def identify() -> str:
+        return storage.fingerprint([settings, str(folder), _hash_files(folder)])
+
+    if note.is_file():
+        stored = json.loads(note.read_bytes())
+        if stored["same"] == identify():
+            return dict(stored["options"])
+    clear_folder(folder)
+    clear_folder(note.parent)
+    options = run.dataset.function(storage.make_folder(folder), dict(run.given_options))
+    storage.make_folder(note.parent)
+    storage.write_json(note, {"same": identify(), "options": options})
+    return dict(options)
+
+
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
-    return (
-        {name: list(storage.hash_with_size(folder / name)) for name in scan_folder(folder).files}
-        if folder.is_dir()
-        else {}
-    )
+    """File -> SHA-256 and size."""
+    files = scan_folder(folder).files if folder.is_dir() else ()
+    return {name: list(storage.hash_with_size(folder / name)) for name in files}
 
 
 def _is_unchanged(run: IngestRun, previous: CacheManifest) -> bool:
@@ -341,50 +343,19 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     if options.keep_ids:
         subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
     claims = sources.read_source(run.source, options, once=once)
-    placed = pl.DataFrame(
-        list((claims.splits or {}).items()),
-        {"subject_id": pl.String, "split": pl.String},
-        orient="row",
-    )
-    if options.split_file:
-        placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
-    beside = (
-        [str(run.source.path(claims.facts["phecode_map"]))] if "phecode_map" in claims.facts else []
-    )
-    repair, overrides, vocab = (
-        options.map_repair or None,
-        options.map_overrides or None,
-        options.map_vocab or None,
-    )
-    paths = options.phecode_map or beside
-    codemap = phecode_maps.read_map(
-        paths, repair=repair, overrides=overrides, keep_ignored=options.keep_ignored, vocab=vocab
-    )
-    if options.sex_restrictions and not codemap.sexes:
-        expected = "expected a column sex, or sex_restriction.csv beside the map of the R package"
-        raise usage_error(
-            "the map states no sexes",
-            expected,
-            "Leave --sex-restrictions out",
-            field="--sex-restrictions",
-        )
+    placed = _read_splits(claims, options)
+    codemap = _read_map(run.source, claims, options)
     table = label_rules.load_rules(options.rules or "ccdss")
-    flags = (
-        ()
-        if claims.labels is None
-        else tuple(
-            name for name in claims.labels.columns if name not in {"subject_id", "index_date"}
-        )
-    )
+    label_columns = [] if claims.labels is None else claims.labels.columns
     return ClaimsJob(
         run=run,
         options=options,
         claims=claims,
-        splits=placed if options.split_file or claims.splits else None,
+        splits=placed,
         codemap=codemap,
         rule_table=table,
         rules=label_rules.parse_rules(table),
-        flags=flags,
+        flags=tuple(name for name in label_columns if name not in {"subject_id", "index_date"}),
         book=Codebook(codemap.tables, pad_undotted=options.pad_undotted, strict=True),
         key=load_key(options.id_key, run.out),
         shards=count_shards(sum(run.sizes.values())),
@@ -393,82 +364,141 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     )
 
 
+def _read_splits(claims: sources.ClaimsSource, options: ClaimsOptions) -> pl.DataFrame | None:
+    """subject_id and split, of the split file or else of the source; None where neither has
+    them.
+    """
+    if options.split_file:
+        return splits.read_split_file(Path(options.split_file), "the ids of the source")
+    if not claims.splits:
+        return None
+    kinds = {"subject_id": pl.String, "split": pl.String}
+    return pl.DataFrame(list(claims.splits.items()), kinds, orient="row")
+
+
+def _read_map(
+    source: Source, claims: sources.ClaimsSource, options: ClaimsOptions
+) -> phecode_maps.PhecodeMap:
+    """The PheCode map of the options, else the one beside the claims."""
+    beside = claims.facts.get("phecode_map")
+    codemap = phecode_maps.read_map(
+        options.phecode_map or ([str(source.path(beside))] if beside else []),
+        repair=options.map_repair or None,
+        overrides=options.map_overrides or None,
+        keep_ignored=options.keep_ignored,
+        vocab=options.map_vocab or None,
+    )
+    if options.sex_restrictions and not codemap.sexes:
+        raise usage_error(
+            "the map states no sexes",
+            "expected a column sex, or sex_restriction.csv beside the map of the R package",
+            "Leave --sex-restrictions out",
+            field="--sex-restrictions",
+        )
+    return codemap
+
+
 def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
     """Write all files of the cache; its manifest, with the report so far."""
-    run = job.run
-    if parts == 1 and job.options.engine != "spark":
-        cleaned = [pass1_clean.clean_source(job, held=pass1_clean.HELD_BYTES)]
-        job = replace(job, claims=job.claims.complete()) if job.claims.complete else job
-    else:
-        job, parts = cluster.clean_parts(job) if parts == 1 else (job, parts)
-        cleaned = [pass1_clean.load_part(job, part) for part in range(1, parts + 1)]
-    found, spilled = pass1_clean.join_parts(cleaned)
-    facts_file = subjects.write_subject_facts(job)
-    keys = subjects.assign_pseudonyms(job, found, spilled, facts_file)
+    job, (findings, stretches) = _clean_rows(job, parts)
+    run, codemap = job.run, job.codemap
+    cleaned = CleanedSource(findings, stretches, subjects.write_subject_facts(job))
+    keys = subjects.assign_pseudonyms(job, cleaned)
     if job.options.keep_ids:
         subjects.write_id_table(job, keys)
-    files: dict[str, StoredFile] = {}
-    agreement: pass2_write.AgreementCounts = Counter()
-    other_sex = 0
-    for done in pass2_write.write_shards(job, found, spilled, facts_file, keys):
-        name, files[name] = done.events
-        agreement.update(dict(done.agreement))
-        for file, account in done.accounts.items():
-            found.accounts[file] += account
-        other_sex += done.other_sex
-    if other_sex:
-        text = round_message(f"{other_sex} rows have a PheCode of the other sex")
-        run.reasons.append(
-            input_warning(
-                Reason.METADATA,
-                text,
-                "it is left out",
-                field="--sex-restrictions",
-                count=round_rows(other_sex),
-            )
-        )
-    events, slices = list(files), -(-max(len(keys), 1) // spill.SLICE)
-    for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
-        frames = spill.merge_sorted(
-            pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by
-        )
-        name, files[name] = spill.write_table(run.out, kind, frames)
-    subjects_file, labels_file = list(files)[len(events) :]
-    content = pass2_write.hash_content(job, found, slices)
-    ingest_report.write_ingest_report(job, found, content)
-    span = found.span
-    without_phecode = (
-        (found.codes[number], n)
-        for number, n in found.code_counts.items()
-        if not found.codes[number].phecodes
-    )
-    unmapped = sorted(without_phecode, key=lambda one: (-one[1], one[0].text))[:UNMAPPED_LISTED]
+    events, agreement = _write_events(job, cleaned, keys)
+    slices = -(-max(len(keys), 1) // spill.SLICE)
+    merge = partial(_merge_shards, job, len(keys), slices)
+    subjects_file, subjects_facts = merge("subjects", ("subject_id",))
+    labels_file, labels_facts = merge("labels", ("subject_id", "name"))
+    content = pass2_write.hash_content(job, findings, slices)
+    ingest_report.write_ingest_report(job, findings, content)
+    keep_dates, span = run.options["keep_dates"], findings.span
     return EventsManifest(
         dataset=run.dataset.name,
         settings=run.settings,
         content_sha256=content,
         report=run.report(),
-        files=files,
+        files={**events, subjects_file: subjects_facts, labels_file: labels_facts},
         subjects=subjects_file,
         labels=labels_file,
-        shards=events,
+        shards=list(events),
         names=job.names,
         rules=job.rule_table,
         ruled=job.ruled,
-        defining=label_rules.find_defining_phecodes(job.rules, job.codemap.tables),
-        phenotypes=job.codemap.names,
-        categories=job.codemap.categories,
-        map=job.codemap.facts,
-        clock="calendar" if run.options["keep_dates"] else "subject",
-        data_end=span[1] if span and run.options["keep_dates"] else None,
+        defining=label_rules.find_defining_phecodes(job.rules, codemap.tables),
+        phenotypes=codemap.names,
+        categories=codemap.categories,
+        map=codemap.facts,
+        clock="calendar" if keep_dates else "subject",
+        data_end=span[1] if span and keep_dates else None,
         days=span[1] - span[0] + 1 if span else 0,
         seed=job.options.seed,
         split="official" if job.splits is not None else "subject",
-        agreement=[
-            AgreementCell(rule=rule, flag=flag, cell=cell, n=n)
-            for (rule, flag, cell), n in sorted(agreement.items())
-        ],
-        funnel=found.total.funnel().model_copy(update={"subjects": len(keys)}),
-        unmapped=[CodeCount(code=code.text, n=n) for code, n in unmapped],
+        agreement=agreement,
+        funnel=findings.total.funnel().model_copy(update={"subjects": len(keys)}),
+        unmapped=_list_unmapped(findings),
         facts={key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
     )
+
+
+def _clean_rows(
+    job: ClaimsJob, parts: int
+) -> tuple[ClaimsJob, tuple[CleaningFindings, list[spill.Stretch]]]:
+    """The first pass, or its `parts` that are finished: the job under the name of this work, and
+    the cleaned rows.
+    """
+    if parts == 1 and job.options.engine != "spark":
+        cleaned = [pass1_clean.clean_source(job, held=pass1_clean.HELD_BYTES)]
+    else:
+        job, parts = cluster.clean_parts(job) if parts == 1 else (job, parts)
+        cleaned = [pass1_clean.load_part(job, part) for part in range(1, parts + 1)]
+    return job, pass1_clean.join_parts(cleaned)
+
+
+def _write_events(
+    job: ClaimsJob, cleaned: CleanedSource, keys: np.ndarray
+) -> tuple[dict[str, StoredFile], list[AgreementCell]]:
+    """The second pass: file of each shard -> its size and hash, and the agreement of the labels.
+
+    The rows that leave are added to the accounts of `cleaned`.
+    """
+    events: dict[str, StoredFile] = {}
+    agreement: pass2_write.AgreementCounts = Counter()
+    other_sex = 0
+    for shard in pass2_write.write_shards(job, cleaned, keys):
+        name, events[name] = shard.events
+        agreement.update(dict(shard.agreement))
+        for file, account in shard.accounts.items():
+            cleaned.findings.add_account(file, account)
+        other_sex += shard.other_sex
+    if other_sex:
+        job.run.reasons.append(
+            input_warning(
+                Reason.METADATA,
+                round_message(f"{other_sex} rows have a PheCode of the other sex"),
+                "it is left out",
+                field="--sex-restrictions",
+                count=round_rows(other_sex),
+            )
+        )
+    return events, [
+        AgreementCell(rule=rule, flag=flag, cell=cell, n=n)
+        for (rule, flag, cell), n in sorted(agreement.items())
+    ]
+
+
+def _merge_shards(
+    job: ClaimsJob, size: int, slices: int, kind: str, by: tuple[str, ...]
+) -> tuple[str, StoredFile]:
+    """Write the file of all subjects (`size`) from those of the shards, sorted by some columns."""
+    paths = pass2_write.list_shard_files(job, kind)
+    frames = spill.merge_sorted(paths, "subject_id", size, slices, by)
+    return spill.write_table(job.run.out, kind, frames)
+
+
+def _list_unmapped(findings: CleaningFindings) -> list[CodeCount]:
+    """The most frequent codes without PheCode."""
+    counts = [(findings.codes[number], n) for number, n in findings.code_counts.items()]
+    unmapped = [CodeCount(code=code.text, n=n) for code, n in counts if not code.phecodes]
+    return sorted(unmapped, key=lambda count: (-count.n, count.code))[:UNMAPPED_LISTED]

@@ -1,5 +1,7 @@
-"""The report of an ingest of claims: one unit per table, every row accounted for, and findings on
-all tables.
+"""Fills the report of an ingest of claims: one unit for each table, every row accounted for, and
+the findings.
+
+Reports that are printed have their counts of rows and subjects rounded.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from typing import TypeVar
 from bitimely_core import privacy
 from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.clean import RowAccount
+from bitimely_core.claims.clean import RULE_REASONS, RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
-from bitimely_core.errors import Finding, Level, Reason, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.schemas.ingest import (
     CachedUnit,
     FindingRecord,
@@ -27,7 +29,7 @@ from bitimely_core.types import IngestUnit, SourceRows
 
 Report = TypeVar("Report", IngestReport, IngestPart)
 SUBJECTS = "subjects"  # kind of a table with a row a subject
-REQUIREMENTS = {
+REQUIREMENTS = {  # what was expected of rows that are left out
     Reason.DATE: "expected a calendar date",
     Reason.DATE_OUTSIDE_LIFE: "expected a day between birth and death, within the data",
     Reason.EMPTY_CODE: "expected a code",
@@ -41,94 +43,97 @@ REQUIREMENTS = {
 }
 
 
-def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -> None:
+def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str) -> None:
     """Enter units, rows and findings into the report of the ingest."""
     run, claims = job.run, job.claims
     findings: dict[str, list[Finding]] = {table.file: [] for table in claims.rows}
     for finding in (*claims.findings, *job.codemap.findings):
         findings.get(str(finding.file), run.reasons).append(finding)
-    run.reasons += _find_unmet_rules(job, found)
+    run.reasons += _find_unmet_rules(job, cleaning)
     run.rows = []
     for table in claims.rows:
-        account = found.accounts.get(table.file)
-        if account is not None:
-            dropped, quarantined = account.split()
-            findings[table.file] += _list_reasons(table, account, dropped)
-            dropped, quarantined = (
-                Counter(table.dropped) + Counter(dropped),
-                Counter(table.quarantined) + Counter(quarantined),
+        digest: str | None = content
+        account = cleaning.accounts.get(table.file)
+        if account is None:
+            digest = run.hashes.get(table.file, content)
+        else:
+            findings[table.file] += _list_reasons(table, account)
+            dropped, quarantined = map(Counter, account.split())
+            table = replace(
+                table,
+                dropped=dict(Counter(table.dropped) + dropped),
+                quarantined=dict(Counter(table.quarantined) + quarantined),
             )
-            table = replace(table, dropped=dict(dropped), quarantined=dict(quarantined))
         run.rows.append(ingest_report.report_rows(table))
-        digest = content if account is not None else run.hashes.get(table.file, content)
         add_unit(run, table.file, findings[table.file], digest)
 
 
-def _list_reasons(
-    table: SourceRows, account: RowAccount, dropped: Mapping[str, int]
-) -> Iterator[Finding]:
+def _list_reasons(table: SourceRows, account: RowAccount) -> Iterator[Finding]:
+    """A finding for each reason for which rows were left out."""
     for reason, n in sorted(account.reasons.items()):
         if n:
-            level: Level = "warning" if str(reason) in dropped else "error"
-            examples, wanted = tuple(account.examples.get(reason, ())), REQUIREMENTS.get(reason, "")
             yield Finding(
                 reason,
                 f"{n} {table.kind}",
-                wanted,
-                level=level,
+                REQUIREMENTS.get(reason, ""),
+                level="warning" if reason in RULE_REASONS else "error",
                 file=table.file,
                 count=n,
-                examples=examples,
+                examples=tuple(account.examples.get(reason, ())),
             )
 
 
-def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> Iterator[Finding]:
+def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:
     """Warnings of rules none of whose kinds of claims occurs in the data."""
-    present = {SOURCES[kind] for kind in findings.sources}
+    present = {SOURCES[kind] for kind in cleaning.sources}
     for rule in job.rules if job.ruled and present else ():
-        kinds = {kind for clause in rule.clauses for kind in clause.sources}
-        if not kinds & present:
-            text = f"rule {safe_text(rule.name)} needs {' or '.join(sorted(kinds))} rows, found only {' and '.join(sorted(present))} rows"
-            hint = "Give the kind of claims with --default-source, or --col source=COLUMN"
-            yield input_warning(Reason.CLASS_MISSING, text, "no subject can have this label", hint)
+        kinds = frozenset().union(*(clause.sources for clause in rule.clauses))
+        if kinds.isdisjoint(present):
+            needed = f"rule {safe_text(rule.name)} needs {' or '.join(sorted(kinds))} rows"
+            yield input_warning(
+                Reason.CLASS_MISSING,
+                f"{needed}, found only {' and '.join(sorted(present))} rows",
+                "no subject can have this label",
+                "Give the kind of claims with --default-source, or --col source=COLUMN",
+            )
 
 
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
-    """Enter a table into the report."""
-    one = IngestUnit(name=file, files=(file,), read=None)
-    run.entries[file] = CachedUnit(
-        key=None, sources={}, report=ingest_report.report_unit(one, reasons, content=content)
-    )
+    """Enter a table into the report; without `content` it is quarantined."""
+    unit = IngestUnit(name=file, files=(file,), read=None)
+    report = ingest_report.report_unit(unit, reasons, content=content)
+    run.entries[file] = CachedUnit(key=None, sources={}, report=report)
 
 
-def round_report(found: Report) -> Report:
+def round_report(report: Report) -> Report:
     """An ingest report, or that of a part, as it is printed: counts of rows rounded up, without
     tables of subjects and examples of few rows.
 
-    Totals are sums of rounded counts, so that seen = used + dropped + quarantined still.
+    Totals are sums of rounded counts, so that seen = used + dropped + quarantined still holds.
     """
     units = [
         unit.model_copy(update={"reasons": list(map(round_reason, unit.reasons))})
-        for unit in found.units
+        for unit in report.units
     ]
-    return found.model_copy(
+    return report.model_copy(
         update={
-            "rows": [_round_table(table) for table in found.rows if table.kind != SUBJECTS],
+            "rows": [_round_table(table) for table in report.rows if table.kind != SUBJECTS],
             "units": units,
-            "reasons": list(map(round_reason, found.reasons)),
-            "reason_counts": _round_counts(found.reason_counts),
+            "reasons": list(map(round_reason, report.reasons)),
+            "reason_counts": _round_counts(report.reason_counts),
         }
     )
 
 
 def round_reason(reason: FindingRecord) -> FindingRecord:
     """A finding without exact counts of rows and subjects."""
-    examples: list[str] = [] if privacy.is_small(reason.count) else reason.examples
-    rounded = {
-        "message": privacy.round_message(reason.message),
-        "count": privacy.round_rows(reason.count),
-    }
-    return reason.model_copy(update={**rounded, "examples": examples})
+    return reason.model_copy(
+        update={
+            "message": privacy.round_message(reason.message),
+            "count": privacy.round_rows(reason.count),
+            "examples": [] if privacy.is_small(reason.count) else reason.examples,
+        }
+    )
 
 
 def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:
@@ -136,26 +141,19 @@ def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _round_table(table: TableReport) -> TableReport:
-    dropped, quarantined, warned = map(
-        _round_counts,
-        (table.dropped_by_reason, table.quarantined_by_reason, table.warned_by_reason),
+    """The account of a table with rounded counts and their totals."""
+    dropped, quarantined = map(
+        _round_counts, (table.dropped_by_reason, table.quarantined_by_reason)
     )
-    used, lost, faulty = (
-        privacy.round_rows(table.used),
-        sum(dropped.values()),
-        sum(quarantined.values()),
-    )
-    by_reason = {
-        "dropped_by_reason": dropped,
-        "quarantined_by_reason": quarantined,
-        "warned_by_reason": warned,
-    }
+    used = privacy.round_rows(table.used)
+    totals = {"dropped": sum(dropped.values()), "quarantined": sum(quarantined.values())}
     return table.model_copy(
         update={
-            **by_reason,
+            "dropped_by_reason": dropped,
+            "quarantined_by_reason": quarantined,
+            "warned_by_reason": _round_counts(table.warned_by_reason),
             "used": used,
-            "dropped": lost,
-            "quarantined": faulty,
-            "seen": used + lost + faulty,
+            **totals,
+            "seen": used + sum(totals.values()),
         }
     )

@@ -1,5 +1,5 @@
-"""The configuration of an ingest of claims, checked before any row is read, and what its first pass
-has found so far.
+"""Records of an ingest of claims: its configuration, checked before any row is read, and what its
+first pass has found so far.
 """
 
 from __future__ import annotations
@@ -52,26 +52,30 @@ class ClaimsJob:
 
     @property
     def ruled(self) -> bool:
-        """Whether the rules make the labels; else the columns of the source do, and rules are only
-        compared with them.
+        """Whether the rules make the labels.
+
+        Else the columns of the source do, and rules are only compared with them.
         """
         return not self.flags or bool(self.options.rules)
 
     @property
     def names(self) -> list[str]:
-        """The labels: of the rules, and the columns; a column that shares the name of a rule is
-        called `<name>_source`.
-        """
-        own = [rule.name for rule in self.rules] if self.ruled else []
-        return [*own, *(f"{flag}_source" if flag in own else flag for flag in self.flags)]
+        """The labels: of the rules, and the columns of the source."""
+        rules = [rule.name for rule in self.rules] if self.ruled else []
+        return [*rules, *map(self.name_flag, self.flags)]
+
+    def name_flag(self, flag: str) -> str:
+        """The label of a column; one that shares the name of a rule is called `<name>_source`."""
+        shares_name = self.ruled and any(rule.name == flag for rule in self.rules)
+        return f"{flag}_source" if shares_name else flag
 
 
 class CleaningFindings(BaseModel):
     """What the first pass has found so far; its size does not grow with the number of subjects."""
 
     blocks: int = 0  # of the source, finished
-    stretches: int = 0  # spill files of each kind that hold them
-    subjects: list[int] = []  # in those, by shard; one may be counted several times
+    stretches: int = 0  # spill files of each kind that hold their rows
+    subjects: list[int] = []  # in those files, by shard; a subject may be counted several times
     done: bool = False
     files: list[str] = []
     accounts: dict[str, RowAccount] = {}  # by file
@@ -90,6 +94,11 @@ class CleaningFindings(BaseModel):
         """Write the findings in one step. Raises UserError: disk (exit 6)."""
         storage.write_json(path, self.model_dump(mode="json", exclude={"latest"}))
 
+    def add_account(self, file: str, account: RowAccount) -> None:
+        """Add the account of some rows of a file."""
+        total = self.accounts.setdefault(file, RowAccount())
+        total += account
+
     @property
     def span(self) -> tuple[int, int] | None:
         """First and last day of the data."""
@@ -106,8 +115,8 @@ class CleaningFindings(BaseModel):
 
 
 def clear_folder(folder: Path, *stems: str) -> None:
-    """Remove the files of a folder but for those whose names begin with one of some stems, and the
-    folder when it is empty.
+    """Remove the files of a folder whose names begin with none of some stems, and the folder when
+    it is empty.
     """
     if folder.is_dir():
         for path in folder.iterdir():

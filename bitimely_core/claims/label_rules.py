@@ -1,19 +1,29 @@
-"""Label rules as data: codes, number of dates, time window and minimum age (section 6).
+"""Reads label rules and finds the days on which they are met: codes, number of dates, time window
+and minimum age (section 6).
 
 A rule matches codes by prefix, dots ignored, family by family. Each of its clauses requires `count`
-distinct dates within `window_days`; the onset is the date that completes the earliest such set, and
-the label is 1 exactly when there is an onset.
+distinct dates within `window_days`. The onset is the date that completes the earliest such set. The
+label is 1 exactly when there is an onset.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.claims.distinct import find_starts, sort_distinct
@@ -22,38 +32,67 @@ from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
-COMMENTS = {"source", "note", "reference"}
-RULE_FIELDS = {"name", "codes", "exclude", "min_age_years", "any"}
-CLAUSE_FIELDS = {"sources", "count", "window_days", "min_gap_days"}
+COMMENTS = {"note", "reference"}  # fields of a table that change nothing
 
 RuleTable = Mapping[str, object]
 """A rule as in a `[[rule]]` of a TOML file, not checked yet."""
 
-Prefixes = dict[str, tuple[str, ...]]
-"""Family -> prefixes without dots."""
+
+def _parse_prefix(text: str) -> str:
+    """A prefix of codes without dots."""
+    prefix = text.strip().upper().replace(".", "")
+    if not prefix:
+        raise ValueError("prefixes are texts that are not empty")
+    return prefix
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleClause:
-    """`count` distinct dates from `sources`, each at least `gap` days after the one before, at most
-    `window` days from first to last.
+def _check_source(kind: str) -> str:
+    if kind not in SOURCES:
+        raise ValueError(f"sources are some of {', '.join(SOURCES)}, found {kind!r}")
+    return kind
+
+
+AtLeast0 = Annotated[int, Field(ge=0, strict=True)]
+AtLeast1 = Annotated[int, Field(ge=1, strict=True)]
+Kinds = frozenset[Annotated[str, AfterValidator(_check_source)]]
+Family = Annotated[str, Field(pattern=r"^icd(9|10)$")]
+Prefixes = dict[Family, tuple[Annotated[str, AfterValidator(_parse_prefix)], ...]]
+
+
+class _RulePart(BaseModel):
+    """A table of a rule. A misspelt `window_days` must not widen a rule silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_comments(cls, table: object) -> object:
+        """The fields with a value that are no comments. `source` in a clause is misspelt."""
+        if not isinstance(table, Mapping):
+            return table
+        comments = COMMENTS if "sources" in cls.model_fields else COMMENTS | {"source"}
+        return {name: table[name] for name in table.keys() - comments if table[name] is not None}
+
+
+class RuleClause(_RulePart):
+    """`count` distinct dates from `sources`: each at least `min_gap_days` after the one before, and
+    at most `window_days` from first to last.
     """
 
-    sources: frozenset[str]
-    count: int = 1
-    window: int | None = None
-    gap: int = 1
+    sources: Annotated[Kinds, Field(min_length=1)] = frozenset(SOURCES)
+    count: AtLeast1 = 1
+    window_days: AtLeast0 | None = None
+    min_gap_days: AtLeast0 = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelRule:
+class LabelRule(_RulePart):
     """A label rule. Onset: the earliest over its clauses."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"\S")]
     codes: Prefixes
-    exclude: Prefixes
-    min_age_years: int | None  # None: no limit; 0 is one, which every known age meets
-    clauses: tuple[RuleClause, ...]
+    exclude: Prefixes = {}
+    min_age_years: AtLeast0 | None = None  # None: no limit; 0 is one, which every known age meets
+    clauses: Annotated[tuple[RuleClause, ...], Field(alias="any", min_length=1)]
 
     def matches(self, code: IcdCode) -> bool:
         """Whether a code belongs to the rule's code set."""
@@ -64,14 +103,19 @@ class LabelRule:
 
 
 def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
-    """Rule objects, as in the shipped tables, checked.
-
-    Raises ValueError: for an unknown field or value: a misspelt `window_days` must not widen a rule
-    silently.
+    """Rule objects, as in the shipped tables, checked. Raises ValueError for an unknown field or
+    value.
     """
-    if isinstance(rules, Mapping | str) or not isinstance(rules, Iterable):
-        raise ValueError(f"rules are a list of objects, found {type(rules).__name__}")  # noqa: TRY004
-    parsed = tuple(_parse_rule(rule) for rule in rules)
+    try:
+        parsed = TypeAdapter(tuple[LabelRule, ...]).validate_python(rules)
+    except ValidationError as error:
+        first = error.errors()[0]
+        text = f"{'.'.join(map(str, ('rule', *first['loc'])))}: {first['msg']}"
+        if first["type"] == "extra_forbidden":
+            part = RuleClause if "any" in first["loc"] else LabelRule
+            fields = (field.alias or name for name, field in part.model_fields.items())
+            text = f"{text}, known are {', '.join(sorted(fields))}"
+        raise ValueError(text) from None
     names = [rule.name for rule in parsed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two rules have the name {twice[0]!r}")
@@ -94,97 +138,16 @@ def load_rules(name: str | Path) -> list[RuleTable]:
         parse_rules(rules["rule"])
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        text, shipped = f"cannot be read ({error.strerror})", f"shipped are {', '.join(SHIPPED)}"
         raise usage_error(
-            text, shipped, "Check --rules", code=Reason.NOT_FOUND, file=str(path)
+            f"cannot be read ({error.strerror})",
+            f"shipped are {', '.join(SHIPPED)}",
+            "Check --rules",
+            code=Reason.NOT_FOUND,
+            file=str(path),
         ) from None
     except ValueError as error:
         raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
     return list(rules["rule"])
-
-
-def _parse_rule(rule: RuleTable) -> LabelRule:
-    name = rule.get("name") if isinstance(rule, Mapping) else None
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError("a rule has no name")
-    where = f"rule {name!r}"
-    _check_fields(rule, RULE_FIELDS | COMMENTS, where)
-    clauses = rule.get("any")
-    if not isinstance(clauses, Sequence) or isinstance(clauses, str) or not clauses:
-        raise ValueError(f"{where}: `any` is a list of one clause or more")
-    if "codes" not in rule:
-        raise ValueError(f"{where} has no codes")
-    return LabelRule(
-        name=name,
-        codes=_parse_prefixes(rule["codes"], f"{where}, codes"),
-        exclude=_parse_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
-        min_age_years=_parse_count(rule, "min_age_years", None, 0, where),
-        clauses=tuple(
-            _parse_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)
-        ),
-    )
-
-
-def _parse_clause(clause: RuleTable, where: str) -> RuleClause:
-    if not isinstance(clause, Mapping):
-        raise ValueError(f"{where} is no object")  # noqa: TRY004
-    # `source` is `sources` misspelt
-    _check_fields(clause, CLAUSE_FIELDS | COMMENTS - {"source"}, where)
-    sources = clause.get("sources")
-    if sources is None:
-        sources = SOURCES
-    if (
-        not isinstance(sources, Sequence)
-        or isinstance(sources, str)
-        or not sources
-        or not set(sources) <= set(SOURCES)
-    ):
-        raise ValueError(f"{where}: sources are some of {', '.join(SOURCES)}, found {sources!r}")
-    return RuleClause(
-        sources=frozenset(sources),
-        count=_parse_count(clause, "count", 1, 1, where) or 1,
-        window=_parse_count(clause, "window_days", None, 0, where),
-        # dates are distinct anyway
-        gap=max(1, _parse_count(clause, "min_gap_days", 1, 0, where) or 1),
-    )
-
-
-def _check_fields(given: RuleTable, fields: set[str], where: str) -> None:
-    if odd := [name for name in given if name not in fields]:
-        raise ValueError(
-            f"{where} has the unknown field {odd[0]!r}, known are {', '.join(sorted(fields))}"
-        )
-
-
-def _parse_count(
-    given: RuleTable, name: str, absent: int | None, least: int, where: str
-) -> int | None:
-    value = given.get(name)
-    if value is None:
-        return absent
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}: {name} is an integer of at least {least}, found {value!r}")
-    return value
-
-
-def _parse_prefixes(given: object, where: str) -> Prefixes:
-    if not isinstance(given, Mapping) or not set(given) <= {"icd9", "icd10"}:
-        raise ValueError(f"{where}: expected lists of prefixes for icd9 and icd10, found {given!r}")
-    parsed: Prefixes = {}
-    for family, prefixes in given.items():
-        listed = (
-            isinstance(prefixes, Sequence)
-            and not isinstance(prefixes, str)
-            and all(isinstance(p, str) for p in prefixes)
-        )
-        parsed[family] = (
-            tuple(p.strip().upper().replace(".", "") for p in prefixes) if listed else ("",)
-        )
-        if not all(parsed[family]):
-            raise ValueError(
-                f"{where}, {family}: prefixes are texts that are not empty, found {prefixes!r}"
-            )
-    return parsed
 
 
 def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
@@ -195,10 +158,9 @@ def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
 def find_defining_phecodes(
     rules: Sequence[LabelRule], tables: Mapping[str, PhecodeTable]
 ) -> dict[str, list[str]]:
-    """Rule -> the PheCodes that the map gives to the codes in the code set of the rule, in text
-    order.
+    """Rule -> the PheCodes that the map gives to the codes of the rule, in text order.
 
-    Computed from the map, not from the data, so that `drop_phecode` means the same everywhere.
+    They come from the map, not from the data, so that `drop_phecode` means the same everywhere.
     """
     by_rule: dict[str, set[str]] = {rule.name: set() for rule in rules}
     for vocab, table in tables.items():
@@ -213,10 +175,10 @@ def find_defining_phecodes(
 def find_completion_days(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Subjects that fulfil a clause, ascending, and the day that completes it for each: the first
-    of `find_completed_sets`.
+    """Subjects that fulfil a clause, ascending, and the day that completes it for each.
 
-    Later starts end later, so it is the set of the first start that fits the window.
+    It is the first of `find_completed_sets`: later starts end later, so it is that of the first
+    start that fits the window.
     """
     subjects, days = find_completed_sets(subject, day, clause)
     earliest = find_starts(subjects)
@@ -226,30 +188,31 @@ def find_completion_days(
 def find_completed_sets(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Subject and last day of every set of dates that fulfils a clause, by subject, then day; two
-    sets may end on one day.
+    """Subject and last day of every set of dates that fulfils a clause, by subject, then day.
 
     From every start date the next date that is far enough from the last one is chosen until there
-    are `count`; the set counts if it is within the window.
+    are `count`. The set counts if it is within the window. Two sets may end on one day.
 
-    `subject` [n] integers >= 0; `day` [n] of matching events from the clause's sources, in any
-    order, repeats allowed.
+    Args:
+        subject: [n] integers >= 0.
+        day: [n] of matching events from the clause's sources, in any order, repeats allowed.
+        clause: what is required.
     """
     if not len(day):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = int(day.min())
-    reach = int(day.max()) - first + 1  # a gap of that many days excludes every later date
-    gap = min(clause.gap, reach)
-    span = reach + gap
+    days = int(day.max()) - first + 1  # a gap of that many days excludes every later date
+    gap = min(max(clause.min_gap_days, 1), days)  # dates are distinct anyway
+    span = days + gap
     key = sort_distinct(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
-    start = at = np.arange(len(key))
+    start = end = np.arange(len(key))  # of each set, as indices in `key`
     for _ in range(clause.count - 1):
-        following = np.searchsorted(key, key[at] + gap)
-        valid = following < len(key)
-        valid[valid] = key[following[valid]] // span == key[at[valid]] // span
-        start, at = start[valid], following[valid]
-        if not len(at):
+        following = np.searchsorted(key, key[end] + gap)
+        exists = following < len(key)
+        exists[exists] = key[following[exists]] // span == key[end[exists]] // span
+        start, end = start[exists], following[exists]
+        if not len(end):
             break
-    if clause.window is not None:
-        at = at[key[at] - key[start] <= clause.window]
-    return key[at] // span, key[at] % span + first
+    if clause.window_days is not None:
+        end = end[key[end] - key[start] <= clause.window_days]
+    return key[end] // span, key[end] % span + first

@@ -1,4 +1,6 @@
-"""The options of an ingest of claims and EHR tables, and the labels that rules find in them."""
+"""The record of the options of an ingest of claims and EHR tables, and the labels that its rules
+make.
+"""
 
 from __future__ import annotations
 

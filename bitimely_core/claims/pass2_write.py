@@ -1,7 +1,7 @@
-"""The second pass: one shard of subjects after another becomes events, subjects and labels of the
-cache.
+"""The second pass of an ingest: one shard of subjects after another becomes events, subjects and
+labels of the cache.
 
-The events of a finished shard are in their final file; its subjects, labels and hashes are kept in
+The events of a finished shard are in their final file. Its subjects, labels and hashes wait in
 files of their own until all are merged.
 """
 
@@ -11,12 +11,13 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from bitimely_core import storage
@@ -25,7 +26,6 @@ from bitimely_core.claims import (
     engines,
     label_rules,
     labels,
-    pass1_clean,
     phecode_maps,
     shortcut_baselines,
     spill,
@@ -35,12 +35,24 @@ from bitimely_core.claims import (
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.phecode_maps import SEXES
+from bitimely_core.claims.pseudonyms import to_keys
 from bitimely_core.claims.spill import Stretch
 from bitimely_core.claims.steps import ClaimsShard
+from bitimely_core.claims.subjects import CleanedSource
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.records import StoredFile
 
-MEASURES = ("value", "minute")  # columns of rows that not every ingest has
+ROWS = {  # columns of the rows of a shard
+    "subject": pl.Int32,
+    "day": pl.Int32,
+    "code": pl.Int32,
+    "source": pl.Int8,
+    "row": pl.Int64,
+    "late": pl.Boolean,
+}
+MEASURES = ("value", "minute")  # further columns, which not every ingest has
+LABEL_KINDS = ("y", "onset")  # columns of a label: y_<name>, onset_<name>
 DAY_MINUTES = 1440
 AgreementCounts = Counter[tuple[str, str, str]]
 """(rule, flag, cell) -> subjects."""
@@ -56,61 +68,44 @@ class FinishedShard(BaseModel):
 
 
 def write_shards(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    spilled: Sequence[Stretch],
-    facts_file: Path | None,
-    keys: np.ndarray,
+    job: ClaimsJob, cleaned: CleanedSource, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
     made: dict[int, FinishedShard] = {}
     if job.options.engine == "spark":
-        keys_file = job.home / f"{job.stem}-keys.npy"
-        storage.write_file(
-            keys_file, lambda stream: np.lib.format.write_array(stream, keys, allow_pickle=False)
-        )
-        missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
-        task = partial(
-            _finish_shard_remotely,
-            cluster.detach_job(job),
-            findings,
-            spilled,
-            facts_file,
-            keys_file,
-        )
-        made = dict(zip(missing, engines.run_tasks(task, missing, job.run.stop), strict=True))
+        made = _write_shards_remotely(job, cleaned, keys)
     for number in range(job.shards):
         job.run.stop.check()
         done = made.get(number) or _load_shard(job, number)
-        yield done or _finish_shard(job, findings, spilled, facts_file, keys, number)
+        yield done or _finish_shard(job, cleaned, keys, number)
         if job.run.progress is not None:
             job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
-def _finish_shard_remotely(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    spilled: Sequence[Stretch],
-    facts_file: Path | None,
-    keys_file: Path,
-    number: int,
-) -> FinishedShard:
-    """As `_finish_shard`, on an executor, where the keys are in a file."""
-    return _finish_shard(
-        job, findings, spilled, facts_file, np.load(keys_file, mmap_mode="r"), number
-    )
+def _write_shards_remotely(
+    job: ClaimsJob, cleaned: CleanedSource, keys: np.ndarray
+) -> dict[int, FinishedShard]:
+    """The shards that are not finished, each written on an executor, which reads the keys from a
+    file.
+    """
+    path = job.home / f"{job.stem}-keys.npy"
+    write_keys = partial(np.lib.format.write_array, array=keys, allow_pickle=False)
+    storage.write_file(path, write_keys)
+    missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
+    task = partial(_finish_shard, cluster.detach_job(job), cleaned, path)
+    return dict(zip(missing, engines.run_tasks(task, missing, job.run.stop), strict=True))
 
 
 def _finish_shard(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    spilled: Sequence[Stretch],
-    facts_file: Path | None,
-    keys: np.ndarray,
-    number: int,
+    job: ClaimsJob, cleaned: CleanedSource, keys: np.ndarray | Path, number: int
 ) -> FinishedShard:
-    cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
-    done = _write_shard(job, findings, _take_rows(spilled, cohort, number), cohort, keys, number)
+    """Write a shard, and record that it is finished. `keys`: sorted, or the file that holds
+    them.
+    """
+    keys = np.load(keys, mmap_mode="r") if isinstance(keys, Path) else keys
+    cohort = subjects.present_subjects(job, cleaned, number)
+    rows = _take_rows(cleaned.stretches, cohort, number)
+    done = _write_shard(job, cleaned.findings, rows, cohort, keys, number)
     storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
     return done
 
@@ -121,11 +116,9 @@ def _take_rows(spilled: Sequence[Stretch], cohort: pl.DataFrame, number: int) ->
     spill.release_rows(spilled, number)
     if rows.is_empty():
         return rows
-    place = np.searchsorted(
-        pass1_clean.to_keys(cohort["digest"]),
-        pass1_clean.to_keys(spill.read_subjects(spilled, number)["digest"]),
-    )
-    return rows.with_columns(subject=pl.Series(place.astype(np.int32)).gather(rows["subject"]))
+    row_keys = to_keys(spill.read_subjects(spilled, number)["digest"])
+    place = np.searchsorted(to_keys(cohort["digest"]), row_keys).astype(np.int32)
+    return rows.with_columns(subject=pl.Series(place).gather(rows["subject"]))
 
 
 def _shard_path(job: ClaimsJob, number: int) -> Path:
@@ -147,36 +140,39 @@ def _write_shard(
     keys: np.ndarray,
     number: int,
 ) -> FinishedShard:
-    agreement = AgreementCounts()
-    own = pass1_clean.to_keys(cohort["digest"])
-    cohort = cohort.drop("digest").with_columns(
-        subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64)
-    )
+    """Write the files of a shard from its rows and its subjects."""
+    position = np.searchsorted(keys, to_keys(cohort["digest"]))
+    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
     rows, accounts = resolve_duplicates(rows, findings)
     shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
-    shard = _apply_labels(steps.label_shard(shard), job, agreement)
+    shard = steps.label_shard(shard)
+    agreement = _count_agreement(shard.cohort, job)
+    shard = _apply_labels(shard, job)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
+    _write_subject_files(job, shard, number)
+    events, other_sex = _make_events(shard), 0
+    if job.options.sex_restrictions:
+        events, other_sex = _remove_other_sex(events, shard, job.codemap.sexes)
+    return FinishedShard(
+        events=spill.write_table(job.run.out, f"events-{number:05d}", [events]),
+        accounts=accounts,
+        agreement=list(agreement.items()),
+        other_sex=other_sex,
+    )
+
+
+def _write_subject_files(job: ClaimsJob, shard: ClaimsShard, number: int) -> None:
+    """Write subjects, labels and hashes of a shard, to be merged with those of the others."""
+    columns = ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split")
     hashes = _hash_subjects(shard, job.names)
     heads = np.frombuffer(b"".join(hashes), ">u4")[::8].astype(np.int64)
-    cohort = shard.cohort
     frames = {
-        "subjects": cohort.select(
-            name
-            for name in ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split")
-            if name in cohort.columns
-        ),
-        "labels": labels.to_long_labels(cohort, job.names),
+        "subjects": shard.cohort.select(name for name in columns if name in shard.cohort.columns),
+        "labels": labels.to_long_labels(shard.cohort, job.names),
         "contents": pl.DataFrame({"head": heads, "content": pl.Series(hashes, dtype=pl.Binary)}),
     }
     for kind, frame in frames.items():
         storage.write_parquet(list_shard_files(job, kind)[number], frame.to_arrow())
-    frame, other_sex = _make_events(shard), 0
-    if job.options.sex_restrictions:
-        frame, other_sex = _remove_other_sex(frame, shard, job.codemap.sexes)
-    events = spill.write_table(job.run.out, f"events-{number:05d}", [frame])
-    return FinishedShard(
-        events=events, accounts=accounts, agreement=list(agreement.items()), other_sex=other_sex
-    )
 
 
 def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
@@ -187,11 +183,8 @@ def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
     done = FinishedShard.model_validate_json(path.read_bytes())
     name, file = done.events
     events = job.run.out / name
-    return (
-        done
-        if events.is_file() and storage.hash_with_size(events) == (file.sha256, file.size)
-        else None
-    )
+    is_intact = events.is_file() and storage.hash_with_size(events) == (file.sha256, file.size)
+    return done if is_intact else None
 
 
 def resolve_duplicates(
@@ -203,58 +196,67 @@ def resolve_duplicates(
     Rows: subject (position in the cohort), day, code, source, row, late. Rows without PheCode and
     those after the index day are counted too; they stay for the label rules.
     """
-    columns = {
-        "subject": pl.Int32,
-        "day": pl.Int32,
-        "code": pl.Int32,
-        "source": pl.Int8,
-        "row": pl.Int64,
-        "late": pl.Boolean,
-    }
-    accounts: dict[str, RowAccount] = {}
     if rows.is_empty():
-        return pl.DataFrame(schema=columns), accounts
-
-    def add(file: int, reason: Reason, count: int, *examples: str) -> RowAccount:
-        account = accounts.setdefault(findings.files[file], RowAccount())
-        account.reasons[reason] += count
-        account.examples[reason] = [*account.examples.get(reason, []), *examples][:EXAMPLES]
-        return account
-
+        return pl.DataFrame(schema=ROWS), {}
+    accounts = _ShardAccounts(findings)
     if findings.latest is not None:
-        gone = rows.filter(pl.col("day") > findings.latest)
-        rows = rows.filter(pl.col("day") <= findings.latest)
-        for row, code in gone.select("row", "code").iter_rows():
-            account = add(
-                row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}"
-            )
-            account.steps[findings.codes[code].step] -= 1
-            account.faults["future"] += 1
+        is_future = pl.col("day") > findings.latest
+        accounts.add_future(rows.filter(is_future))
+        rows = rows.filter(~is_future)
     order, copy = _find_copies(rows, len(findings.codes))
     silent = np.array([not code.phecodes for code in findings.codes], bool)[rows["code"].to_numpy()]
     if "late" not in rows.columns:
         rows = rows.with_columns(late=pl.lit(value=False))
     late = rows["late"].to_numpy()
-    for reason, mask in (
-        (Reason.DUPLICATES, copy),
-        (Reason.UNMAPPED_CODE, ~copy & silent),
-        (Reason.LABEL_LEAKAGE, ~copy & late & ~silent),
-    ):
-        lost = rows.select("row", "code").filter(pl.Series(mask))
-        for (file,), part in lost.group_by(pl.col("row") // (1 << FILE_SHIFT), maintain_order=True):
-            shown = part.head(EXAMPLES)
-            texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
+    places = rows.select("row", "code")
+    accounts.add_lost(Reason.DUPLICATES, places.filter(pl.Series(copy)))
+    accounts.add_lost(Reason.UNMAPPED_CODE, places.filter(pl.Series(~copy & silent)))
+    accounts.add_lost(Reason.LABEL_LEAKAGE, places.filter(pl.Series(~copy & late & ~silent)))
+    measures = [name for name in MEASURES if name in rows.columns]
+    return rows.select(*ROWS, *measures)[order[~copy[order]]], accounts.accounts
+
+
+@dataclass
+class _ShardAccounts:
+    """The accounts of the rows of a shard that leave after the first pass."""
+
+    findings: CleaningFindings
+    accounts: dict[str, RowAccount] = field(default_factory=dict)  # by file
+
+    def add(self, file: int, reason: Reason, count: int, examples: Sequence[str]) -> RowAccount:
+        """Count rows of a file, and return its account."""
+        account = self.accounts.setdefault(self.findings.files[file], RowAccount())
+        account.reasons[reason] += count
+        account.add_examples(reason, examples)
+        return account
+
+    def add_future(self, rows: pl.DataFrame) -> None:
+        """Count rows after the end of the data, which the first pass has counted as valid."""
+        for row, code in rows.select("row", "code").iter_rows():
+            text = _name_row(row)
+            account = self.add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, [text])
+            account.steps[self.findings.codes[code].step] -= 1
+            account.faults["future"] += 1
+
+    def add_lost(self, reason: Reason, rows: pl.DataFrame) -> None:
+        """Count rows (row, code) that have no input for one reason."""
+        file = pl.col("row") // (1 << FILE_SHIFT)
+        for (number,), part in rows.group_by(file, maintain_order=True):
+            examples = [_name_row(row) for row in part["row"].head(EXAMPLES)]
             if reason == Reason.UNMAPPED_CODE:
-                texts = [safe_text(findings.codes[code].code) for code in shown["code"]]
-            add(int(str(file)), reason, part.height, *texts)
-    return rows.select(*columns, *(name for name in MEASURES if name in rows.columns))[
-        order[~copy[order]]
-    ], accounts
+                codes = part["code"].head(EXAMPLES)
+                examples = [safe_text(self.findings.codes[code].code) for code in codes]
+            self.add(int(str(number)), reason, part.height, examples)
+
+
+def _name_row(row: int) -> str:
+    """A row in a message, by its line in its file."""
+    return f"row {row % (1 << FILE_SHIFT)}"
 
 
 def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The order of the rows by subject and day, those of a day in the order of the source; and of
-    each row whether an earlier one is the same.
+    """The order of the rows by subject and day, those of a day as in the source; and of each row
+    whether an earlier one is the same.
     """
     subject, day, code = (
         rows[name].to_numpy().astype(np.int64) for name in ("subject", "day", "code")
@@ -263,74 +265,69 @@ def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarr
     if not size:
         return np.empty(0, np.int64), np.empty(0, bool)
     low = int(day.min())
-    place = subject * (int(day.max()) - low + 1) + (day - low)
-    bits = size.bit_length()
-    # numpy sorts integers several times faster than it finds an order
-    fits = int(place.max(initial=0)) < 1 << (62 - bits)
-    if fits:
-        packed = np.sort((place << bits) + np.arange(size))
-        order, place = packed & ((1 << bits) - 1), packed >> bits
-    else:
-        order = np.argsort(place, kind="stable")
-        place = place[order]
+    order, place = _sort_stably(subject * (int(day.max()) - low + 1) + (day - low))
     same = place[1:] == place[:-1]
-    several = np.append(same, False) | np.append(False, same)  # of their subject on that day
+    several = np.append(same, False) | np.append(False, same)  # rows of a subject on a day
     shared = order[several]
     keys = pl.Series(place[several] * n_codes + code[shared])
     suspects = shared[keys.is_duplicated().to_numpy()]
     copy = np.zeros(size, bool)
-    found = (
-        rows[suspects]
-        .select(~pl.struct("subject", "day", "code", "copy_key").is_first_distinct())
-        .to_series()
-    )
-    copy[suspects] = found.to_numpy()
+    is_first = pl.struct("subject", "day", "code", "copy_key").is_first_distinct()
+    copy[suspects] = rows[suspects].select(~is_first).to_series().to_numpy()
     return order, copy
 
 
-def _pack_keys(
-    subject: pl.Series, day: pl.Series, rest: np.ndarray | None = None, size: int = 1
-) -> np.ndarray:
-    """Subject, day and a number below `size` as one integer, in whose order they are sorted,
-    int64.
+def _sort_stably(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of numbers of 0 and above, and the numbers in it.
+
+    numpy sorts integers several times faster than it finds an order: each number is packed with its
+    position where that fits.
     """
-    key = subject.to_numpy().astype(np.int64) * SPAN_DAYS + (
-        day.to_numpy().astype(np.int64) + SPAN_DAYS // 2
-    )
-    return key if rest is None else key * size + rest
+    bits = len(numbers).bit_length()
+    if int(numbers.max(initial=0)) < 1 << (62 - bits):
+        packed = np.sort((numbers << bits) + np.arange(len(numbers)))
+        return packed & ((1 << bits) - 1), packed >> bits
+    order = np.argsort(numbers, kind="stable")
+    return order, numbers[order]
 
 
-def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts) -> ClaimsShard:
-    """The shard with its labels, of rules or of columns of the source; rows after the index day,
-    needed only for labels, leave.
+def _pack_keys(subject: pl.Series, day: pl.Series) -> NDArray[np.int64]:
+    """Subject and day as one integer, in whose order they are sorted."""
+    shifted = day.to_numpy().astype(np.int64) + SPAN_DAYS // 2
+    return subject.to_numpy().astype(np.int64) * SPAN_DAYS + shifted
+
+
+def _count_agreement(cohort: pl.DataFrame, job: ClaimsJob) -> AgreementCounts:
+    """How often the label of each rule agrees with each column of the source."""
+    agreement = AgreementCounts()
+    for rule, flag in itertools.product(job.rules, job.flags):
+        label, column = (
+            cohort[name].fill_null(-1).to_numpy() for name in (f"y_{rule.name}", f"flag_{flag}")
+        )
+        cells = shortcut_baselines.count_agreement(label, column)
+        agreement.update({(rule.name, flag, cell): n for cell, n in cells.items() if n})
+    return agreement
+
+
+def _apply_labels(shard: ClaimsShard, job: ClaimsJob) -> ClaimsShard:
+    """The shard with its labels, of rules or of columns of the source.
+
+    Rows after the index day leave: only the rules need them.
     """
     cohort = shard.cohort
-    for rule in job.rules:
-        for flag in job.flags:
-            label, given = (
-                cohort[name].fill_null(-1).to_numpy() for name in (f"y_{rule.name}", f"flag_{flag}")
-            )
-            cells = shortcut_baselines.count_agreement(label, given)
-            agreement.update({(rule.name, flag, cell): n for cell, n in cells.items() if n})
     if not job.ruled:
-        cohort = cohort.drop(
-            *(f"{kind}_{rule.name}" for rule in job.rules for kind in ("y", "onset"))
-        )
-    own = {rule.name for rule in job.rules} if job.ruled else set()
-    cohort = cohort.rename(
-        {f"flag_{flag}": f"y_{flag}_source" if flag in own else f"y_{flag}" for flag in job.flags}
-    )
+        cohort = cohort.drop([f"{kind}_{rule.name}" for rule in job.rules for kind in LABEL_KINDS])
+    cohort = cohort.rename({f"flag_{flag}": f"y_{job.name_flag(flag)}" for flag in job.flags})
+    onsets = [f"onset_{name}" for name in job.names]
     cohort = cohort.with_columns(
-        pl.lit(None, pl.Int32).alias(f"onset_{name}")
-        for name in job.names
-        if f"onset_{name}" not in cohort.columns
+        pl.lit(None, pl.Int32).alias(onset) for onset in onsets if onset not in cohort.columns
     )
     if job.options.control_exclusions and job.ruled:
-        near = phecode_maps.related_phecodes(
-            job.codemap, label_rules.find_defining_phecodes(job.rules, job.codemap.tables)
-        )
-        cohort = labels.exclude_controls(shard.rows, shard.codes, near, cohort)
-    return replace(shard, cohort=cohort, rows=shard.rows.filter(~pl.col("late")).drop("late"))
+        defining = label_rules.find_defining_phecodes(job.rules, job.codemap.tables)
+        related = phecode_maps.related_phecodes(job.codemap, defining)
+        cohort = labels.exclude_controls(shard.rows, shard.codes, related, cohort)
+    rows = shard.rows.filter(~pl.col("late")).drop("late")
+    return replace(shard, cohort=cohort, rows=rows, labels=tuple(job.names))
 
 
 def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard:
@@ -348,8 +345,9 @@ def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard
 
 
 def _make_events(shard: ClaimsShard) -> pl.DataFrame:
-    """The rows, which are ordered by subject and day, in MEDS columns by time; `row` is their order
-    in the source.
+    """The rows, which are ordered by subject and day, in MEDS columns by time.
+
+    `row` is their order in the source.
     """
     rows = shard.rows
     minute = rows["day"].cast(pl.Int64) * DAY_MINUTES
@@ -359,14 +357,13 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
         rows, minute = rows[order], (minute + rows["minute"])[order]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
     phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
+    no_value = pl.repeat(None, rows.height, dtype=pl.Float32, eager=True)
     return pl.DataFrame(
         {
             "subject_id": shard.cohort["subject_id"].gather(rows["subject"]),
             "time": (minute * 60_000_000).cast(pl.Datetime("us")),
             "code": texts.gather(rows["code"]),
-            "numeric_value": rows["value"]
-            if "value" in rows.columns
-            else pl.repeat(None, rows.height, dtype=pl.Float32, eager=True),
+            "numeric_value": rows["value"] if "value" in rows.columns else no_value,
             "source": pl.Series(SOURCES, dtype=pl.Enum(SOURCES)).gather(rows["source"]),
             "phecodes": phecodes.gather(rows["code"]),
             "row": rows["row"],
@@ -377,21 +374,24 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
 def _remove_other_sex(
     events: pl.DataFrame, shard: ClaimsShard, sexes: Mapping[str, int]
 ) -> tuple[pl.DataFrame, int]:
-    """Events without the PheCodes of the other sex, and how many rows had one. Of unknown sex all
-    stay.
+    """Events without the PheCodes of the other sex, and how many rows had one.
+
+    Those of subjects of unknown sex stay.
     """
-    other = [{phecode for phecode, only in sexes.items() if only == 3 - sex} for sex in (1, 2)]
-    known = shard.cohort.select("subject_id", pl.col("sex").fill_null(0))
-    sex = events.select("subject_id").join(
-        known, on="subject_id", how="left", maintain_order="left"
+    male = {phecode for phecode, sex in sexes.items() if sex == SEXES["male"]}
+    other = {SEXES["male"]: sexes.keys() - male, SEXES["female"]: male}
+    sex_of_subject = shard.cohort.select("subject_id", "sex")
+    sex_of_event = events.select("subject_id").join(
+        sex_of_subject, on="subject_id", how="left", maintain_order="left"
     )["sex"]
     lists = events["phecodes"].to_list()
-    affected = [
-        i for i, own in enumerate(sex) if own in (1, 2) and not other[own - 1].isdisjoint(lists[i])
-    ]
-    for i in affected:
-        lists[i] = [phecode for phecode in lists[i] if phecode not in other[sex[i] - 1]]
-    return events.with_columns(phecodes=pl.Series(lists, dtype=pl.List(pl.String))), len(affected)
+    affected = 0
+    for i, sex in enumerate(sex_of_event):
+        removed = other.get(sex, set())
+        if not removed.isdisjoint(lists[i]):
+            lists[i] = [phecode for phecode in lists[i] if phecode not in removed]
+            affected += 1
+    return events.with_columns(phecodes=pl.Series(lists, dtype=pl.List(pl.String))), affected
 
 
 def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
@@ -402,29 +402,37 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
     ranks = np.argsort(np.argsort(np.array([code.text for code in shard.codes], str)))
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
-    packed = _pack_keys(rows["subject"], rows["day"], rank, size)
-    parts = [
-        rows[name].fill_null(float("nan")) if name == "value" else rows[name]
+    packed = _pack_keys(rows["subject"], rows["day"]) * size + rank
+    measures = [
+        (rows[name].fill_null(float("nan")) if name == "value" else rows[name]).to_numpy()
         for name in MEASURES
         if name in rows.columns
     ]
-    order = np.lexsort((*(part.to_numpy() for part in parts), packed)) if parts else None
-    packed = np.sort(packed) if order is None else packed[order]
+    if measures:
+        order = np.lexsort((*measures, packed))
+        packed, measures = packed[order], [measure[order] for measure in measures]
+    else:
+        packed = np.sort(packed)
     bounds = np.searchsorted(packed, np.arange(cohort.height + 1) * (SPAN_DAYS * size))
     packed %= SPAN_DAYS * size
+    columns = [column.data for column in (packed, *measures)]
+    return [
+        hashlib.sha256(b"".join([*(column[low:high] for column in columns), label])).digest()
+        for label, (low, high) in zip(
+            _write_labels(cohort, names), itertools.pairwise(bounds.tolist()), strict=True
+        )
+    ]
+
+
+def _write_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.Series:
+    """The labels and onsets of each subject as bytes, written as Python writes tuples."""
     cells = [
         pl.col(f"{kind}_{name}").cast(pl.String).fill_null("None")
         for name in names
-        for kind in ("y", "onset")
+        for kind in LABEL_KINDS
     ]
-    # as Python writes tuples
-    texts = pl.format("({})", pl.concat_str(cells, separator=", ") if cells else pl.lit(""))
-    known = cohort.with_columns(known=texts.cast(pl.Binary))["known"]
-    held = [column.data for column in (packed, *(part.to_numpy()[order] for part in parts))]
-    return [
-        hashlib.sha256(b"".join([*(part[low:high] for part in held), own])).digest()
-        for own, (low, high) in zip(known, itertools.pairwise(bounds.tolist()), strict=True)
-    ]
+    text = pl.format("({})", pl.concat_str(cells, separator=", ") if cells else pl.lit(""))
+    return cohort.with_columns(labels=text.cast(pl.Binary))["labels"]
 
 
 def hash_content(job: ClaimsJob, findings: CleaningFindings, slices: int) -> str:
@@ -433,6 +441,6 @@ def hash_content(job: ClaimsJob, findings: CleaningFindings, slices: int) -> str
     for frame in spill.merge_sorted(
         list_shard_files(job, "contents"), "head", 1 << 32, slices, ("content",)
     ):
-        digest.update("".join(f"{one.hex()}\n" for one in frame["content"]).encode())
+        digest.update("".join(f"{content.hex()}\n" for content in frame["content"]).encode())
     digest.update(repr(sorted((code.text, code.phecodes) for code in findings.codes)).encode())
     return digest.hexdigest()

@@ -1,5 +1,6 @@
-"""Rows between the two passes of an ingest, by shard: in memory, or in temporary files of one row
-group per shard. They hold no raw ids.
+"""Holds rows between the two passes of an ingest, by shard; and writes the files of a cache.
+
+The rows are in memory, or in temporary files with a row group for each shard. They hold no raw ids.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Partitions = Path | list[pl.DataFrame]
 
 
 class PartNumbers(NamedTuple):
-    """What makes the numbers of a part of the source those of all parts together."""
+    """Turns the numbers of one part of the source into those of all parts together."""
 
     codes: np.ndarray  # number of a code in the part -> number among all
-    files: np.ndarray  # likewise
+    files: np.ndarray  # number of a file in the part -> number among all
     subjects: np.ndarray  # [shards] what is added to the numbers of subjects
 
 
@@ -39,8 +40,7 @@ class Stretch(NamedTuple):
 
     rows: Partitions
     cohort: Partitions
-    # of its part; None for the first one, whose own hold for all
-    numbers: PartNumbers | None = None
+    numbers: PartNumbers | None = None  # of its part; None for the first part
 
 
 def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
@@ -88,46 +88,48 @@ def read_rows(
     places in `read_subjects`.
     """
     parts = []
-    for one in spilled:
-        part = read_partition(one.rows, shard, columns)
-        if one.numbers is not None:
-            part = part.with_columns(pl.col("subject") + int(one.numbers.subjects[shard]))
-        if one.numbers is not None and columns is None:
-            row, code = part["row"].to_numpy(), one.numbers.codes[part["code"].to_numpy()]
-            row = (one.numbers.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT)
-            part = part.with_columns(
-                code=pl.Series(code, dtype=pl.Int32), row=pl.Series(row, dtype=pl.Int64)
-            )
+    for stretch in spilled:
+        part = read_partition(stretch.rows, shard, columns)
+        numbers = stretch.numbers
+        if numbers is not None:
+            part = part.with_columns(pl.col("subject") + int(numbers.subjects[shard]))
+            part = _renumber(part, numbers) if columns is None else part
         parts.append(part)
     return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def _renumber(rows: pl.DataFrame, numbers: PartNumbers) -> pl.DataFrame:
+    """Rows of a part with the common numbers of codes and files."""
+    code = numbers.codes[rows["code"].to_numpy()]
+    file, line = np.divmod(rows["row"].to_numpy(), 1 << FILE_SHIFT)
+    row = (numbers.files[file] << FILE_SHIFT) + line
+    return rows.with_columns(
+        code=pl.Series(code, dtype=pl.Int32), row=pl.Series(row, dtype=pl.Int64)
+    )
 
 
 def read_subjects(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
     """Digest and split_bin of the subjects of a shard from all stretches; several rows of a subject
     may occur.
     """
-    return pl.concat(
-        [
-            pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}),
-            *(read_partition(one.cohort, shard) for one in spilled),
-        ]
-    )
+    empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
+    return pl.concat([empty, *(read_partition(stretch.cohort, shard) for stretch in spilled)])
 
 
 def release_rows(spilled: Iterable[Stretch], shard: int) -> None:
     """Give the memory of the rows of a shard back."""
-    for one in spilled:
-        if not isinstance(one.rows, Path):
-            one.rows[shard] = one.rows[shard].clear()
+    for stretch in spilled:
+        if not isinstance(stretch.rows, Path):
+            stretch.rows[shard] = stretch.rows[shard].clear()
 
 
 def merge_sorted(
     paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]
 ) -> Iterator[pl.DataFrame]:
-    """The rows of many sorted Parquet files as one table sorted by `by`, one slice of `slices` at a
-    time in memory.
+    """The rows of many sorted Parquet files as one table sorted by `by`, in slices.
 
-    `column`, the first of `by`, holds integers from 0 to below `size`, spread evenly.
+    Only one of the `slices` is in memory at a time. `column`, the first of `by`, holds integers
+    from 0 to below `size`, spread evenly.
     """
     for low, high in itertools.pairwise(size * i // slices for i in range(slices + 1)):
         # a lazy filter, so that no file is in memory at once
@@ -138,21 +140,22 @@ def merge_sorted(
 
 
 def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, StoredFile]:
-    """Write a file of a cache from its frames one after another, with the same bytes as from one
-    frame; its name, size and hash.
+    """Write a file of a cache from its frames one after another; its name, size and hash.
+
+    The bytes are those of the file from one frame.
     """
     count = 0
 
     def fill(stream: BinaryIO) -> None:
         nonlocal count
         tables = _iter_groups(frames)
-        if (table := next(tables, None)) is not None:
-            with pq.ParquetWriter(
-                stream, table.schema, compression="zstd", version="2.6"
-            ) as writer:
-                for group in itertools.chain([table], tables):
-                    writer.write_table(group, row_group_size=GROUP)
-                    count += group.num_rows
+        first = next(tables, None)
+        if first is None:
+            return
+        with pq.ParquetWriter(stream, first.schema, compression="zstd", version="2.6") as writer:
+            for table in itertools.chain([first], tables):
+                writer.write_table(table, row_group_size=GROUP)
+                count += table.num_rows
 
     name, digest, size = storage.write_hashed(out, stem, ".parquet", fill)
     return name, StoredFile(sha256=digest, size=size, rows=count)
@@ -160,11 +163,11 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
 
 def _iter_groups(frames: Iterable[pl.DataFrame]) -> Iterator[pa.Table]:
     """The rows of the frames, GROUP at a time."""
-    held: pl.DataFrame | None = None
+    waiting: pl.DataFrame | None = None
     for frame in frames:
-        held = frame if held is None else pl.concat([held, frame])
-        while held.height > GROUP:
-            yield held[:GROUP].rechunk().to_arrow()
-            held = held[GROUP:]
-    if held is not None:
-        yield held.rechunk().to_arrow()
+        waiting = frame if waiting is None else pl.concat([waiting, frame])
+        while waiting.height > GROUP:
+            yield waiting[:GROUP].rechunk().to_arrow()
+            waiting = waiting[GROUP:]
+    if waiting is not None:
+        yield waiting.rechunk().to_arrow()

@@ -1,5 +1,7 @@
-"""Train, validation and test by a hash of the raw subject id, independent of other subjects; or by
-a file (section 10).
+"""Assigns subjects to train, validation and test by a hash of the raw id, or by a file (section
+10).
+
+The hash does not depend on other subjects.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ BINS = 1000
 
 
 def hash_subject(subject: str, seed: int = SEED) -> float:
-    """A number u in [0, 1): the first 8 bytes, big-endian, of the SHA-256 of `{seed}|{subject}`,
-    over 2^64.
+    """A number u in [0, 1) of a subject.
+
+    It is the first 8 bytes, big-endian, of the SHA-256 of `{seed}|{subject}`, over 2^64.
     """
     return int.from_bytes(sha256(f"{seed}|{subject}".encode()).digest()[:8], "big") / 2**64
 
@@ -46,22 +49,24 @@ def assign_split_of_bin(number: int) -> str:
 
 
 def assign_shards(subjects: Iterable[str], shards: int) -> NDArray[np.int32]:
-    """Numbers of the shards of subjects, by another hash than that of the split: as an integer
-    modulo the shards [n].
+    """Numbers of the shards of subjects [n], by another hash than that of the split.
+
+    The number is the hash, as an integer of 256 bits, modulo the shards.
     """
     digests = b"".join([sha256(b"shard|" + subject.encode()).digest() for subject in subjects])
     words = np.frombuffer(digests, ">u4").reshape(-1, 8).astype(np.int64)
-    left = np.zeros(len(words), np.int64)
+    remainder = np.zeros(len(words), np.int64)
     for word in words.T:
-        left = ((left << 32) + word) % shards
-    return left.astype(np.int32)
+        remainder = ((remainder << 32) + word) % shards
+    return remainder.astype(np.int32)
 
 
 def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:
-    """subject_id (String, trimmed, or Int64 for `numbers`) and split of a CSV or Parquet file; MEDS
-    names of splits are accepted.
+    """subject_id (String, trimmed, or Int64 for `numbers`) and split of a CSV or Parquet file.
 
-    `ids` names the ids in messages. Raises UserError (config, exit 2) where the file cannot be
+    MEDS names of splits are accepted. `ids` names the ids in messages.
+
+    Raises UserError (config, exit 2) where the file cannot be
     read, a row has no subject, or a subject or split is not as expected.
     """
     columns = f"expected the columns subject_id ({ids}) and split"
@@ -70,18 +75,18 @@ def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFr
         path, ("subject_id", "split"), "--split-file", columns, integers=integers
     )
     frame = frame.with_columns(pl.col("split").replace(MEDS_SPLITS))
-    for problem, wrong in (
+    for problem, is_wrong in (
         ("a row has no subject", pl.col("subject_id").is_null()),
         ("split {}", ~pl.col("split").is_in(SPLITS).fill_null(value=False)),
         ("a subject has two rows", ~pl.col("subject_id").is_first_distinct()),
     ):
-        for row, split in frame.filter(wrong).select("row", "split").head(1).iter_rows():
-            expected = f"{columns}: train, validation or test, one row per subject"
+        wrong = frame.filter(is_wrong)
+        if wrong.height:
             raise usage_error(
-                problem.format(safe_text(str(split))),
-                expected,
+                problem.format(safe_text(str(wrong["split"][0]))),
+                f"{columns}: train, validation or test, one row per subject",
                 file=str(path),
                 field="--split-file",
-                row=row,
+                row=wrong["row"][0],
             )
     return frame.drop("row")

@@ -1,4 +1,5 @@
-"""Between the passes: present subjects, their facts from the source, and their pseudonyms.
+"""Finds the subjects of an ingest between its two passes: who is present, what the source says of
+them, and their pseudonyms.
 
 A subject's pseudonym is the rank of its digest among those of all present subjects. Only the first
 8 bytes of each digest are in memory.
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from bitimely_core import storage
-from bitimely_core.claims import dates, pass1_clean, spill
+from bitimely_core.claims import dates, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
+from bitimely_core.claims.pseudonyms import compute_digests, to_keys
 from bitimely_core.claims.spill import Stretch
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
 from bitimely_core.privacy import round_message
@@ -22,79 +25,82 @@ from bitimely_core.privacy import round_message
 CHUNK = 1 << 18  # subjects whose digests are computed together
 
 
+class CleanedSource(NamedTuple):
+    """What the first pass leaves to the second."""
+
+    findings: CleaningFindings
+    stretches: Sequence[Stretch]
+    facts: Path | None  # of `write_subject_facts`
+
+
+def join_subject_tables(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Tables with one row for each subject_id as one, with the subjects of all."""
+    joined, *others = tables
+    for table in others:
+        joined = joined.join(table, on="subject_id", how="full", coalesce=True)
+    return joined
+
+
 def write_subject_facts(job: ClaimsJob) -> Path | None:
     """Write what the tables of the source hold of each subject, by digest and shard; None where
     they hold nothing.
     """
-    claims, path = job.claims, job.home / f"{job.stem}-facts.parquet"
-    facts: pl.DataFrame | None = None
-    if claims.subjects is not None:
-        spans = {new: dates.parse_days(claims.subjects[old]) for old, new in SUBJECT_DATES.items()}
-        facts = claims.subjects.select("subject_id", "sex", registered=pl.lit(value=True), **spans)
-    if claims.labels is not None:
-        flags = claims.labels.select(
-            "subject_id", *(pl.col(name).alias(f"flag_{name}") for name in job.flags)
-        )
-        if "index_date" in claims.labels.columns:
-            flags = flags.with_columns(index_day=dates.parse_days(claims.labels["index_date"]))
-        facts = (
-            flags
-            if facts is None
-            else facts.join(flags, on="subject_id", how="full", coalesce=True)
-        )
-    if job.splits is not None:
-        facts = (
-            job.splits
-            if facts is None
-            else facts.join(job.splits, on="subject_id", how="full", coalesce=True)
-        )
-    if facts is None:
+    path = job.home / f"{job.stem}-facts.parquet"
+    tables = _list_subject_tables(job)
+    if not tables:
         return None
     if not path.is_file():
-        facts = facts.drop_nulls("subject_id")
-        ids = facts["subject_id"].to_list()
-        parts = [
-            pass1_clean.compute_digests(ids[i : i + CHUNK], job)
-            for i in range(0, max(len(ids), 1), CHUNK)
-        ]
-        table = pl.concat([pl.concat(parts), facts.drop("subject_id")], how="horizontal")
-        spill.write_partitions(path, spill.partition_rows(table, job.shards))
+        facts = _add_digests(join_subject_tables(tables), job).drop("subject_id")
+        spill.write_partitions(path, spill.partition_rows(facts, job.shards))
     return path
 
 
-def present_subjects(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    spilled: Sequence[Stretch],
-    facts_file: Path | None,
-    shard: int,
-) -> pl.DataFrame:
+def _add_digests(table: pl.DataFrame, job: ClaimsJob) -> pl.DataFrame:
+    """The rows with a subject_id, with `compute_digests` of each."""
+    table = table.drop_nulls("subject_id")
+    chunks = [chunk["subject_id"].to_list() for chunk in table.iter_slices(CHUNK)]
+    return table.hstack(pl.concat(compute_digests(ids, job) for ids in chunks or [[]]))
+
+
+def _list_subject_tables(job: ClaimsJob) -> list[pl.DataFrame]:
+    """The tables of subjects, of labels and of splits, as far as the source has them."""
+    subjects, labels, tables = job.claims.subjects, job.claims.labels, []
+    if subjects is not None:
+        days = {new: dates.parse_days(subjects[old]) for old, new in SUBJECT_DATES.items()}
+        tables.append(subjects.select("subject_id", "sex", registered=pl.lit(value=True), **days))
+    if labels is not None:
+        flags = [pl.col(name).alias(f"flag_{name}") for name in job.flags]
+        if "index_date" in labels.columns:
+            labels = labels.with_columns(index_day=dates.parse_days(labels["index_date"]))
+            flags.append(pl.col("index_day"))
+        tables.append(labels.select("subject_id", *flags))
+    if job.splits is not None:
+        tables.append(job.splits)
+    return tables
+
+
+def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.DataFrame:
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin
     and all known facts.
     """
-    cohort = spill.read_subjects(spilled, shard)
-    facts = cohort.clear() if facts_file is None else spill.read_partition(facts_file, shard)
-    if findings.latest is not None and spilled:
-        cohort = cohort[
-            spill.read_rows(spilled, shard, ("subject", "day"))
-            .filter(pl.col("day") <= findings.latest)["subject"]
-            .unique()
-        ]
+    findings, stretches = cleaned.findings, cleaned.stretches
+    cohort = spill.read_subjects(stretches, shard)
+    if findings.latest is not None and stretches:
+        rows = spill.read_rows(stretches, shard, ("subject", "day"))
+        cohort = cohort[rows.filter(pl.col("day") <= findings.latest)["subject"].unique()]
     cohort = cohort.unique("digest")
-    if "registered" in facts.columns:
-        cohort = pl.concat(
-            [cohort, facts.filter(pl.col("registered")).select(cohort.columns)]
-        ).unique("digest")
-    cohort = cohort.sort("digest")
-    if facts_file is not None:
-        cohort = cohort.join(
-            facts.drop("split_bin"), on="digest", how="left", maintain_order="left"
-        )
-    absent = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
+    if cleaned.facts is not None:
+        facts = spill.read_partition(cleaned.facts, shard)
+        if "registered" in facts.columns:
+            registered = facts.filter("registered").select(cohort.columns)
+            cohort = pl.concat([cohort, registered]).unique("digest")
+        facts = facts.drop("split_bin")
+        cohort = cohort.sort("digest").join(facts, on="digest", how="left", maintain_order="left")
+    else:
+        cohort = cohort.sort("digest")
+    kinds = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
     cohort = cohort.with_columns(
-        pl.lit(None, kind).alias(name)
-        for name, kind in absent.items()
-        if name not in cohort.columns
+        pl.lit(None, kind).alias(name) for name, kind in kinds.items() if name not in cohort.columns
     )
     last = findings.span[1] if findings.span else None
     return cohort.drop("registered", strict=False).with_columns(
@@ -102,9 +108,7 @@ def present_subjects(
     )
 
 
-def assign_pseudonyms(
-    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None
-) -> np.ndarray:
+def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> np.ndarray:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym,
     [n] uint64.
 
@@ -114,8 +118,8 @@ def assign_pseudonyms(
     parts, listed = [], 0
     for shard in range(job.shards):
         job.run.stop.check()
-        cohort = present_subjects(job, findings, spilled, facts_file, shard)
-        parts.append(pass1_clean.to_keys(cohort["digest"]))
+        cohort = present_subjects(job, cleaned, shard)
+        parts.append(to_keys(cohort["digest"]))
         listed += cohort["split"].count() if job.splits is not None else 0
     keys = np.sort(np.concatenate(parts))
     if (keys[1:] == keys[:-1]).any():
@@ -124,23 +128,23 @@ def assign_pseudonyms(
         )
     if job.splits is not None and job.options.split_file:
         if listed < len(keys):
-            text, wanted = (
+            raise usage_error(
                 round_message(f"misses {len(keys) - listed} of {len(keys)} subjects"),
                 "expected all, by the ids of the source",
-            )
-            raise usage_error(text, wanted, file=job.options.split_file, field="--split-file")
-        if unmatched := job.splits.height - listed:
-            text = (
-                f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
-            )
-            warning = input_warning(
-                Reason.UNMATCHED_LABELS,
-                text,
-                "they are ignored",
+                file=job.options.split_file,
                 field="--split-file",
-                count=unmatched,
             )
-            job.run.reasons.append(warning)
+        if unmatched := job.splits.height - listed:
+            text = f"{unmatched} of {job.splits.height} subjects of the split file"
+            job.run.reasons.append(
+                input_warning(
+                    Reason.UNMATCHED_LABELS,
+                    f"{text} are not in the data",
+                    "they are ignored",
+                    field="--split-file",
+                    count=unmatched,
+                )
+            )
     return keys
 
 
@@ -149,33 +153,26 @@ def refuse_inside_workspace(path: Path, workspace: Path) -> None:
     ids.
     """
     if path.resolve().is_relative_to(workspace.resolve()):
-        expected = "expected a folder that is not shared with caches and reports"
-        raise usage_error("is in the workspace", expected, file=str(path), field="--keep-ids")
+        raise usage_error(
+            "is in the workspace",
+            "expected a folder that is not shared with caches and reports",
+            file=str(path),
+            field="--keep-ids",
+        )
 
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     """Write raw and new ids to `--keep-ids`; the source is read once more."""
-    own = [] if job.claims.subjects is None else [job.claims.subjects["subject_id"]]
-    known = pl.DataFrame(schema={"subject_id": pl.String, "new": pl.Int64})
-    for ids in (*own, *(frame["subject_id"] for frame in job.claims.events())):
-        fresh = (
-            ids.drop_nulls()
-            .unique()
-            .to_frame("subject_id")
-            .join(known, on="subject_id", how="anti")["subject_id"]
-        )
-        fresh_keys = pass1_clean.to_keys(
-            pass1_clean.compute_digests(fresh.to_list(), job)["digest"]
-        )
-        position = np.searchsorted(keys, fresh_keys)
-        present = (np.append(keys, np.uint64(0))[position] == fresh_keys) & (position < len(keys))
-        known = known.vstack(
-            pl.DataFrame({"subject_id": fresh, "new": position}, schema=known.schema).filter(
-                pl.Series(present)
-            )
-        )
+    subjects = job.claims.subjects
+    ids = pl.Series("subject_id", [], pl.String) if subjects is None else subjects["subject_id"]
+    for frame in job.claims.events():
+        ids = pl.concat([ids, frame["subject_id"]]).unique()
+    table = _add_digests(ids.to_frame(), job)
+    table = table.select("subject_id", key=pl.Series(to_keys(table["digest"])))
+    present = pl.DataFrame({"key": keys}).with_row_index("new")
     text = (
-        known.sort("new")
+        table.join(present, on="key")
+        .sort("new")
         .select(pl.col("subject_id").map_elements(quote_formula, pl.String), "new")
         .write_csv()
     )

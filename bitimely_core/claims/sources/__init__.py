@@ -1,9 +1,8 @@
-"""Sources of claims: one module per layout with a reader `(source, options) -> ClaimsSource`."""
+"""Reads sources of claims: one module for each layout, with a reader that makes a `ClaimsSource`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 from bitimely_core.claims.options import ClaimsOptions
@@ -35,23 +34,34 @@ TABLES = {  # layout -> tables that all of its copies have
 
 
 def recognize_layout(source: Source) -> str:
-    """The layout that the names of the files show (of MIMIC also a column of its patients); ""
-    where they show none or several.
+    """The layout that the names of the files show; "" where they show none or several.
+
+    Both versions of MIMIC have the same tables: a column of the patients tells them apart.
     """
-    names = [PurePosixPath(rel) for rel in source.files]
-    stems = {name.name.lower().split(".")[0] for name in names}
-    found = [layout for layout, tables in TABLES.items() if stems.issuperset(tables)]
+    layouts = _match_layouts(source)
+    if layouts == ["mimic4", "mimic3"]:
+        return "mimic4" if _has_anchor_year(source) else "mimic3"
+    return layouts[0] if len(layouts) == 1 else ""
+
+
+def _match_layouts(source: Source) -> list[str]:
+    """The layouts whose tables are among the files."""
+    paths = [PurePosixPath(file) for file in source.files]
+    stems = {path.name.lower().split(".")[0] for path in paths}
+    layouts = [layout for layout, tables in TABLES.items() if stems.issuperset(tables)]
     if any(stem.startswith("de1_0_") for stem in stems):
-        found.append("synpuf")
-    if any(name.suffix.lower() == ".parquet" and "data" in name.parts[:-1] for name in names):
-        found.append("meds")
-    if found == ["mimic4", "mimic3"]:
-        try:
-            open_table(source, find_table(source, "patients"), {"year": ("anchor_year",)})
-        except UserError:
-            return "mimic3"
-        return "mimic4"
-    return found[0] if len(found) == 1 else ""
+        layouts.append("synpuf")
+    if any(path.suffix.lower() == ".parquet" and "data" in path.parts[:-1] for path in paths):
+        layouts.append("meds")
+    return layouts
+
+
+def _has_anchor_year(source: Source) -> bool:
+    try:
+        open_table(source, find_table(source, "patients"), {"year": ("anchor_year",)})
+    except UserError:
+        return False
+    return True
 
 
 def check_options(options: ClaimsOptions) -> None:
@@ -63,20 +73,16 @@ def check_options(options: ClaimsOptions) -> None:
 
 
 def read_source(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
-    """Find the tables of a source in the layout `options.source` and check each of them; rows are
-    cleaned later. `once`: as `claims.read_claims`.
+    """Find the tables of a source in the layout `options.source`, and check each of them.
 
-    Raises UserError: exit 4 for what cannot be read or trusted, exit 2 for options that are not
-    understood.
+    Rows are cleaned later. `once`: as `claims.read_claims`, for plain claims. Raises UserError:
+    exit 4 for what cannot be read or trusted, exit 2 for options that are not understood.
     """
     check_options(options)
     try:
-        read = (
-            partial(claims.read_claims, once=once)
-            if options.source == "claims"
-            else SOURCES[options.source]
-        )
-        return read(source, options)
+        if options.source == "claims":
+            return claims.read_claims(source, options, once=once)
+        return SOURCES[options.source](source, options)
     except UserError as error:
         if error.file is not None and Path(error.file).is_relative_to(source.root):
             error.file = Path(error.file).relative_to(source.root).as_posix()

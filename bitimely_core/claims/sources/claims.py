@@ -1,4 +1,4 @@
-"""Claims as plain tables, with optional tables of patients and labels and an optional map of codes.
+"""Reads claims in plain tables, with optional tables of patients and labels and a map of codes.
 
 `claims.{csv,csv.gz,parquet}`: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN),
 optional vocab, source, claim. `patients`: patient_id, birth_date or month_of_birth, death_date,
@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
@@ -40,36 +38,30 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
 )
 from bitimely_core.claims.sources.options import (
+    LabelColumn,
     parse_default_source,
     parse_label_columns,
     parse_pairs,
     parse_switch_day,
 )
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, Stated
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    Stated,
+    count_dropped,
+)
 from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
     keep_unique_rows,
     make_subjects,
     parse_labels,
+    report_excluded,
 )
-from bitimely_core.claims.sources.survey import (
-    SourceSurvey,
-    bind_events,
-    hash_ids,
-    iter_surveyed,
-    unpivot_codes,
-)
-from bitimely_core.errors import (
-    Finding,
-    Reason,
-    check_choice,
-    input_error,
-    input_warning,
-    safe_text,
-    usage_error,
-)
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
+from bitimely_core.errors import Reason, check_choice, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import SourceRows
 
 SUBJECT_NAMES = ("patient_id", "subject_id", "person_id", "id")
 EVENT_COLUMNS = {
@@ -81,6 +73,7 @@ EVENT_COLUMNS = {
     "claim": ("claim", "claim_id"),
     "position": ("position",),
 }
+OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position"}
 PATIENT_COLUMNS = {
     "subject": SUBJECT_NAMES,
     "birth": ("birth_date", "month_of_birth", "birth"),
@@ -93,6 +86,7 @@ FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
+CODE_COLUMN = re.compile(r"icd_?(9|10)(cm)?.*", re.IGNORECASE)  # whose name is a vocabulary
 # as written in a column of them
 VOCABULARY_WORDS = {
     "9": "icd9",
@@ -102,298 +96,292 @@ VOCABULARY_WORDS = {
 }
 
 
-class _EventLayout(NamedTuple):
-    """How a block of the table becomes events."""
+@dataclass(frozen=True)
+class _BlockShaper:
+    """Makes events of a block of the table."""
 
-    columns: dict[str, str]  # key -> name; without `code` where there are several
+    columns: Mapping[str, str]  # key -> name; without `code` where there are several
     wide: tuple[str, ...]  # names of the columns of codes where there are several
-    words: dict[str, str]  # of the column `source`, in lower case -> a kind of claims
+    words: Mapping[str, str]  # of the column `source`, in lower case -> a kind of claims
     form: str | None  # of dates
     since: int | None  # day from which on codes are ICD-10
 
-
-def _shape_block(frame: pl.DataFrame, *, layout: _EventLayout) -> EventBlock:
-    """Columns under the names of `ClaimsSource.events`, one row per code."""
-    spelled = {"subject": "subject_id"}
-    named = frame.select(
-        "row",
-        *(pl.col(name).alias(spelled.get(key, key)) for key, name in layout.columns.items()),
-        *layout.wide,
-    )
-    if layout.form is not None:
-        named = named.with_columns(reformat_dates(named["date"], layout.form))
-    if layout.since is not None:
-        named = named.with_columns(
-            vocab=assign_vocabulary(named["date"], layout.since, "icd9", "icd10")
+    def __call__(self, frame: pl.DataFrame) -> EventBlock:
+        """Columns under the names of `ClaimsSource.events`, one row for each code."""
+        names = (
+            pl.col(name).alias("subject_id" if key == "subject" else key)
+            for key, name in self.columns.items()
         )
-    elif "vocab" in layout.columns:
-        named = named.with_columns(_translate_words(named["vocab"], VOCABULARY_WORDS, r"[^a-z0-9]"))
-    if "source" in layout.columns:
-        named = named.with_columns(_translate_words(named["source"], layout.words))
-    if "position" in layout.columns:
-        named = named.with_columns(
-            pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-        )
-    return EventBlock(unpivot_codes(named, layout.wide) if layout.wide else named)
+        events = frame.select("row", *names, *self.wide)
+        if self.form is not None:
+            events = events.with_columns(reformat_dates(events["date"], self.form))
+        if self.since is not None:
+            vocab = assign_vocabulary(events["date"], self.since, "icd9", "icd10")
+            events = events.with_columns(vocab=vocab)
+        elif "vocab" in self.columns:
+            vocab = _translate_words(events["vocab"], VOCABULARY_WORDS, r"[^a-z0-9]")
+            events = events.with_columns(vocab)
+        if "source" in self.columns:
+            events = events.with_columns(_translate_words(events["source"], self.words))
+        if "position" in self.columns:
+            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+            events = events.with_columns(position)
+        return EventBlock(unpivot_codes(events, self.wide) if self.wide else events)
 
 
 def _translate_words(
     column: pl.Series, words: Mapping[str, str], noise: str = r"^\s+|\s+$"
 ) -> pl.Series:
-    """Known words in one spelling; unknown ones unchanged, for the survey to report; null where
-    empty.
+    """Known words in one spelling, without `noise`; null where empty.
+
+    Unknown words stay as they are, for the survey to report.
     """
-    return map_texts(
-        column,
-        lambda text: (
-            words.get(re.sub(noise, "", text.lower()), text) if text and text.strip() else None
-        ),
-        column.dtype,
-    )
+
+    def translate(text: str | None) -> str | None:
+        if not text or not text.strip():
+            return None
+        return words.get(re.sub(noise, "", text.lower()), text)
+
+    return map_texts(column, translate, column.dtype)
 
 
 def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
-    """Claims in plain tables; `once`: they are surveyed by the reading of `ClaimsSource.survey`,
-    where no other table waits for that.
+    """Claims in plain tables.
 
     Options: col, source_value, label_column (lists of texts); default_source, date_format,
     icd10_from. Raises UserError: what cannot be read or trusted (exit 4), options that are not
     understood (exit 2).
+
+    `once`: the claims are surveyed as `ClaimsSource.read` reads them. Without it, or with a
+    `date_format`, they are surveyed here.
     """
-    renamed, kind = (
-        parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS}),
-        parse_default_source(options),
-    )
-    form = options.date_format or None
-    file = find_table(source, "claims")
-    table, vocab, stated, spelling = _open_events(source, file, renamed, options, form)
-    labels, labelled, label_findings = _read_labels(source, renamed, options, form)
+    renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
+    kind, form = parse_default_source(options), options.date_format or None
+    table, survey = _open_events(source, renamed, options)
+    label_accounts, accounts = TableAccounts(), TableAccounts()
+    labels = _read_labels(source, renamed, options, label_accounts)
+    survey.counts_subjects = labels is not None
     # two digits of a year of birth are read by the last day of the claims
-    survey, once = SourceSurvey(), once and form is None
-    reading = partial(
-        iter_surveyed, survey, [table], vocab=vocab, stated=stated, listed=labels is not None
+    if not once or form is not None:
+        deque(survey.read([table]), maxlen=0)
+    patients = _read_patients(source, renamed, form, survey.last, accounts)
+    accounts.rows += label_accounts.rows
+    accounts.findings += label_accounts.findings
+    facts: dict[str, Any] = {"tables": [table.file, *(row.file for row in accounts.rows)]}
+    if table.kind == "codes":
+        facts["records"] = survey.records
+    for path in source.files:
+        if PurePosixPath(path).name.lower() == MAP_FILE:
+            facts.setdefault("phecode_map", path)
+    return ClaimsSource(
+        events=EventReader([table]),
+        survey=survey,
+        accounts=accounts,
+        subjects=patients,
+        labels=labels,
+        source=kind,
+        facts=facts,
     )
-    if not once:
-        deque(reading(), maxlen=0)
-    patients, registered, more = _read_patients(source, renamed, form, survey.last)
-    maps = [rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE]
-
-    def describe() -> ClaimsSource:
-        facts: dict[str, Any] = {
-            "tables": [row.file for row in (*survey.rows, *registered, *labelled)]
-        }
-        facts |= {"records": survey.records} if table.kind == "codes" else {}
-        return ClaimsSource(
-            events=bind_events([table]),
-            subjects=patients,
-            labels=labels,
-            vocab=vocab,
-            source=kind,
-            rows=[*survey.rows, *registered, *labelled],
-            findings=[
-                *spelling,
-                *survey.findings,
-                *more,
-                *label_findings,
-                *_find_unmatched_labels(labels, survey.subjects, labelled),
-            ],
-            facts=facts | ({"phecode_map": maps[0]} if maps else {}),
-        )
-
-    return replace(describe(), survey=reading, complete=describe) if once else describe()
 
 
 def _open_events(
-    source: Source, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
-) -> tuple[SourceTable, str, Stated, list[Finding]]:
-    """The table of claims, the vocabulary of rows without one, where it is stated, and findings on
-    names of columns.
-    """
+    source: Source, renamed: Mapping[str, str], options: ClaimsOptions
+) -> tuple[SourceTable, SourceSurvey]:
+    """The table of claims, and the survey that it needs."""
+    file = find_table(source, "claims")
     path = source.path(file)
-    every = tables.read_names(path, delimiter=detect_delimiter(path))
-    named_vocab = re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())
-    constant = VOCABULARY_WORDS.get(named_vocab) if renamed.get("vocab") not in every else None
-    wanted = {
-        key: (renamed[key],) if key in renamed else names for key, names in EVENT_COLUMNS.items()
-    }
+    names = tables.read_names(path, delimiter=detect_delimiter(path))
+    wanted = _rename_accepted(EVENT_COLUMNS, renamed)
+    constant = _find_constant_vocabulary(renamed.get("vocab"), names)
     if constant:
-        wanted.pop("vocab")
-    wide = _find_wide_columns(every, renamed.get("code"))
+        del wanted["vocab"]
+    wide = _find_wide_columns(names, renamed.get("code"))
     if wide:
-        wanted.pop("code")
-    elif (
-        "code" not in renamed
-        and len(both := [name for name in every if name.lower() in {"icd9", "icd10"}]) > 1
-    ):
-        text = f"the columns {' and '.join(map(safe_text, both))} both hold codes"
-        raise input_error(
-            Reason.SCHEMA, text, "expected one column", "Choose one with --col code=NAME", file=file
-        )
-    table = open_table(
-        source, file, wanted, {"vocab", "source", "claim", "position"} - set(renamed)
-    )
+        del wanted["code"]
+    elif "code" not in renamed:
+        _refuse_two_code_columns(names, file)
+    table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed))
     check_types(path, file, {name: name for name in wide}, wide)
-    columns = table.columns
     since = parse_switch_day(options)
-    if since is not None and (constant or "vocab" in columns):
+    if since is not None and (constant or "vocab" in table.columns):
         raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
-    named = re.fullmatch(r"icd_?(9|10)(cm)?.*", columns.get("code", ""), re.IGNORECASE)
-    vocab = constant or (f"icd{named[1]}{(named[2] or '').lower()}" if named else "icd9")
-    layout = _EventLayout(columns, wide, _read_source_words(options), form, since)
-    events = table.as_events(
-        partial(_shape_block, layout=layout), wide=wide, kind="codes" if wide else "rows"
+    shape = _BlockShaper(
+        table.columns, wide, _read_source_words(options), options.date_format or None, since
     )
-    known: Stated = "surely" if constant or since is not None else "by name" if named else "nowhere"
-    others = {name for key, name in columns.items() if key not in FEW_TEXTS}
-    categories = tuple({columns[key] for key in FEW_TEXTS & set(columns)} - others)
-    return (
-        replace(events, categories=categories),
-        vocab,
-        known,
-        report_spelling(file, columns, wanted),
+    events = SourceTable(
+        table=table,
+        shape=shape,
+        wide=wide,
+        kind="codes" if wide else "rows",
+        categories=_list_categories(table),
     )
+    vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
+    findings = report_spelling(file, table.columns, wanted)
+    return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
 
 
-def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:
-    """The columns of codes, ordered by number, of a table with several."""
-    if pattern is None:
-        if any(name.lower() in EVENT_COLUMNS["code"] for name in every):
-            return ()
-        numbered = sorted(
-            (int(found[1]), name) for name in every if (found := WIDE_COLUMN.fullmatch(name))
+def _rename_accepted(
+    accepted: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Key -> accepted names, which `--col` replaces."""
+    return {key: (renamed[key],) if key in renamed else names for key, names in accepted.items()}
+
+
+def _find_constant_vocabulary(word: str | None, names: Collection[str]) -> str | None:
+    """The vocabulary of all rows, where `--col vocab=WORD` names one and no column."""
+    if word is None or word in names:
+        return None
+    return VOCABULARY_WORDS.get(re.sub(r"[^a-z0-9]", "", word.lower()))
+
+
+def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
+    """Raises UserError: schema for a table with columns for both ICD-9 and ICD-10."""
+    both = [name for name in names if name.lower() in {"icd9", "icd10"}]
+    if len(both) > 1:
+        raise input_error(
+            Reason.SCHEMA,
+            f"the columns {' and '.join(map(safe_text, both))} both hold codes",
+            "expected one column",
+            "Choose one with --col code=NAME",
+            file=file,
         )
-        return tuple(name for _, name in numbered)
+
+
+def _find_vocabulary(
+    code_column: str, constant: str | None, since: int | None
+) -> tuple[str, Stated]:
+    """The vocabulary of rows without one, and what states it."""
+    match = CODE_COLUMN.fullmatch(code_column)
+    by_name = f"icd{match[1]}{(match[2] or '').lower()}" if match else None
+    if constant or since is not None:
+        return constant or by_name or "icd9", "surely"
+    return (by_name, "by name") if by_name else ("icd9", "nowhere")
+
+
+def _list_categories(table: OpenTable) -> tuple[str, ...]:
+    """Columns whose texts repeat, and that are not read for another purpose as well."""
+    others = {name for key, name in table.columns.items() if key not in FEW_TEXTS}
+    return tuple({table.columns[key] for key in FEW_TEXTS & set(table.columns)} - others)
+
+
+def _find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
+    """The columns of codes, ordered by number, of a table with several.
+
+    `pattern`: of their names, as of files; a name without a wildcard is that of a single column.
+    """
+    if pattern is None:
+        if any(name.lower() in EVENT_COLUMNS["code"] for name in names):
+            return ()
+        matches = filter(None, map(WIDE_COLUMN.fullmatch, names))
+        return tuple(name for _, name in sorted((int(match[1]), match[0]) for match in matches))
     if not re.search(r"[*?\[]", pattern):
         return ()
-    named = [name for name in every if fnmatchcase(name.lower(), pattern.lower())]
-    if not named:
+    wide = [name for name in names if fnmatchcase(name.lower(), pattern.lower())]
+    if not wide:
         raise usage_error(
             f"--col code={safe_text(pattern)} names no column",
-            f"found {', '.join(map(safe_text, every[:60]))}",
+            f"found {', '.join(map(safe_text, names[:60]))}",
         )
-    return tuple(
-        sorted(
-            named,
-            key=lambda name: [
-                int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)
-            ],
-        )
-    )
+    return tuple(sorted(wide, key=_split_numbers))
+
+
+def _split_numbers(name: str) -> list[int]:
+    """Sort key of names that differ by a number: dx2 comes before dx10."""
+    return [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)]
 
 
 def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
     """Words of the column `source`, in lower case -> kind of claims."""
-    given = parse_pairs(options, "source_value")
-    for kind in given.values():
+    words = parse_pairs(options, "source_value")
+    for kind in words.values():
         check_choice("kind of claims", kind, KINDS)
-    return {kind: kind for kind in KINDS} | given
+    return {kind: kind for kind in KINDS} | words
 
 
 def _read_patients(
-    source: Source, renamed: Mapping[str, str], form: str | None, last: int | None
-) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
+    source: Source,
+    renamed: Mapping[str, str],
+    form: str | None,
+    last: int | None,
+    accounts: TableAccounts,
+) -> pl.DataFrame | None:
     """The registered subjects, if there is a table of them."""
-    if not (file := find_table(source, "patients", needed=False)):
-        return None, [], []
-    wanted = {
-        key: (renamed[key],) if key in renamed else names for key, names in PATIENT_COLUMNS.items()
-    }
+    file = find_table(source, "patients", needed=False)
+    if not file:
+        return None
+    wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
     table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
-    frame, rows, findings = keep_unique_rows(table.read(), file, "subject")
-    findings += report_spelling(file, table.columns, wanted)
-    return (
-        make_subjects(frame.rename({"subject": "subject_id"}), file, findings, form, last),
-        [rows],
-        findings,
-    )
+    frame = keep_unique_rows(table.read(), file, accounts, "subject")
+    accounts.findings += report_spelling(file, table.columns, wanted)
+    return make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form, last)
 
 
 def _read_labels(
-    source: Source, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
-) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
+    source: Source, renamed: Mapping[str, str], options: ClaimsOptions, accounts: TableAccounts
+) -> pl.DataFrame | None:
     """The table of labels, if there is one: all its columns, or those of `--label-column`."""
     chosen = parse_label_columns(options)
     file = find_table(source, "labels", needed=False)
     if chosen and not file:
         raise usage_error("--label-column is given", "but the folder has no table of labels")
-    if any(one.year for one in chosen):
+    if any(label.year for label in chosen):
         raise usage_error("--label-column with a year has no meaning with --source claims")
     if not file:
-        return None, [], []
-    accepted = (renamed["subject"], *SUBJECT_NAMES) if "subject" in renamed else SUBJECT_NAMES
-    wanted: dict[str, tuple[str, ...]] = {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)}
+        return None
+    subject_names = (renamed["subject"],) if "subject" in renamed else ()
+    wanted = {"subject_id": (*subject_names, *SUBJECT_NAMES), INDEX_DATE: (INDEX_DATE,)}
     table = open_table(source, file, wanted, {INDEX_DATE})
-    every = tables.read_names(table.path, delimiter=table.delimiter)
+    names = _list_labels(table, chosen)
+    columns = match_columns(table.path, wanted | names, {INDEX_DATE}, table.delimiter)
+    frame = table._replace(columns=columns).read().with_columns(map(_flag_value, chosen))
+    frame = keep_unique_rows(frame, file, accounts)
+    labels = parse_labels(frame, columns, list(names), file, accounts)
+    if INDEX_DATE in columns:
+        labels = _read_index_dates(labels, file, options.date_format or None, accounts)
+    accounts.findings += report_spelling(file, table.columns, wanted)
+    return labels.drop("row")
+
+
+def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, tuple[str, ...]]:
+    """Label -> accepted names of its column. Raises UserError: header where two have one name."""
     if chosen:
-        wanted |= {one.name: (one.column,) for one in chosen}
-    else:
-        wanted |= {name.lower(): (name,) for name in every if name not in table.columns.values()}
-    names = [name for name in wanted if name not in {"subject_id", INDEX_DATE}]
-    if len(names) + len(table.columns) < len(every) and not chosen:
+        return {label.name: (label.column,) for label in chosen}
+    names = tables.read_names(table.path, delimiter=table.delimiter)
+    columns = [name for name in names if name not in table.columns.values()]
+    labels: dict[str, tuple[str, ...]] = {name.lower(): (name,) for name in columns}
+    if len(labels.keys() - {"subject_id", INDEX_DATE}) < len(columns):
         raise input_error(
             Reason.HEADER,
             "columns have equal names",
             "expected different ones (case does not count)",
-            file=file,
+            file=table.file,
         )
-    columns = match_columns(table.path, wanted, {INDEX_DATE}, table.delimiter)
-    frame = table._replace(columns=columns).read()
-    if chosen:
-        frame = frame.with_columns(
-            pl.when(pl.col(one.name).is_not_null())
-            .then((pl.col(one.name) == one.value).cast(pl.Int8).cast(pl.String))
-            .alias(one.name)
-            for one in chosen
-        )
-    single, rows, findings = keep_unique_rows(frame, file)
-    kept, odd, more = parse_labels(single, columns, names, file)
-    if odd:
-        rows.quarantined[str(Reason.LABEL)] = odd
-    if INDEX_DATE in kept.columns:
-        written = reformat_dates(kept[INDEX_DATE], form)
-        # claims after such a date could not be excluded
-        unread = written.is_not_null() & dates.parse_days(written).is_null()
-        lost, kept = kept.filter(unread)["row"], kept.with_columns(written).filter(~unread)
-        more += report_zones(DateCounts().add(kept[INDEX_DATE]).zoned, file, INDEX_DATE)
-        if n := lost.len():
-            rows.quarantined[str(Reason.DATE)] = n
-            text, examples = (
-                f"{n} rows have an index date that cannot be read",
-                tuple(map(str, lost.head(5))),
-            )
-            more.append(
-                Finding(
-                    Reason.DATE,
-                    text,
-                    "they are excluded",
-                    file=file,
-                    field=INDEX_DATE,
-                    count=n,
-                    examples=examples,
-                )
-            )
-    more += report_spelling(
-        file, table.columns, {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)}
-    )
-    return kept.drop("row"), [rows], [*findings, *more]
+    return labels
 
 
-def _find_unmatched_labels(
-    labels: pl.DataFrame | None, seen: np.ndarray, rows: list[SourceRows]
-) -> list[Finding]:
-    """A warning of labels without claims and of claims without labels; `seen` are the hashed
-    subjects of the claims.
+def _flag_value(label: LabelColumn) -> pl.Expr:
+    """1 where the column has the value, 0 where it has another one, null where it is empty."""
+    cell = pl.col(label.name)
+    flag = (cell == label.value).cast(pl.Int8).cast(pl.String)
+    return pl.when(cell.is_not_null()).then(flag).alias(label.name)
+
+
+def _read_index_dates(
+    labels: pl.DataFrame, file: str, form: str | None, accounts: TableAccounts
+) -> pl.DataFrame:
+    """The labels with index dates as YYYY-MM-DD.
+
+    A row whose index date cannot be read is excluded: claims after such a date could not be.
     """
-    if labels is None:
-        return []
-    labelled = hash_ids(labels["subject_id"])
-    both = len(np.intersect1d(labelled, seen, assume_unique=True))
-    without, unlabelled = len(labelled) - both, len(seen) - both
-    if not without and not unlabelled:
-        return []
-    text = f"{without} subjects with labels have no claims, {unlabelled} subjects with claims have no labels"
-    return [
-        input_warning(Reason.UNMATCHED_LABELS, text, file=rows[0].file, count=without + unlabelled)
-    ]
+    labels = labels.with_columns(reformat_dates(labels[INDEX_DATE], form))
+    written = labels[INDEX_DATE]
+    is_unread = written.is_not_null() & dates.parse_days(written).is_null()
+    unread, labels = labels.filter(is_unread)["row"], labels.filter(~is_unread)
+    zoned = DateCounts().add(labels[INDEX_DATE]).zoned
+    accounts.findings += report_zones(zoned, file, INDEX_DATE)
+    problem = "have an index date that cannot be read"
+    accounts.findings += report_excluded(Reason.DATE, unread, problem, file, INDEX_DATE)
+    accounts.rows[-1].quarantined.update(count_dropped(Reason.DATE, unread.len()))
+    return labels

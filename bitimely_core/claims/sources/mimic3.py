@@ -1,21 +1,26 @@
-"""MIMIC-III: diagnoses of stays. Their table has no dates: they are coded at discharge, so they get
-its time.
+"""Reads MIMIC-III: diagnoses of stays.
+
+Their table has no dates. They are coded at discharge, and so they get its time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.claims.sources.columns import find_table, open_table
-from bitimely_core.claims.sources.source_table import EventBlock
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
-from bitimely_core.claims.sources.survey import bind_events, survey_tables
+from bitimely_core.claims.sources.columns import find_table, open_table, rename_columns
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
+from bitimely_core.claims.sources.survey import EventReader, survey_tables
 from bitimely_core.formats.source import Source
-from bitimely_core.formats.tables import strip_blanks
 
 DIAGNOSIS = {
     "subject_id": ("subject_id",),
@@ -28,46 +33,42 @@ PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS. Option: date_format, for copies
-    whose dates are written in another form.
+    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS.
 
-    Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used.
-    Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
-    (exit 2).
+    Option: date_format, for copies whose dates are written in another form. Subjects over 89 were
+    born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what
+    cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     form = options.date_format or None
     files = [find_table(source, stem) for stem in ("diagnoses_icd", "admissions", "patients")]
-    diagnoses, stays, cohort = (
-        open_table(source, *pair) for pair in zip(files, (DIAGNOSIS, STAY, PERSON), strict=True)
-    )
-    discharged, account, stay_findings = keep_unique_rows(stays.read(), stays.file, "claim")
-    persons, registered, more = keep_unique_rows(cohort.read(), cohort.file)
+    diagnoses, stays, cohort = map(partial(open_table, source), files, (DIAGNOSIS, STAY, PERSON))
+    accounts = TableAccounts()
+    discharges = keep_unique_rows(stays.read(), stays.file, accounts, "claim")
+    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
     shape = partial(
-        date_at_discharge, columns=diagnoses.columns, stays=discharged.select("claim", "date")
+        date_at_discharge, columns=diagnoses.columns, stays=discharges.select("claim", "date")
     )
-    table = diagnoses.as_events(shape, dated=(stays.file, stays.columns["date"]), form=form)
-    survey = survey_tables([table], vocab="icd9cm")
+    dated = (stays.file, stays.columns["date"])
+    table = SourceTable(table=diagnoses, shape=shape, dated=dated, form=form)
+    survey = survey_tables([table])
     return ClaimsSource(
-        events=bind_events([table]),
-        subjects=make_subjects(persons, cohort.file, more, form, survey.last),
-        vocab="icd9cm",
+        events=EventReader([table]),
+        subjects=make_subjects(persons, cohort.file, accounts, form, survey.last),
         source="inpatient",
-        rows=[*survey.rows, account, registered],
-        findings=[*survey.findings, *stay_findings, *more],
+        survey=survey,
+        accounts=accounts,
         facts={"tables": files, "dates": "time of discharge"},
     )
 
 
 def date_at_discharge(
-    frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame
+    frame: pl.DataFrame, *, columns: Mapping[str, str], stays: pl.DataFrame
 ) -> EventBlock:
-    """Diagnoses of a block with the date of their stay (`stays`: claim, date); null without such a
-    stay.
+    """Diagnoses of a block with the date of their stay; null without such a stay.
 
-    `columns`: key -> name; position as text, any other key as it is.
+    `columns`: key -> name; `stays`: claim, date.
     """
-    named = frame.select(
-        "row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+    dated = rename_columns(frame, columns).join(
+        stays, on="claim", how="left", maintain_order="left"
     )
-    dated = named.join(stays, on="claim", how="left", maintain_order="left")
     return EventBlock(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))

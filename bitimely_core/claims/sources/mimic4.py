@@ -1,14 +1,16 @@
-"""MIMIC-IV: diagnoses of stays at discharge and, if the module is present, of visits to the
+"""Reads MIMIC-IV: diagnoses of stays at discharge and, if the module is present, of visits to the
 emergency department.
 
 Dates are shifted by subject: intervals are right, calendar years are not. Copies that went through
-a spreadsheet have two-digit years, which take the century nearest to the year that the subject is
+a spreadsheet have two-digit years. These take the century nearest to the year that the subject is
 anchored to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import polars as pl
 
@@ -18,11 +20,24 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
-from bitimely_core.claims.sources.survey import bind_events, survey_tables
-from bitimely_core.errors import Finding
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
+from bitimely_core.claims.sources.survey import EventReader, survey_tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import SourceRows
+
+
+class _Module(NamedTuple):
+    """A part of MIMIC-IV with diagnoses of its own."""
+
+    kind: str  # of claims
+    diagnoses: str  # table of diagnoses
+    stays: str  # table of stays
+    key: str  # column of both tables that identifies a stay
+    end: str  # column of the stays with the date of their diagnoses
+
 
 PERSON = {
     "subject_id": ("subject_id",),
@@ -32,55 +47,44 @@ PERSON = {
     "death": ("dod",),
 }
 CODED = {"position": ("seq_num",), "code": ("icd_code",), "vocab": ("icd_version",)}
-MODULES = (  # kind of claims, table of diagnoses, table of stays, its key, its date
-    ("inpatient", "diagnoses_icd", "admissions", "hadm_id", "dischtime"),
-    ("emergency", "diagnosis", "edstays", "stay_id", "outtime"),
-)
+HOSPITAL = _Module("inpatient", "diagnoses_icd", "admissions", "hadm_id", "dischtime")
+EMERGENCY = _Module("emergency", "diagnosis", "edstays", "stay_id", "outtime")
 VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
 
 
 def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-IV: a folder with hosp/ and perhaps ed/. Option: date_format, for copies whose dates
-    are written in another form.
+    """MIMIC-IV: a folder with hosp/ and perhaps ed/.
 
-    Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
-    (exit 2).
+    Option: date_format, for copies whose dates are written in another form. Raises UserError: what
+    cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     form = options.date_format or None
     cohort = open_table(source, find_table(source, "patients"), PERSON)
-    persons, registered, findings = keep_unique_rows(cohort.read(), cohort.file)
+    accounts = TableAccounts()
+    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
     persons = persons.with_columns(pl.col("age", "year").cast(pl.Int32, strict=False))
     born = pl.col("year") - pl.col("age")  # January of the year in which the subject had the age 0
     persons = persons.with_columns(
         pl.when(born.is_not_null()).then(pl.format("{}-01", born)).alias("birth")
     )
-    source_tables: list[SourceTable] = []
-    rows, absent = [registered], []
-    for kind, diagnoses, stays, key, dated in MODULES:
-        file = find_table(source, diagnoses, needed=kind == "inpatient")
-        if not file:
-            absent.append(diagnoses)
-            continue
-        table, account, stay_findings = _open_module(
-            source, file, find_table(source, stays), (kind, key, dated), persons, form
-        )
-        source_tables.append(table)
-        rows.append(account)
-        findings += stay_findings
-    seen = survey_tables(source_tables, vocab="icd9cm")
+    source_tables, absent = [], []
+    for module in (HOSPITAL, EMERGENCY):
+        file = find_table(source, module.diagnoses, needed=module is HOSPITAL)
+        if file:
+            source_tables.append(_open_module(source, module, file, persons, form, accounts))
+        else:
+            absent.append(module.diagnoses)
+    survey = survey_tables(source_tables)
+    persons = persons.with_columns(_reformat_near_dates(persons, "death", form))
+    subjects = make_subjects(persons, cohort.file, accounts)
     return ClaimsSource(
-        events=bind_events(source_tables),
-        subjects=make_subjects(
-            persons.with_columns(_reformat_near_dates(persons, "death", form)),
-            cohort.file,
-            findings,
-        ),
-        vocab="icd9cm",
+        events=EventReader(source_tables),
+        subjects=subjects,
         source="inpatient",
-        rows=[*seen.rows, *rows],
-        findings=[*seen.findings, *findings],
+        survey=survey,
+        accounts=accounts,
         facts={
-            "tables": [row.file for row in (*seen.rows, *rows)],
+            "tables": [row.file for row in (*survey.rows, *accounts.rows)],
             "absent": absent,
             "dates": "time of discharge; shifted by subject",
         },
@@ -89,31 +93,27 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 def _open_module(
     source: Source,
+    module: _Module,
     file: str,
-    stays_file: str,
-    names: tuple[str, str, str],
     persons: pl.DataFrame,
     form: str | None,
-) -> tuple[SourceTable, SourceRows, list[Finding]]:
-    """A table of diagnoses, and the account of the stays that give its dates."""
-    kind, key, dated = names
-    stays = open_table(
-        source, stays_file, {"subject_id": ("subject_id",), "claim": (key,), "date": (dated,)}
-    )
-    ended, account, stay_findings = keep_unique_rows(stays.read(), stays.file, "claim")
-    ended = ended.join(
+    accounts: TableAccounts,
+) -> SourceTable:
+    """A table of diagnoses with the dates of its stays."""
+    keys = {"subject_id": ("subject_id",), "claim": (module.key,)}
+    stays = open_table(source, find_table(source, module.stays), {**keys, "date": (module.end,)})
+    ended = keep_unique_rows(stays.read(), stays.file, accounts, "claim").join(
         persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left"
     )
-    ended = ended.with_columns(_reformat_near_dates(ended, "date", form))
-    coded = open_table(source, file, {"subject_id": ("subject_id",), "claim": (key,), **CODED})
-    shape = partial(
-        _shape_block, columns=coded.columns, stays=ended.select("claim", "date"), kind=kind
-    )
-    return coded.as_events(shape, dated=(stays.file, stays.columns["date"])), account, stay_findings
+    dates_of_stays = ended.select("claim", _reformat_near_dates(ended, "date", form))
+    diagnoses = open_table(source, file, keys | CODED)
+    shape = partial(_shape_block, columns=diagnoses.columns, stays=dates_of_stays, kind=module.kind)
+    dated = (stays.file, stays.columns["date"])
+    return SourceTable(table=diagnoses, shape=shape, dated=dated)
 
 
 def _shape_block(
-    frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame, kind: str
+    frame: pl.DataFrame, *, columns: Mapping[str, str], stays: pl.DataFrame, kind: str
 ) -> EventBlock:
     events = date_at_discharge(frame, columns=columns, stays=stays).events
     return EventBlock(
@@ -128,10 +128,9 @@ def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str | None) -> pl
     if form is None:
         return frame[name]
     cells: dict[tuple[str | None, int | None], str | None] = {}
-    for text, near in frame.select(name, "year").unique().iter_rows():
+    for text, year in frame.select(name, "year").unique().iter_rows():
         # the short form: cells with a date without a time
-        days = [dates.parse_day(text, one, near) for one in (form, form.split()[0])]
-        cells[text, near] = next((dates.format_day(day) for day in days if day is not None), text)
-    return pl.Series(
-        name, [cells[row] for row in frame.select(name, "year").iter_rows()], pl.String
-    )
+        days = [dates.parse_day(text, part, year) for part in (form, form.split()[0])]
+        cells[text, year] = next((dates.format_day(day) for day in days if day is not None), text)
+    reformatted = [cells[row] for row in frame.select(name, "year").iter_rows()]
+    return pl.Series(name, reformatted, pl.String)

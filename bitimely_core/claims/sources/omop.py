@@ -1,15 +1,16 @@
-"""OMOP CDM 5.2 to 5.4: the source concepts of conditions, and the V, E and Z codes that its rules
-of domains put into three other tables.
+"""Reads OMOP CDM 5.2 to 5.4: the source concepts of conditions, and the V, E and Z codes that its
+rules of domains put into three other tables.
 
-Standard concepts (SNOMED) are not read. Without a table of concepts, or without a concept, the
-source value is read as a code. The other three tables hold procedure codes too, so that a value of
-theirs is used only if it can only be an ICD code.
+Standard concepts (SNOMED) are read with `--codes all` alone. Without a table of concepts, or
+without a concept, the source value is read as a code. The other three tables hold procedure codes
+too: a value of theirs is used only if it can only be an ICD code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
 
@@ -17,31 +18,47 @@ from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
-    OpenTable,
     assign_vocabulary,
     find_table,
     open_table,
     reformat_dates,
 )
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
-from bitimely_core.claims.sources.source_table import EventBlock
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
-from bitimely_core.claims.sources.survey import bind_events, survey_tables
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    count_dropped,
+)
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
+from bitimely_core.claims.sources.survey import EventReader, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
 
-EVENTS = {  # table -> prefix of its columns, name of its date
-    "condition_occurrence": ("condition", "condition_start_date"),
-    "observation": ("observation", "observation_date"),
-    "procedure_occurrence": ("procedure", "procedure_date"),
-    "measurement": ("measurement", "measurement_date"),
+
+class _TableNames(NamedTuple):
+    """A table of events in the naming of OMOP."""
+
+    prefix: str  # of its columns
+    date: str  # column
+
+
+EVENTS = {  # tables with ICD codes
+    "condition_occurrence": _TableNames("condition", "condition_start_date"),
+    "observation": _TableNames("observation", "observation_date"),
+    "procedure_occurrence": _TableNames("procedure", "procedure_date"),
+    "measurement": _TableNames("measurement", "measurement_date"),
 }
-MORE_EVENTS = {  # with `--codes all`
-    "drug_exposure": ("drug", "drug_exposure_start_date"),
-    "device_exposure": ("device", "device_exposure_start_date"),
-    "visit_occurrence": ("visit", "visit_start_date"),
+OTHER_EVENTS = {  # tables that are read with `--codes all`
+    "drug_exposure": _TableNames("drug", "drug_exposure_start_date"),
+    "device_exposure": _TableNames("device", "device_exposure_start_date"),
+    "visit_occurrence": _TableNames("visit", "visit_start_date"),
 }
 VOCABULARIES = {"ICD9CM": "icd9cm", "ICD10CM": "icd10cm", "ICD10": "icd10"}
 VISITS = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
@@ -51,14 +68,32 @@ LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"
 # HCPCS: vision, hearing, equipment
 PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"
 SUBJECT = {"subject_id": ("person_id",)}
-CONCEPT = {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
-PERSON_DATES = {  # table -> key of a date, its column
-    "observation_period": {
-        "obs_start": "observation_period_start_date",
-        "obs_end": "observation_period_end_date",
-    },
-    "death": {"death": "death_date"},
+CONCEPT = {
+    "concept": ("concept_id",),
+    "vocab": ("vocabulary_id",),
+    "concept_code": ("concept_code",),
 }
+NUMBER_COLUMNS = {
+    "value": ("value_as_number",),
+    "unit": ("unit_concept_id",),
+    "unit_text": ("unit_source_value",),
+}
+ID_COLUMNS = {"claim", "concept", "standard", "unit"}  # keys of columns of whole numbers
+PERSON = {
+    **SUBJECT,
+    "sex": ("gender_concept_id",),
+    "year": ("year_of_birth",),
+    "month": ("month_of_birth",),
+    "day": ("day_of_birth",),
+}
+PERSON_DATES = {  # table -> its dates
+    "observation_period": {
+        "obs_start": ("observation_period_start_date",),
+        "obs_end": ("observation_period_end_date",),
+    },
+    "death": {"death": ("death_date",)},
+}
+NULL_TEXT = pl.lit(None, pl.String)
 
 
 def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
@@ -70,74 +105,108 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
     (exit 2).
     """
-    form = options.date_format or None
-    since, kind = parse_switch_day(options), parse_default_source(options)
+    form, since = options.date_format or None, parse_switch_day(options)
+    kind, others = parse_default_source(options), options.codes == "all"
     concepts, visits = _read_concepts(source), _read_visits(source)
-    others = options.codes == "all"
-    files = {
-        name: find_table(source, name, needed=False)
-        for name in (*EVENTS, *MORE_EVENTS)
-        if others or name in EVENTS
-    }
-    opened = {
-        name: _open_events(source, name, file, others, options.time_unit == "minute")
-        for name, file in files.items()
-        if file
-    }
-    named = _name_concepts(source, opened.values()) if others else None
-    shape = partial(
-        _shape_block, concepts=concepts, visits=visits, form=form, since=since, named=named
-    )
-    found = [
-        table.as_events(
-            partial(shape, columns=table.columns, only_lettered=name != "condition_occurrence"),
+    opened = _open_tables(source, others=others, timed=options.time_unit == "minute")
+    tokens = _name_concepts(source, opened.values()) if others else None
+    source_tables = [
+        SourceTable(
+            table=table,
+            shape=_BlockShaper(
+                columns=table.columns,
+                concepts=concepts,
+                visits=visits,
+                form=form,
+                since=since,
+                only_lettered=name != "condition_occurrence",
+                tokens=tokens,
+            ),
             others=others,
         )
         for name, table in opened.items()
     ]
-    absent = [name for name in EVENTS if not files[name]]
-    if not found:
+    survey = survey_tables(source_tables, stated="nowhere" if since is None else "surely")
+    accounts = TableAccounts()
+    persons = _read_persons(source, form, accounts)
+    absent = [name for name in EVENTS if name not in opened]
+    accounts.findings += _warn_of_absent(absent)
+    subjects = make_subjects(persons, accounts.rows[0].file, accounts, form, survey.last)
+    facts = {
+        "tables": [row.file for row in (*survey.rows, *accounts.rows)],
+        "absent": absent,
+        "concepts": "no table of concepts: source values are read as ICD-9-CM"
+        if concepts is None
+        else "source concepts",
+        "visits": "no table of visits"
+        if visits is None
+        else "of the kinds 9201, 262, 9202, 9203; all others are of the default source",
+    }
+    return ClaimsSource(
+        events=EventReader(source_tables),
+        subjects=subjects,
+        source=kind,
+        survey=survey,
+        accounts=accounts,
+        facts=facts,
+    )
+
+
+def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, OpenTable]:
+    """The tables of events by name. Raises UserError: no_input where there is none.
+
+    `others`: also those without ICD codes; `timed`: with times of day.
+    """
+    opened = {}
+    for name in (*EVENTS, *OTHER_EVENTS) if others else EVENTS:
+        if file := find_table(source, name, needed=False):
+            wanted = _list_columns(name, others=others, timed=timed)
+            opened[name] = open_table(
+                source, file, wanted, {"concept", "claim", "moment", *NUMBER_COLUMNS}
+            )
+    if not opened:
         raise input_error(
             Reason.NO_INPUT,
             f"found none of {', '.join(EVENTS)}",
             hint="Give the folder that holds the tables",
         )
-    seen = survey_tables(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
-    persons, rows, findings = _read_persons(source, form)
-    if absent:
-        text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-        wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
-        findings.append(
-            Finding(Reason.MISSING_PAIR, text, wanted, level="warning", count=len(absent))
-        )
-    kinds = "of the kinds 9201, 262, 9202, 9203; all others are of the default source"
-    facts = {
-        "tables": [table.file for table in found] + [row.file for row in rows],
-        "absent": absent,
-        "concepts": "source concepts"
-        if concepts is not None
-        else "no table of concepts: source values are read as ICD-9-CM",
-        "visits": kinds if visits is not None else "no table of visits",
-    }
-    return ClaimsSource(
-        events=bind_events(found),
-        subjects=make_subjects(persons, rows[0].file, findings, form, seen.last),
-        vocab="icd9cm",
-        source=kind,
-        rows=[*seen.rows, *rows],
-        findings=[*seen.findings, *findings],
-        facts=facts,
-    )
+    return opened
 
 
-def _read_concepts(source: Source) -> pl.DataFrame | None:
-    """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and
-    know no quotes.
+def _list_columns(name: str, *, others: bool, timed: bool) -> dict[str, tuple[str, ...]]:
+    """Key -> name of the columns of a table of events."""
+    prefix, date = (EVENTS | OTHER_EVENTS)[name]
+    columns: dict[str, tuple[str, ...]] = {**SUBJECT, "date": (date,)}
+    if name in EVENTS:
+        columns["code"] = (f"{prefix}_source_value",)
+        columns["concept"] = (f"{prefix}_source_concept_id",)
+    columns["claim"] = ("visit_occurrence_id",)
+    if others:
+        columns["standard"] = (f"{prefix}_concept_id",)
+        columns |= NUMBER_COLUMNS if name in EVENTS else {}
+    if timed:
+        columns["moment"] = (f"{date}time",)
+    return columns
+
+
+def _warn_of_absent(absent: Sequence[str]) -> list[Finding]:
+    if not absent:
+        return []
+    text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+    wanted = "V, E and Z codes (insulin use, status after) may be missing"
+    wanted += ": OMOP routes them by domain"
+    return [Finding(Reason.MISSING_PAIR, text, wanted, level="warning", count=len(absent))]
+
+
+def _iter_concepts(source: Source) -> Iterator[pl.DataFrame]:
+    """Blocks of concept, vocab and concept_code; nothing without a table of concepts.
+
+    The vocabulary's own files are separated by tabs and know no quotes.
     """
-    if not (file := find_table(source, "concept", needed=False)):
-        return None
-    _, path, columns, mark = open_table(source, file, CONCEPT, codes=("known",))
-    kept = []
+    file = find_table(source, "concept", needed=False)
+    if not file:
+        return
+    _, path, columns, mark = open_table(source, file, CONCEPT, codes=("concept_code",))
     for block in tables.read_frames(
         path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"
     ):
@@ -146,239 +215,187 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
             raise input_error(
                 first.code, first.problem, first.requirement, file=file, row=first.row
             )
-        named = block.frame.select(
+        yield block.frame.select(
             tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()
         )
-        kept.append(named.filter(pl.col("vocab").is_in(list(VOCABULARIES))))
-    return (
-        pl.concat(kept).with_columns(pl.col("vocab").replace_strict(VOCABULARIES)).unique("concept")
-    )
+
+
+def _read_concepts(source: Source) -> pl.DataFrame | None:
+    """concept, vocab, concept_code: the ICD concepts; None without a table of concepts."""
+    is_icd = pl.col("vocab").is_in(list(VOCABULARIES))
+    blocks = [block.filter(is_icd) for block in _iter_concepts(source)]
+    if not blocks:
+        return None
+    vocab = pl.col("vocab").replace_strict(VOCABULARIES)
+    return pl.concat(blocks).with_columns(vocab).unique("concept")
 
 
 def _read_visits(source: Source) -> pl.DataFrame | None:
-    """claim, source: the visits whose kind is known."""
-    if not (file := find_table(source, "visit_occurrence", needed=False)):
+    """claim, source: the visits of a kind that is in `VISITS`; None without a table of visits."""
+    file = find_table(source, "visit_occurrence", needed=False)
+    if not file:
         return None
-    table = open_table(
-        source, file, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}
-    )
-    visits = (
-        table.read()
-        .select(number_text(key, key) for key in table.columns)
-        .filter(pl.col("source").is_in(list(VISITS)))
-    )
-    return visits.select(
-        "claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)
-    ).unique("claim", maintain_order=True)
+    wanted = {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}
+    table = open_table(source, file, wanted)
+    visits = table.read().select(read_id(key).alias(key) for key in table.columns)
+    visits = visits.filter(pl.col("source").is_in(list(VISITS)))
+    kind = pl.col("source").replace_strict(VISITS, return_dtype=pl.String)
+    return visits.with_columns(kind).unique("claim", maintain_order=True)
 
 
-def number_text(name: str, key: str) -> pl.Expr:
-    """A column of numbers as text; tools that have no empty integers write 10.0 for 10."""
-    return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
+def read_id(name: str) -> pl.Expr:
+    """A column of whole numbers as text; tools that have no empty integers write 10.0 for 10."""
+    return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "")
 
 
-def _name_concepts(source: Source, opened: Collection[OpenTable]) -> pl.DataFrame:
-    """concept, token, symbol of the standard concepts and units in the tables: `LOINC//2345-7`
-    (`CONCEPT//3004501` without a row of the vocabulary), and the code alone, `mg/dL` of a unit
-    (null without such a row).
+def _name_concepts(source: Source, opened: Iterable[OpenTable]) -> pl.DataFrame:
+    """concept, token, symbol of the standard concepts and units in the tables.
+
+    The token is `LOINC//2345-7`, or `CONCEPT//3004501` without a row of the vocabulary. The symbol
+    is the code alone, `mg/dL` of a unit, or null without such a row.
     """
     ids = pl.Series("concept", [], pl.String)
     for table in opened:
-        keys = [key for key in ("standard", "unit") if key in table.columns]
-        for block in tables.read_frames(
-            table.path, tuple(table.columns[key] for key in keys), delimiter=table.delimiter
-        ):
-            found = [
-                block.frame.select(number_text(table.columns[key], "concept")).to_series()
-                for key in keys
-            ]
-            ids = pl.concat([ids, *found]).unique()
+        names = tuple(table.columns[key] for key in ("standard", "unit") if key in table.columns)
+        for block in tables.read_frames(table.path, names, delimiter=table.delimiter):
+            columns = [block.frame.select(concept=read_id(name))["concept"] for name in names]
+            ids = pl.concat([ids, *columns]).unique()
     wanted = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
-    named = pl.DataFrame(schema={"concept": pl.String, "vocab": pl.String, "known": pl.String})
-    if file := find_table(source, "concept", needed=False):
-        _, path, columns, mark = open_table(source, file, CONCEPT, codes=("known",))
-        for block in tables.read_frames(
-            path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"
-        ):
-            rows = block.frame.select(
-                tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()
-            )
-            named = pl.concat([named, rows.join(wanted, on="concept", how="semi")])
-    token = pl.coalesce(
-        pl.format(f"{{}}{MARK}{{}}", "vocab", "known"), pl.format(f"CONCEPT{MARK}{{}}", "concept")
-    )
+    named = pl.DataFrame(schema=dict.fromkeys(CONCEPT, pl.String))
+    for concepts in _iter_concepts(source):
+        named = pl.concat([named, concepts.join(wanted, on="concept", how="semi")])
     joined = wanted.join(named.unique("concept"), on="concept", how="left", maintain_order="left")
-    return joined.select("concept", token=token, symbol="known")
-
-
-def _open_events(source: Source, name: str, file: str, others: bool, timed: bool) -> OpenTable:
-    prefix, dated = (EVENTS | MORE_EVENTS)[name]
-    wanted = {
-        **SUBJECT,
-        "date": (dated,),
-        **(
-            {"code": (f"{prefix}_source_value",), "concept": (f"{prefix}_source_concept_id",)}
-            if name in EVENTS
-            else {}
-        ),
-        "claim": ("visit_occurrence_id",),
-    }
-    number = {
-        "value": ("value_as_number",),
-        "unit": ("unit_concept_id",),
-        "unit_text": ("unit_source_value",),
-    }
-    more = (
-        {"standard": (f"{prefix}_concept_id",), **(number if name in EVENTS else {})}
-        if others
-        else {}
+    token = pl.coalesce(
+        pl.format(f"{{}}{MARK}{{}}", "vocab", "concept_code"),
+        pl.format(f"CONCEPT{MARK}{{}}", "concept"),
     )
-    clock = {"moment": (f"{dated}time",)} if timed else {}
-    return open_table(source, file, wanted | more | clock, {"concept", "claim", "moment", *number})
+    return joined.select("concept", token=token, symbol="concept_code")
 
 
-def _shape_block(
-    frame: pl.DataFrame,
-    *,
-    columns: dict[str, str],
-    concepts: pl.DataFrame | None,
-    visits: pl.DataFrame | None,
-    form: str | None,
-    since: int | None,
-    only_lettered: bool,
-    named: pl.DataFrame | None,
-) -> EventBlock:
-    """The rows whose source concept is an ICD code, and those without one whose source value is;
-    with `named` also other rows, with their standard concept, its unit and number.
-    """
-    rows = frame.select(
-        "row",
-        *(
-            number_text(name, key)
-            if key in {"claim", "concept", "standard", "unit"}
-            else tables.strip_blanks(pl.col(name)).alias(key)
-            for key, name in columns.items()
-        ),
-    )
-    rows = rows.with_columns(reformat_dates(rows["date"], form))
-    # a table without ICD codes
-    rows = rows.with_columns(code=pl.lit(None, pl.String)) if "code" not in columns else rows
-    if "moment" in columns:
-        rows = rows.with_columns(
-            date=pl.when(pl.col("moment").str.contains(":")).then("moment").otherwise("date")
-        )
-    if "claim" in columns and visits is not None:
-        rows = rows.join(visits, on="claim", how="left", maintain_order="left")
-    text = pl.col("code").str.to_uppercase()
-    written, stated = pl.lit(value=True), pl.lit(None, pl.String)
-    if only_lettered:
-        written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
-        stated = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm")).otherwise(stated)
-    if since is not None:
-        stated = pl.coalesce(stated, assign_vocabulary(rows["date"], since, "icd9cm", "icd10cm"))
-    written, known = written.fill_null(value=False), pl.col("known")
-    if concepts is None or "concept" not in columns:
-        rows = rows.with_columns(pl.lit(None, pl.String).alias("known"), stated.alias("vocab"))
-    else:
-        rows = rows.join(concepts, on="concept", how="left", maintain_order="left")
-        written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
-        rows = rows.with_columns(
-            pl.when(known.is_null()).then(stated).otherwise(pl.col("vocab")).alias("vocab")
-        )
-    is_icd = known.is_not_null() | written
-    if named is not None:
-        rows = _add_tokens(rows, named)
-        value = (
-            pl.col("value").cast(pl.Float32, strict=False)
-            if "value" in columns
-            else pl.lit(None, pl.Float32)
-        )
-        other = ~is_icd & pl.col("token").is_not_null()
-        changes = {
-            "vocab": pl.lit(OTHER),
-            "code": pl.col("token"),
-            "known": pl.lit(None, pl.String),
-            "claim": pl.lit(None, pl.String),
-        }
-        rows = (
-            rows.with_columns(pl.lit(None, pl.String).alias("claim"))
-            if "claim" not in columns
-            else rows
-        )
-        rows = rows.with_columns(other=other, is_icd=is_icd).with_columns(
+@dataclass(frozen=True, kw_only=True)
+class _BlockShaper:
+    """Makes events of a block of a table."""
+
+    columns: Mapping[str, str]  # key -> name
+    concepts: pl.DataFrame | None  # of `_read_concepts`
+    visits: pl.DataFrame | None  # of `_read_visits`
+    form: str | None  # of dates
+    since: int | None  # day from which on codes without a concept are ICD-10
+    only_lettered: bool  # the table holds codes that are not ICD: only V, E and Z codes are read
+    tokens: pl.DataFrame | None  # of `_name_concepts`, with `--codes all`
+
+    def __call__(self, frame: pl.DataFrame) -> EventBlock:
+        """The rows whose source concept is an ICD code, and those without one whose source value
+        is; with `tokens` also other rows, with their standard concept, its unit and number.
+        """
+        rows = self._mark_icd(self._read_columns(frame))
+        if self.tokens is not None:
+            rows = self._mark_others(_add_tokens(rows, self.tokens))
+        events = rows.filter("is_event").with_columns(code=pl.coalesce("concept_code", "code"))
+        left_out = rows.height - events.height
+        return EventBlock(events, count_dropped(Reason.WRONG_VOCABULARY, left_out))
+
+    def _read_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The columns under their keys, dates in one form, and the kind of the visit."""
+        columns = [
+            (read_id(name) if key in ID_COLUMNS else tables.strip_blanks(pl.col(name))).alias(key)
+            for key, name in self.columns.items()
+        ]
+        absent = {
+            "code",
+            "claim",
+        } - self.columns.keys()  # a table without ICD codes, without visits
+        rows = frame.select("row", *columns, *(NULL_TEXT.alias(key) for key in sorted(absent)))
+        rows = rows.with_columns(reformat_dates(rows["date"], self.form))
+        if "moment" in self.columns:
+            moment = pl.when(pl.col("moment").str.contains(":")).then("moment")
+            rows = rows.with_columns(date=pl.coalesce(moment, "date"))
+        if self.visits is not None:
+            rows = rows.join(self.visits, on="claim", how="left", maintain_order="left")
+        return rows
+
+    def _mark_icd(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows with `vocab` and `concept_code` of their source concept, and `is_event` for
+        those with an ICD code.
+        """
+        text, is_written, stated = pl.col("code").str.to_uppercase(), pl.lit(value=True), NULL_TEXT
+        if self.only_lettered:
+            is_written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
+            stated = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm"))
+        if self.since is not None:
+            by_date = assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm")
+            stated = pl.coalesce(stated, by_date)
+        is_written = is_written.fill_null(value=False)
+        if self.concepts is None or "concept" not in self.columns:
+            rows = rows.with_columns(concept_code=NULL_TEXT, vocab=stated)
+        else:
+            rows = rows.join(self.concepts, on="concept", how="left", maintain_order="left")
+            is_written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
+            has_code = pl.col("concept_code").is_not_null()
+            rows = rows.with_columns(vocab=pl.when(has_code).then("vocab").otherwise(stated))
+        return rows.with_columns(is_event=pl.col("concept_code").is_not_null() | is_written)
+
+    def _mark_others(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows with `is_event` also for those whose standard concept has a token.
+
+        These have the token as code, no visit, and their number as `value`.
+        """
+        value = pl.lit(None, pl.Float32)
+        if "value" in self.columns:
+            value = pl.col("value").cast(pl.Float32, strict=False)
+        is_other = ~pl.col("is_event") & pl.col("token").is_not_null()
+        changes = {"vocab": pl.lit(OTHER), "code": pl.col("token")}
+        changes |= {"concept_code": NULL_TEXT, "claim": NULL_TEXT}
+        return rows.with_columns(
             *(
-                pl.when("other").then(new).otherwise(name).alias(name)
-                for name, new in changes.items()
+                pl.when(is_other).then(new).otherwise(key).alias(key)
+                for key, new in changes.items()
             ),
-            value=pl.when(pl.col("other") & value.is_finite()).then(value),
+            value=pl.when(is_other & value.is_finite()).then(value),
+            is_event=pl.col("is_event") | is_other,
         )
-        is_icd = pl.col("is_icd") | pl.col("other")
-    kept = rows.filter(is_icd).with_columns(pl.coalesce(known, "code").alias("code"))
-    left = rows.height - kept.height
-    return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
 
-def _add_tokens(rows: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
-    """Rows with the token of their standard concept and its unit, `LOINC//2345-7//mg/dL`, so that
-    numbers of two units are not taken for one quantity. The unit is that of the vocabulary, else as
-    the source writes it, else the number of its concept.
+def _add_tokens(rows: pl.DataFrame, tokens: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the token of their standard concept and its unit, `LOINC//2345-7//mg/dL`.
+
+    So numbers of two units are not taken for one quantity. The unit is that of the vocabulary, else
+    as the source writes it, else the number of its concept.
     """
     rows = rows.join(
-        named.select("token", standard="concept"), on="standard", how="left", maintain_order="left"
+        tokens.select("token", standard="concept"), on="standard", how="left", maintain_order="left"
     )
-    stated = [pl.lit(None, pl.String)]
+    stated = [NULL_TEXT]
     if "unit" in rows.columns:
-        rows = rows.join(
-            named.select("symbol", unit="concept"), on="unit", how="left", maintain_order="left"
-        )
+        symbols = tokens.select("symbol", unit="concept")
+        rows = rows.join(symbols, on="unit", how="left", maintain_order="left")
         stated.append(pl.col("symbol"))
-    stated += [
-        pl.col(name).replace({"": None, "0": None})
-        for name in ("unit_text", "unit")
-        if name in rows.columns
-    ]
+    written = [name for name in ("unit_text", "unit") if name in rows.columns]
+    stated += [pl.col(name).replace({"": None, "0": None}) for name in written]
     unit = pl.coalesce(stated)
-    return rows.with_columns(
-        token=pl.when(unit.is_not_null())
-        .then(pl.format(f"{{}}{MARK}{{}}", "token", unit))
-        .otherwise("token")
-    )
+    with_unit = pl.format(f"{{}}{MARK}{{}}", "token", unit)
+    return rows.with_columns(token=pl.when(unit.is_not_null()).then(with_unit).otherwise("token"))
 
 
-def _read_persons(
-    source: Source, form: str | None
-) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
+def _read_persons(source: Source, form: str | None, accounts: TableAccounts) -> pl.DataFrame:
     """Subjects with birth, sex, death and the time for which they were observed."""
-    wanted = {
-        **SUBJECT,
-        "sex": ("gender_concept_id",),
-        "year": ("year_of_birth",),
-        "month": ("month_of_birth",),
-        "day": ("day_of_birth",),
-    }
-    table = open_table(source, find_table(source, "person"), wanted, {"month", "day"})
-    persons, account, findings = keep_unique_rows(table.read(), table.file)
-    persons = persons.with_columns(
-        pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
+    table = open_table(source, find_table(source, "person"), PERSON, {"month", "day"})
+    persons = keep_unique_rows(table.read(), table.file, accounts)
+    year, month, day = (
+        pl.col(name).str.replace(r"\.0$", "") if name in table.columns else NULL_TEXT
+        for name in ("year", "month", "day")
     )
-    parts = [
-        pl.col(name) if name in table.columns else pl.lit(None, pl.String)
-        for name in ("month", "day")
-    ]
-    month, day = (part.fill_null("1").str.replace(r"\.0$", "") for part in parts)
     persons = persons.with_columns(
-        pl.format("{}-{}-{}", pl.col("year").str.replace(r"\.0$", ""), month, day).alias("birth")
+        sex=pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8),
+        birth=pl.format("{}-{}-{}", year, month.fill_null("1"), day.fill_null("1")),
     )
-    rows = [account]
     for name, columns in PERSON_DATES.items():  # any number of rows per person
         if file := find_table(source, name, needed=False):
-            frame = open_table(
-                source, file, SUBJECT | {key: (column,) for key, column in columns.items()}
-            ).read()
-            rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
+            frame = open_table(source, file, SUBJECT | columns).read()
+            accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], form) for key in columns)
             spans = read.group_by("subject_id").agg(
                 pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns
             )
             persons = persons.join(spans, on="subject_id", how="left", maintain_order="left")
-    return persons, rows, findings
+    return persons

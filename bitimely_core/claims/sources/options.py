@@ -1,4 +1,4 @@
-"""The options of `ingest` that sources interpret."""
+"""Checks and parses the options of `ingest` that sources interpret."""
 
 from __future__ import annotations
 
@@ -11,41 +11,59 @@ from typing import NamedTuple
 from bitimely_core.claims import dates
 from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.map_files import is_map_path, locate_map
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.phecode_maps import locate_map
-from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import (
+    Reason,
+    UserError,
+    check_choice,
+    safe_text,
+    unknown_name_error,
+    usage_error,
+)
 
+MIMIC_REFUSED = ("col", "icd10_from", "source_value", "label_column", "default_source")
 REFUSED = {  # layout -> options that have no meaning in it
     "omop": ("col", "source_value", "label_column"),
     "synpuf": ("col", "icd10_from", "source_value", "default_source"),
-    "mimic3": ("col", "icd10_from", "source_value", "label_column", "default_source"),
-    "mimic4": ("col", "icd10_from", "source_value", "label_column", "default_source"),
+    "mimic3": MIMIC_REFUSED,
+    "mimic4": MIMIC_REFUSED,
     "meds": ("col", "icd10_from", "source_value", "label_column"),
 }
+SAMPLE_DATE = datetime(2009, 12, 31, tzinfo=UTC)  # by which a form of dates is tried
+
+
+def _name_flag(option: str) -> str:
+    """An option as the command line spells it."""
+    return f"--{option.replace('_', '-')}"
 
 
 def parse_switch_day(options: ClaimsOptions) -> int | None:
     """The day of `--icd10-from`. Raises UserError: config (exit 2)."""
-    if not (text := options.icd10_from):
+    if not options.icd10_from:
         return None
-    if (day := dates.parse_day(str(text))) is None:
+    text = str(options.icd10_from)
+    day = dates.parse_day(text)
+    if day is None:
         raise usage_error(f"--icd10-from {safe_text(text)} is not a date", "expected YYYY-MM-DD")
     return day
 
 
 def _check_date_form(form: str) -> None:
-    """Raises UserError: config (exit 2), for a form that does not show day, month and year."""
-    try:
-        fits = (
-            not form
-            or form in dates.SERIALS
-            or dates.parse_day(datetime(2009, 12, 31, tzinfo=UTC).strftime(form), form) == 14609
-        )
-    except ValueError:
-        fits = False
-    if not fits:
-        expected = f"expected day, month and year in the letters of strptime, as %d/%m/%Y, or {' or '.join(dates.SERIALS)}"
+    """Raises UserError (config, exit 2) for a form that does not show day, month and year."""
+    if form and form not in dates.SERIALS and not _shows_day(form):
+        expected = "expected day, month and year in the letters of strptime, as %d/%m/%Y"
+        expected += f", or {' or '.join(dates.SERIALS)}"
         raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
+
+
+def _shows_day(form: str) -> bool:
+    """Whether a day that is written in a form of `strptime` is read again from it."""
+    try:
+        written = SAMPLE_DATE.strftime(form)
+    except ValueError:
+        return False
+    return dates.parse_day(written, form) == dates.to_day(SAMPLE_DATE)
 
 
 def parse_default_source(options: ClaimsOptions) -> str:
@@ -56,21 +74,19 @@ def parse_default_source(options: ClaimsOptions) -> str:
 
 
 def parse_pairs(
-    options: ClaimsOptions, name: str, known: Collection[str] | None = None
+    options: ClaimsOptions, name: str, keys: Collection[str] | None = None
 ) -> dict[str, str]:
-    """An option KEY=VALUE that may be repeated; keys in lower case. Raises UserError: config,
-    unknown_name (exit 2).
+    """An option KEY=VALUE that may be repeated; its keys, some of `keys`, in lower case.
+
+    Raises UserError: config, unknown_name (exit 2).
     """
-    pairs = {}
+    flag, pairs = _name_flag(name), {}
     for text in getattr(options, name):
         key, equals, value = (part.strip() for part in str(text).partition("="))
         if not (key and equals and value):
-            raise usage_error(
-                f"--{name.replace('_', '-')} {safe_text(text)} has another form",
-                "expected KEY=VALUE",
-            )
-        if known is not None and key.lower() not in known:
-            raise unknown_name_error(f"key of --{name.replace('_', '-')}", key, list(known))
+            raise usage_error(f"{flag} {safe_text(text)} has another form", "expected KEY=VALUE")
+        if keys is not None and key.lower() not in keys:
+            raise unknown_name_error(f"key of {flag}", key, keys)
         pairs[key.lower()] = value
     return pairs
 
@@ -98,7 +114,7 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
             )
         column, name, value, year = parts.groups()
         columns.append(LabelColumn(column.strip(), name.lower(), value.strip(), year))
-    if len({one.name for one in columns}) < len(columns):
+    if len({label.name for label in columns}) < len(columns):
         raise usage_error("--label-column gives one name to two labels")
     return columns
 
@@ -108,21 +124,30 @@ def check_options(options: ClaimsOptions) -> None:
     not_found; exit 2).
     """
     check_choice("engine", options.engine, ENGINES)
+    check_choice("--codes", options.codes or None, ("icd", "all"))
+    check_choice("--time-unit", options.time_unit or None, ("day", "minute"))
+    _refuse_combinations(options)
+    parse_switch_day(options)
+    _check_date_form(options.date_format)
+    parse_default_source(options)
+    parse_label_columns(options)
+    for name in ("col", "source_value"):
+        parse_pairs(options, name)
+    _check_files(options)
+
+
+def _refuse_combinations(options: ClaimsOptions) -> None:
+    """Raises UserError (config, exit 2) for options that have no meaning together."""
     for name in REFUSED.get(options.source, ()):
         if getattr(options, name):
-            hint = f"Leave --{name.replace('_', '-')} out"
+            flag = _name_flag(name)
             raise usage_error(
-                f"--{name.replace('_', '-')} has no meaning with --source {options.source}",
-                hint=hint,
+                f"{flag} has no meaning with --source {options.source}", hint=f"Leave {flag} out"
             )
-    for name, known in (("codes", ["icd", "all"]), ("time_unit", ["day", "minute"])):
-        if (value := getattr(options, name)) and value not in known:
-            raise unknown_name_error(f"--{name.replace('_', '-')}", value, known)
     if options.codes == "all" and options.source not in {"meds", "omop"}:
-        expected = "expected meds or omop, which have codes of other vocabularies"
         raise usage_error(
             f"--codes all with --source {options.source}",
-            expected,
+            "expected meds or omop, which have codes of other vocabularies",
             "Leave --codes out",
             field="--codes",
         )
@@ -133,30 +158,26 @@ def check_options(options: ClaimsOptions) -> None:
             "Leave one of them out",
             field="--time-unit",
         )
-    parse_switch_day(options)
-    _check_date_form(options.date_format)
-    parse_default_source(options)
-    parse_label_columns(options)
-    for name in ("col", "source_value"):
-        parse_pairs(options, name)
-    maps = [
-        path
-        for path in map(locate_map, map(str, options.phecode_map))
-        if not path.startswith("pkg:")
-    ]
-    files = [("phecode_map", path) for path in maps] + [
-        (name, getattr(options, name)) for name in ("map_overrides", "split_file", "id_key")
-    ]
-    for name, file in files:
-        # a member of an archive
-        inside = (file, *Path(file).parents) if name == "phecode_map" else (file,)
-        if file and not any(Path(place).is_file() for place in inside):
-            flag = f"--{name.replace('_', '-')}"
-            raise usage_error(
-                "no such file",
-                "expected a file",
-                f"Check {flag}",
-                code=Reason.NOT_FOUND,
-                file=str(file),
-                field=flag,
-            )
+
+
+def _check_files(options: ClaimsOptions) -> None:
+    """Raises UserError (not_found, exit 2) for a file that an option names and that is missing."""
+    for path in map(locate_map, map(str, options.phecode_map)):
+        if not is_map_path(path):
+            raise _missing_file_error("phecode_map", path)
+    for name in ("map_overrides", "split_file", "id_key"):
+        path = getattr(options, name)
+        if path and not Path(path).is_file():
+            raise _missing_file_error(name, path)
+
+
+def _missing_file_error(option: str, path: str) -> UserError:
+    flag = _name_flag(option)
+    return usage_error(
+        "no such file",
+        "expected a file",
+        f"Check {flag}",
+        code=Reason.NOT_FOUND,
+        file=str(path),
+        field=flag,
+    )

@@ -1,5 +1,5 @@
-"""How a source of claims describes one of its tables of diagnoses, and the form in which a block of
-it is read.
+"""The records by which a source of claims describes its tables, and a block of events read from
+one.
 """
 
 from __future__ import annotations
@@ -11,30 +11,46 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
+from bitimely_core.errors import Reason
+from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import TableSpan
 
 Stated = Literal["surely", "by name", "nowhere"]
-"""Whether the vocabulary of rows without one is stated by an option, by the name of the column, or
-nowhere.
-"""
+"""What states the vocabulary of rows without one: an option, the name of the column, or nothing."""
+
+
+class OpenTable(NamedTuple):
+    """A table whose columns have been matched and checked."""
+
+    file: str  # relative to the source
+    path: Path
+    columns: dict[str, str]  # key -> name as the file spells it
+    delimiter: str = ","
+
+    def read(self) -> pl.DataFrame:
+        """All rows, as `tables.read_table`."""
+        return tables.read_table(self.path, self.file, self.columns, self.delimiter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTable:
     """A table of diagnoses."""
 
-    file: str  # relative to the source
-    path: Path
-    columns: tuple[str, ...]  # wanted, as the file spells them
+    table: OpenTable
     shape: Callable[[pl.DataFrame], EventBlock]
-    dated: tuple[str, str]  # file and column that the dates come from, for messages
-    # what is counted: records, or the diagnoses on them where a record holds several
+    wide: tuple[str, ...] = ()  # names of further columns that `shape` needs
+    dated: tuple[str, str] | None = None  # file and column of its dates, if they are not its own
+    # what is counted: records, or their diagnoses where a record holds several
     kind: Literal["rows", "codes"] = "rows"
-    delimiter: str = ","
     form: str | None = None  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
-    others: bool = False  # whether codes of other vocabularies, with values, are kept
+    others: bool = False  # with codes of other vocabularies, and their values
+
+    @property
+    def file(self) -> str:
+        """The name of the table in the source."""
+        return self.table.file
 
 
 class EventBlock(NamedTuple):
@@ -42,4 +58,10 @@ class EventBlock(NamedTuple):
 
     # row, subject_id, date, code, and any of vocab, source, claim, position, value
     events: pl.DataFrame
-    dropped: Mapping[str, int] = {}  # reason -> rows (codes) left out by a rule of the source
+    # reason -> rows (or codes, see `SourceTable.kind`) left out by a rule of the source
+    dropped: Mapping[str, int] = {}
+
+
+def count_dropped(reason: Reason, count: int) -> dict[str, int]:
+    """Rows left out for one reason, as in `EventBlock.dropped`; empty where there are none."""
+    return {str(reason): count} if count else {}

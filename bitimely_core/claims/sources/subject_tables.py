@@ -1,8 +1,11 @@
-"""Tables with one row per subject: unique rows, dates of birth and observation, sex, 0/1 labels."""
+"""Reads tables with one row for each subject: dates of birth and observation, sex, labels of 0 and
+1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -14,155 +17,185 @@ from bitimely_core.claims.sources.columns import (
     refuse_unread_dates,
     report_zones,
 )
+from bitimely_core.claims.sources.source_table import count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.types import SourceRows
 
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
+FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
+EXAMPLES = 5  # rows that a message shows
+
+
+@dataclass
+class TableAccounts:
+    """Rows and findings of the tables of a source that hold no diagnoses."""
+
+    rows: list[SourceRows] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def report_excluded(
+    reason: Reason, rows: pl.Series, problem: str, file: str, field: str | None = None
+) -> list[Finding]:
+    """The finding on excluded rows, whose numbers are `rows`; none where there are none.
+
+    `problem` is what is wrong with them, as in `have no subject`.
+    """
+    if rows.is_empty():
+        return []
+    return [
+        Finding(
+            reason,
+            f"{rows.len()} rows {problem}",
+            "they are excluded",
+            file=file,
+            field=field,
+            count=rows.len(),
+            examples=tuple(map(str, rows.head(EXAMPLES))),
+        )
+    ]
 
 
 def keep_unique_rows(
-    frame: pl.DataFrame, file: str, key: str = "subject_id"
-) -> tuple[pl.DataFrame, SourceRows, list[Finding]]:
-    """The table with one row per subject: rows without a subject are excluded, repeated ones are
-    used once.
+    frame: pl.DataFrame, file: str, accounts: TableAccounts, key: str = "subject_id"
+) -> pl.DataFrame:
+    """The table with one row for each subject, entered in the accounts.
 
-    Raises UserError: duplicate_key when two rows of one subject differ.
+    Rows without a subject are excluded, repeated ones are used once. Raises UserError:
+    duplicate_key when two rows of one subject differ.
     """
-    known = frame.filter(pl.col(key).is_not_null())
-    single = known.unique(
-        [name for name in frame.columns if name != "row"], keep="first", maintain_order=True
-    )
-    conflicting = single.filter(pl.col(key).is_duplicated())
-    if conflicting.height:
-        first = conflicting.filter(pl.col(key) == conflicting[key][0])["row"]
-        others = conflicting[key].n_unique() - 1
-        text = f"rows {', '.join(map(str, first.head(5)))} are of one subject and differ"
-        text += f", so do those of {others} other subjects" if others else ""
-        action = "Keep only the correct row of each subject"
-        raise input_error(
-            Reason.DUPLICATE_KEY,
-            text,
-            "expected one row a subject",
-            action,
-            file=file,
-            row=int(first[0]),
-        )
-    empty, repeated = frame.height - known.height, known.height - single.height
-    findings = []
-    if empty:
-        text, rows = (
-            f"{empty} rows have no subject",
-            frame.filter(pl.col(key).is_null())["row"].head(5),
-        )
-        findings.append(
-            Finding(
-                Reason.IDENTIFIER,
-                text,
-                "they are excluded",
+    without = frame.filter(pl.col(key).is_null())["row"]
+    named = frame.filter(pl.col(key).is_not_null())
+    cells = [name for name in frame.columns if name != "row"]
+    unique = named.unique(cells, keep="first", maintain_order=True)
+    _refuse_conflicts(unique, file, key)
+    accounts.findings += report_excluded(Reason.IDENTIFIER, without, "have no subject", file)
+    repeated = named.height - unique.height
+    if repeated:
+        accounts.findings.append(
+            input_warning(
+                Reason.DUPLICATES,
+                f"{repeated} rows repeat others",
+                "they are used once",
                 file=file,
-                count=empty,
-                examples=tuple(map(str, rows)),
+                count=repeated,
             )
         )
-    if repeated:
-        text = f"{repeated} rows repeat others"
-        findings.append(
-            input_warning(Reason.DUPLICATES, text, "they are used once", file=file, count=repeated)
-        )
-    dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
-    quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
-    return (
-        single,
+    accounts.rows.append(
         SourceRows(
-            file=file, kind="subjects", seen=frame.height, dropped=dropped, quarantined=quarantined
-        ),
-        findings,
+            file=file,
+            kind="subjects",
+            seen=frame.height,
+            dropped=count_dropped(Reason.DUPLICATES, repeated),
+            quarantined=count_dropped(Reason.IDENTIFIER, without.len()),
+        )
+    )
+    return unique
+
+
+def _refuse_conflicts(frame: pl.DataFrame, file: str, key: str) -> None:
+    """Raises UserError: duplicate_key for a subject with several rows."""
+    conflicting = frame.filter(pl.col(key).is_duplicated())
+    if conflicting.is_empty():
+        return
+    first = conflicting.filter(pl.col(key) == conflicting[key][0])["row"]
+    others = conflicting[key].n_unique() - 1
+    text = f"rows {', '.join(map(str, first.head(EXAMPLES)))} are of one subject and differ"
+    raise input_error(
+        Reason.DUPLICATE_KEY,
+        f"{text}, so do those of {others} other subjects" if others else text,
+        "expected one row a subject",
+        "Keep only the correct row of each subject",
+        file=file,
+        row=int(first[0]),
     )
 
 
 def make_subjects(
     frame: pl.DataFrame,
     file: str,
-    findings: list[Finding],
+    accounts: TableAccounts,
     form: str | None = None,
     last: int | None = None,
 ) -> pl.DataFrame:
-    """`ClaimsSource.subjects` from a table with any of its columns, `sex` as text or as its final
-    number; `file` is that of the dates, `form` theirs; a birth with two digits of its year is in
-    the hundred years up to the `last` day of the data.
+    """`ClaimsSource.subjects` from a table with any of its columns.
 
-    A warning is added to `findings` for each column with unreadable dates, which count as unknown.
+    A warning is added to the accounts for each column with unreadable dates: they count as unknown.
     Raises UserError: date, where most of a column cannot be read.
+
+    Args:
+        frame: `sex` is text or its final number.
+        file: that of the dates.
+        accounts: grow.
+        form: of the dates.
+        last: the last day of the data. A birth with two digits of its year is in the hundred years
+            up to it.
     """
-    for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
+    for name in SUBJECT_DATE_COLUMNS:
+        if name not in frame.columns:
+            frame = frame.with_columns(pl.lit(None, pl.String).alias(name))
+            continue
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
         frame = frame.with_columns(reformat_dates(frame[name], form, near))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
-        findings += report_zones(counts.zoned, file, name)
+        accounts.findings += report_zones(counts.zoned, file, name)
         if bad := counts.odd.total():
-            text = f"{bad} of {counts.good + bad} dates cannot be read"
-            findings.append(
+            accounts.findings.append(
                 input_warning(
-                    Reason.METADATA, text, "they count as unknown", file=file, field=name, count=bad
+                    Reason.METADATA,
+                    f"{bad} of {counts.good + bad} dates cannot be read",
+                    "they count as unknown",
+                    file=file,
+                    field=name,
+                    count=bad,
                 )
             )
-    absent = {
-        name: pl.lit(None, pl.String)
-        for name in (*SUBJECT_DATE_COLUMNS, "sex")
-        if name not in frame.columns
-    }
-    frame = frame.with_columns(**absent)
+    return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, _read_sexes(frame).alias("sex"))
+
+
+def _read_sexes(frame: pl.DataFrame) -> pl.Expr:
+    """The column `sex` as numbers; null where it is empty or absent."""
+    if "sex" not in frame.columns:
+        return pl.lit(None, pl.UInt8)
     sex = pl.col("sex")
-    if frame.schema["sex"] == pl.String:
-        sex = pl.when(sex.is_not_null()).then(
-            sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
-        )
-    return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex.cast(pl.UInt8).alias("sex"))
+    if frame.schema["sex"] != pl.String:
+        return sex.cast(pl.UInt8)
+    numbers = sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
+    return pl.when(sex.is_not_null()).then(numbers)
 
 
 def parse_labels(
-    frame: pl.DataFrame, columns: Mapping[str, str], names: Sequence[str], file: str
-) -> tuple[pl.DataFrame, int, list[Finding]]:
-    """Columns of 0 and 1 as Int8; rows with other values are excluded. `columns` (key -> header)
-    and `file` are for messages.
+    frame: pl.DataFrame,
+    columns: Mapping[str, str],
+    names: Sequence[str],
+    file: str,
+    accounts: TableAccounts,
+) -> pl.DataFrame:
+    """Columns of 0 and 1 as Int8. Rows with other values are excluded, from the last rows of the
+    accounts too.
 
-    Returns the frame, the number of excluded rows, and the findings on them. Raises UserError:
-    label, for a column with other values in most rows.
+    `columns` (key -> header) and `file` are for messages. Raises UserError: label, for a column
+    with other values in most rows.
     """
-    words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-    odd = pl.lit(value=False)
+    is_odd = pl.lit(value=False)
     for name in names:
-        wrong = pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
-        n, count = frame.filter(wrong).height, frame[name].count()
-        if 2 * n > count:
-            action = "Remove the column, or name the labels with --label-column COLUMN:NAME:VALUE"
-            text = f"{n} of {count} rows hold neither 0 nor 1"
+        is_wrong = pl.col(name).is_not_null() & ~pl.col(name).is_in(list(FLAGS))
+        wrong, count = frame.filter(is_wrong).height, frame[name].count()
+        if 2 * wrong > count:
             raise input_error(
-                Reason.LABEL, text, "expected a label", action, file=file, field=columns[name]
-            )
-        odd |= wrong
-    left = frame.filter(odd)
-    kept = frame.filter(~odd).with_columns(
-        pl.col(name).replace_strict(words, default=None, return_dtype=pl.Int8) for name in names
-    )
-    if not left.height:
-        return kept, 0, []
-    text, examples = (
-        f"{left.height} rows hold neither 0 nor 1 as a label",
-        tuple(map(str, left["row"].head(5))),
-    )
-    return (
-        kept,
-        left.height,
-        [
-            Finding(
                 Reason.LABEL,
-                text,
-                "they are excluded",
+                f"{wrong} of {count} rows hold neither 0 nor 1",
+                "expected a label",
+                "Remove the column, or name the labels with --label-column COLUMN:NAME:VALUE",
                 file=file,
-                count=left.height,
-                examples=examples,
+                field=columns[name],
             )
-        ],
+        is_odd |= is_wrong
+    odd = frame.filter(is_odd)["row"]
+    problem = "hold neither 0 nor 1 as a label"
+    accounts.findings += report_excluded(Reason.LABEL, odd, problem, file)
+    accounts.rows[-1].quarantined.update(count_dropped(Reason.LABEL, odd.len()))
+    return frame.filter(~is_odd).with_columns(
+        pl.col(name).replace_strict(FLAGS, default=None, return_dtype=pl.Int8) for name in names
     )

@@ -1,18 +1,17 @@
-"""CMS DE-SynPUF: beneficiaries of a year each, claims of three kinds, any number of the 20 samples,
-unpacked or as downloaded.
+"""Reads CMS DE-SynPUF: beneficiaries of each year and claims of three kinds, of any number of the
+20 samples, unpacked or as downloaded.
 
-A claim is a set of codes: the lines of a carrier claim repeat those of its header, and a long claim
-goes on in a second segment, whose dates
-are empty, given only on the first. Some archives of the site have wrong names: an archive is
-identified by the table inside.
+A claim is a set of codes: the lines of a carrier claim repeat those of its header. A long claim
+goes on in a second segment, whose date is empty: only the first segment has one. Some archives of
+the site have wrong names: an archive is identified by the table inside.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -21,34 +20,51 @@ import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.claims.sources.columns import OpenTable, check_types, match_columns, open_table
+from bitimely_core.claims.sources.columns import (
+    check_types,
+    match_columns,
+    open_table,
+    rename_columns,
+)
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
-from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
-from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    count_dropped,
+)
+from bitimely_core.claims.sources.subject_tables import (
+    TableAccounts,
+    keep_unique_rows,
+    make_subjects,
+)
+from bitimely_core.claims.sources.survey import EventReader, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.types import SourceRows
 
 ENDING = r"(?:\.csv(?:\.gz|\.zip)?|\.parquet|\.zip)"
 BENEFICIARIES = re.compile(
-    rf"DE1_0_(?P<year>\d{{4}})_Beneficiary_Summary_File_Sample_(?P<sample>\d+)(?P<part>\w*){ENDING}",
+    r"DE1_0_(?P<content>\d{4})_Beneficiary_Summary_File"
+    rf"_Sample_(?P<sample>\d+)(?P<part>\w*){ENDING}",
     re.IGNORECASE | re.ASCII,
 )
 CLAIMS = re.compile(
-    rf"DE1_0_\d{{4}}_to_\d{{4}}_(?P<what>Inpatient|Outpatient|Carrier)_Claims_Sample_(?P<sample>\d+)(?P<part>\w*){ENDING}",
+    r"DE1_0_\d{4}_to_\d{4}_(?P<content>Inpatient|Outpatient|Carrier)_Claims"
+    rf"_Sample_(?P<sample>\d+)(?P<part>\w*){ENDING}",
     re.IGNORECASE | re.ASCII,
 )
 KIND = {"inpatient": "inpatient", "outpatient": "outpatient", "carrier": "physician"}
-SUBJECT, CLAIM, SEGMENT, DATE, ADMITTING = (
-    "DESYNPUF_ID",
-    "CLM_ID",
-    "SEGMENT",
-    "CLM_FROM_DT",
-    "ADMTNG_ICD9_DGNS_CD",
-)
+YEARS = ("2008", "2009", "2010")
+SUBJECT = "DESYNPUF_ID"
+ADMITTING = "ADMTNG_ICD9_DGNS_CD"
+CLAIM_COLUMNS = {
+    "subject_id": (SUBJECT,),
+    "claim": ("CLM_ID",),
+    "date": ("CLM_FROM_DT",),
+    "segment": ("SEGMENT",),
+}
 CODE = re.compile(r"(LINE_)?ICD9_DGNS_CD_(\d+)", re.IGNORECASE | re.ASCII)
 PERSON = {
     "subject_id": (SUBJECT,),
@@ -59,60 +75,72 @@ PERSON = {
 
 
 class _SynpufFile(NamedTuple):
-    rel: str
-    about: dict[str, str]  # year or what, sample, part: by the name of the table, in lower case
+    """A table, and what its name says, in lower case."""
+
+    path: str  # relative to the source
+    content: str  # a year of beneficiaries, or a kind of claims as in `KIND`
+    sample: str  # a number
+    part: str  # of a table in several parts
 
 
-@dataclass(frozen=True)
-class _ClaimSegments:
+class _ClaimSegments(NamedTuple):
     """Dates and repeated codes of claims in several segments."""
 
-    dates: pl.DataFrame  # claim, first: the date of its first segment
-    repeats: pl.DataFrame  # row, code: is also on an earlier segment
-    filled: int  # rows
-    undated: int
+    # claim, first: the date of its first segment
+    dates: pl.DataFrame = pl.DataFrame(schema={"claim": pl.String, "first": pl.String})
+    # row, code: is also on an earlier segment
+    repeats: pl.DataFrame = pl.DataFrame(schema={"row": pl.Int64, "code": pl.String})
+    filled: int = 0  # rows that get the date of their claim
+    undated: int = 0  # rows whose claim has none
 
 
 def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """CMS DE-SynPUF: a folder with any of the files.
 
     Options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default),
-    admitting,
-    date_format. Raises UserError: what cannot
-    be read or trusted (exit 4), options that are not understood (exit 2).
+    admitting, date_format. Raises UserError: what cannot be read or trusted (exit 4), options that
+    are not understood (exit 2).
     """
     files = _find_files(source, CLAIMS)
     if not files:
-        text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
         raise input_error(
-            Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF"
+            Reason.NO_INPUT,
+            f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files",
+            hint="Give the folder that holds the tables of DE-SynPUF",
         )
-    parts, filled, undated = [], 0, 0
-    for one in files:
-        table, segments = _open_table(
-            source.path(one.rel), one, admitting=options.admitting, form=options.date_format or None
-        )
-        parts.append(table)
-        filled, undated = filled + segments.filled, undated + segments.undated
-    surveyed = survey_tables(parts, vocab="icd9cm")
+    shapes = [_open_table(source, file, options) for file in files]
+    source_tables = [table for table, _ in shapes]
+    survey = survey_tables(source_tables)
     cohort = _find_files(source, BENEFICIARIES)
-    persons, labels, registered, more = _read_beneficiaries(source, cohort, options, surveyed.last)
+    accounts = TableAccounts()
+    subjects, labels = _read_beneficiaries(source, cohort, options, survey.last, accounts)
     absent = _list_absent(files, cohort)
-    facts = {
-        "records": surveyed.records,
-        "tables": [*surveyed.records, *(row.file for row in registered)],
-        "absent": absent,
-        "segments": {"dates_filled": filled, "without_date": undated},
-    }
+    if absent:
+        accounts.findings.append(
+            input_warning(
+                Reason.MISSING_PAIR,
+                f"{len(absent)} tables are missing ({'; '.join(absent[:6])})",
+                hint="Subjects and labels are incomplete without them",
+                count=len(absent),
+                examples=tuple(absent[:5]),
+            )
+        )
     return ClaimsSource(
-        events=bind_events(parts),
-        subjects=persons,
+        events=EventReader(source_tables),
+        subjects=subjects,
         labels=labels,
-        vocab="icd9cm",
         source="outpatient",
-        rows=[*surveyed.rows, *registered],
-        findings=[*surveyed.findings, *more, *_warn_absent(absent)],
-        facts=facts,
+        survey=survey,
+        accounts=accounts,
+        facts={
+            "records": survey.records,
+            "tables": [*survey.records, *(row.file for row in accounts.rows)],
+            "absent": absent,
+            "segments": {
+                "dates_filled": sum(segments.filled for _, segments in shapes),
+                "without_date": sum(segments.undated for _, segments in shapes),
+            },
+        },
     )
 
 
@@ -120,90 +148,83 @@ def _find_files(source: Source, pattern: re.Pattern[str]) -> list[_SynpufFile]:
     """The tables whose name fits, each once: an archive beside the table that came out of it is not
     read.
     """
-    found: dict[tuple[str, ...], _SynpufFile] = {}
-    zipped = {rel: rel.lower().endswith(".zip") for rel in (*source.files, *source.rejected)}
-    for rel in sorted(zipped, key=lambda rel: (zipped[rel], rel)):
-        name = PurePosixPath(rel).name
-        if zipped[rel] and name.upper().startswith("DE1_0_") and rel in source.files:
-            name = _find_member(source.path(rel), rel) or name
-        if fits := pattern.fullmatch(name):
-            about = {key: text.lower() for key, text in fits.groupdict().items()}
-            found.setdefault(tuple(about.values()), _SynpufFile(rel, about))
+    files: dict[tuple[str, str, str], _SynpufFile] = {}
+    for path in sorted({*source.files, *source.rejected}, key=lambda path: (_is_zip(path), path)):
+        match = pattern.fullmatch(_name_table(source, path))
+        if match:
+            texts = (match["content"].lower(), match["sample"], match["part"].lower())
+            files.setdefault(texts, _SynpufFile(path, *texts))
     return sorted(
-        found.values(), key=lambda one: (int(one.about["sample"]), list(one.about.values()))
+        files.values(), key=lambda file: (int(file.sample), file.content, file.sample, file.part)
     )
 
 
-def _find_member(path: Path, rel: str) -> str:
+def _is_zip(path: str) -> bool:
+    return path.lower().endswith(".zip")
+
+
+def _name_table(source: Source, path: str) -> str:
+    """The name of a table, in an archive of the site that of the table inside."""
+    name = PurePosixPath(path).name
+    if _is_zip(path) and name.upper().startswith("DE1_0_") and path in source.files:
+        return _find_member(source.path(path), path) or name
+    return name
+
+
+def _find_member(path: Path, name: str) -> str:
     """Name of the table in an archive; "" for a table that is only called one."""
-    with locate_errors(rel), path.open("rb") as file:
+    with locate_errors(name), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return ""
-        with open_member(file) as (name, _):
-            return PurePosixPath(name).name
+        with open_member(file) as (member, _):
+            return PurePosixPath(member).name
 
 
 def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -> list[str]:
     """Usual tables of a sample that this folder does not have."""
-    there = {
-        (one.about["sample"], one.about[key])
-        for one, key in [*((c, "what") for c in claims), *((p, "year") for p in cohort)]
-    }
-    samples = sorted({one.about["sample"] for one in claims}, key=int)
-    return [
-        f"sample {sample}: {name}"
-        for sample in samples
-        for name in (*KIND, "2008", "2009", "2010")
-        if (sample, name) not in there
-    ]
-
-
-def _warn_absent(absent: Sequence[str]) -> list[Finding]:
-    if not absent:
-        return []
-    text = f"{len(absent)} tables are missing ({'; '.join(absent[:6])})"
-    action = "Subjects and labels are incomplete without them"
-    return [
-        input_warning(
-            Reason.MISSING_PAIR, text, hint=action, count=len(absent), examples=tuple(absent[:5])
-        )
-    ]
+    present = {(file.sample, file.content) for file in (*claims, *cohort)}
+    samples = sorted({file.sample for file in claims}, key=int)
+    usual = itertools.product(samples, (*KIND, *YEARS))
+    return [f"sample {sample}: {name}" for sample, name in usual if (sample, name) not in present]
 
 
 def _open_table(
-    path: Path, one: _SynpufFile, *, admitting: bool, form: str | None
+    source: Source, file: _SynpufFile, options: ClaimsOptions
 ) -> tuple[SourceTable, _ClaimSegments]:
     """A table of claims, ready to be streamed."""
-    every = tables.read_names(path)
-    columns = match_columns(
-        path,
-        {"subject_id": (SUBJECT,), "claim": (CLAIM,), "date": (DATE,), "segment": (SEGMENT,)},
-        {"segment"},
-    )
-    numbered = [
-        (bool(found[1]), int(found[2]), name) for name in every if (found := CODE.fullmatch(name))
-    ]
-    wide = [name for _, _, name in sorted(numbered)]
-    wide += [name for name in every if admitting and name.upper() == ADMITTING]
+    path = source.path(file.path)
+    names = tables.read_names(path)
+    columns = match_columns(path, CLAIM_COLUMNS, {"segment"})
+    wide = _find_code_columns(names, admitting=options.admitting)
     if not wide:
         raise input_error(
             Reason.SCHEMA,
             "no column ICD9_DGNS_CD_1 ..",
-            f"found {', '.join(map(safe_text, every[:60]))}",
-            file=one.rel,
+            f"found {', '.join(map(safe_text, names[:60]))}",
+            file=file.path,
         )
-    check_types(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
-    segments = _read_segments(path, one.rel, columns, wide)
+    check_types(path, file.path, {**columns, **{name: name for name in wide}}, wide)
+    segments = _read_segments(path, file.path, columns, wide)
+    columns.pop("segment", None)
     shape = partial(
-        _shape_block,
-        columns=columns,
-        wide=tuple(wide),
-        kind=KIND[one.about["what"]],
-        segments=segments,
+        _shape_block, columns=columns, wide=wide, kind=KIND[file.content], segments=segments
     )
-    return OpenTable(one.rel, path, columns, ",").as_events(
-        shape, wide=wide, kind="codes", form=form
-    ), segments
+    table = SourceTable(
+        table=OpenTable(file.path, path, columns),
+        shape=shape,
+        wide=wide,
+        kind="codes",
+        form=options.date_format or None,
+    )
+    return table, segments
+
+
+def _find_code_columns(names: Sequence[str], *, admitting: bool) -> tuple[str, ...]:
+    """The columns of codes: of the claim, of its lines, and that of the admission on request."""
+    matches = filter(None, map(CODE.fullmatch, names))
+    numbered = sorted((bool(match[1]), int(match[2]), match[0]) for match in matches)
+    admission = [name for name in names if admitting and name.upper() == ADMITTING]
+    return (*(name for _, _, name in numbered), *admission)
 
 
 def _shape_block(
@@ -215,31 +236,21 @@ def _shape_block(
     segments: _ClaimSegments,
 ) -> EventBlock:
     """The distinct codes of each claim."""
-    named = frame.select(
-        "row",
-        *(
-            tables.strip_blanks(pl.col(name)).alias(key)
-            for key, name in columns.items()
-            if key != "segment"
-        ),
-        *wide,
-    )
+    claims = rename_columns(frame, columns, *wide)
     if segments.dates.height:
-        joined = named.join(segments.dates, on="claim", how="left", maintain_order="left")
-        named = joined.with_columns(pl.coalesce("date", "first").alias("date")).drop("first")
-    every = unpivot_codes(named, wide)
-    single = every.with_columns(pl.col("code").str.strip_chars()).unique(
+        joined = claims.join(segments.dates, on="claim", how="left", maintain_order="left")
+        claims = joined.with_columns(pl.coalesce("date", "first").alias("date")).drop("first")
+    every = unpivot_codes(claims, wide)
+    distinct = every.with_columns(pl.col("code").str.strip_chars()).unique(
         ["row", "code"], keep="first", maintain_order=True
     )
     if segments.repeats.height:
-        single = single.join(
+        distinct = distinct.join(
             segments.repeats, on=["row", "code"], how="anti", maintain_order="left"
         )
-    repeated = every.height - single.height
-    return EventBlock(
-        single.with_columns(pl.lit(kind).alias("source")),
-        {str(Reason.DUPLICATES): repeated} if repeated else {},
-    )
+    repeated = every.height - distinct.height
+    events = distinct.with_columns(pl.lit(kind).alias("source"))
+    return EventBlock(events, count_dropped(Reason.DUPLICATES, repeated))
 
 
 def _read_segments(
@@ -248,105 +259,105 @@ def _read_segments(
     """Read a table of segments twice: which claims have several, then their rows. Only these are in
     memory.
     """
-    empty = (
-        pl.DataFrame(schema={"claim": pl.String, "first": pl.String}),
-        pl.DataFrame(schema={"row": pl.Int64, "code": pl.String}),
-    )
     if "segment" not in columns:
-        return _ClaimSegments(*empty, 0, 0)
+        return _ClaimSegments()
 
-    def blocks(*names: str) -> Iterator[pl.DataFrame]:
+    def iter_blocks(*names: str) -> Iterator[pl.DataFrame]:
         for block in tables.read_frames(path, (*columns.values(), *names)):
             tables.refuse_faults(block, file)
-            yield block.frame.with_columns(
-                tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()
-            )
+            yield rename_columns(block.frame, columns, *names)
 
     later = pl.col("segment").is_not_null() & (pl.col("segment") != "1")
+    needs_first = later | pl.col("date").is_null()
     several = pl.concat(
-        [block.filter(later | pl.col("date").is_null()).select("claim") for block in blocks()]
+        [block.filter(needs_first).select("claim") for block in iter_blocks()]
     ).unique()
     if not several.height:
-        return _ClaimSegments(*empty, 0, 0)
+        return _ClaimSegments()
     rows = pl.concat(
         [
             block.join(several, on="claim", how="semi", maintain_order="left")
-            for block in blocks(*wide)
+            for block in iter_blocks(*wide)
         ]
     )
-    first = rows.filter(pl.col("date").is_not_null()).sort(
-        pl.col("segment").cast(pl.Int32, strict=False), "row", nulls_last=True
-    )
-    found = first.group_by("claim", maintain_order=True).agg(pl.col("date").first().alias("first"))
-    listed = unpivot_codes(rows.select("row", "claim", *wide), wide).with_columns(
-        pl.col("code").str.strip_chars()
-    )
-    listed = listed.unique(["row", "code"], maintain_order=True)
-    repeats = listed.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
-    undated_rows = rows.filter(pl.col("date").is_null())
-    undated = undated_rows.join(found, on="claim", how="anti").height
-    return _ClaimSegments(found, repeats, undated_rows.height - undated, undated)
+    number = pl.col("segment").cast(pl.Int32, strict=False)
+    dated = rows.filter(pl.col("date").is_not_null()).sort(number, "row", nulls_last=True)
+    first = dated.group_by("claim", maintain_order=True).agg(first=pl.col("date").first())
+    undated = rows.filter(pl.col("date").is_null())
+    without = undated.join(first, on="claim", how="anti").height
+    return _ClaimSegments(first, _find_repeats(rows, wide), undated.height - without, without)
+
+
+def _find_repeats(rows: pl.DataFrame, wide: Sequence[str]) -> pl.DataFrame:
+    """row, code: the codes of segments that are also on an earlier segment of their claim."""
+    codes = unpivot_codes(rows.select("row", "claim", *wide), wide)
+    codes = codes.with_columns(pl.col("code").str.strip_chars())
+    codes = codes.unique(["row", "code"], maintain_order=True)
+    return codes.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
 
 
 def _read_beneficiaries(
-    source: Source, files: Sequence[_SynpufFile], options: ClaimsOptions, last: int | None
-) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[SourceRows], list[Finding]]:
-    """Subjects of all years as one table, and their labels."""
+    source: Source,
+    files: Sequence[_SynpufFile],
+    options: ClaimsOptions,
+    last: int | None,
+    accounts: TableAccounts,
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """Subjects of all years as one table, and their labels; None without a table of them."""
     wanted = parse_label_columns(options)
+    if wanted and not files:
+        raise usage_error("--label-column is given", "but there is no table of beneficiaries")
     if not files:
-        if wanted:
-            raise usage_error("--label-column is given", "but there is no table of beneficiaries")
-        return None, None, [], []
-    if lost := sorted(
-        {one.year for one in wanted if one.year} - {file.about["year"] for file in files}
-    ):
-        there = sorted({file.about["year"] for file in files})
-        raise usage_error(
-            f"--label-column asks for {', '.join(lost)}", f"there are {', '.join(there)}"
-        )
-    years, rows, findings = [], [], []
+        return None, None
+    _check_years(wanted, {file.content for file in files})
+    columns = PERSON | {label.column: (label.column,) for label in wanted}
+    years = []
     for file in files:
-        table = open_table(
-            source, file.rel, PERSON | {one.column: (one.column,) for one in wanted}, codes=()
-        )
-        frame, account, year_findings = keep_unique_rows(table.read(), file.rel)
-        years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
-        rows.append(account)
-        findings += year_findings
+        table = open_table(source, file.path, columns, codes=())
+        frame = keep_unique_rows(table.read(), file.path, accounts)
+        years.append(frame.with_columns(pl.lit(file.content).alias("year")))
     cohort = pl.concat(years).sort("year", maintain_order=True)
-    known = [pl.col(name).drop_nulls().first() for name in ("birth", "sex")]
-    persons = cohort.group_by("subject_id", maintain_order=True).agg(
-        *known, pl.col("death").drop_nulls().last()
+    by_subject = cohort.group_by("subject_id", maintain_order=True)
+    persons = by_subject.agg(
+        pl.col("birth", "sex").drop_nulls().first(), pl.col("death").drop_nulls().last()
     )
-    conflicting = (
-        cohort.group_by("subject_id")
-        .agg(pl.col("birth").drop_nulls().n_unique())
-        .filter(pl.col("birth") > 1)
-        .height
-    )
-    if conflicting:
-        text = f"{conflicting} beneficiaries have different dates of birth in different years"
-        findings.append(
-            input_warning(
-                Reason.METADATA, text, "the first is used", file=files[0].rel, count=conflicting
-            )
+    path = files[0].path
+    accounts.findings += _warn_of_conflicting_births(cohort, path)
+    subjects = make_subjects(persons, path, accounts, options.date_format or None, last)
+    return subjects, by_subject.agg(map(_flag_value, wanted)) if wanted else None
+
+
+def _check_years(wanted: Sequence[LabelColumn], years: Collection[str]) -> None:
+    """Raises UserError (config, exit 2) for a label of a year without a table."""
+    absent = sorted({label.year for label in wanted if label.year} - set(years))
+    if absent:
+        raise usage_error(
+            f"--label-column asks for {', '.join(absent)}", f"there are {', '.join(sorted(years))}"
         )
-    labels = (
-        cohort.group_by("subject_id", maintain_order=True).agg(map(_flag_value, wanted))
-        if wanted
-        else None
-    )
-    return (
-        make_subjects(persons, files[0].rel, findings, options.date_format or None, last),
-        labels,
-        rows,
-        findings,
-    )
 
 
-def _flag_value(one: LabelColumn) -> pl.Expr:
+def _warn_of_conflicting_births(cohort: pl.DataFrame, file: str) -> list[Finding]:
+    births = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique())
+    conflicting = births.filter(pl.col("birth") > 1).height
+    if not conflicting:
+        return []
+    return [
+        input_warning(
+            Reason.METADATA,
+            f"{conflicting} beneficiaries have different dates of birth in different years",
+            "the first is used",
+            file=file,
+            count=conflicting,
+        )
+    ]
+
+
+def _flag_value(label: LabelColumn) -> pl.Expr:
     """1 where the column has the value in any year (or the given year), 0 where it only has others,
     null where it is empty.
     """
-    cell = pl.col(one.column).filter(pl.col("year") == one.year) if one.year else pl.col(one.column)
-    return pl.when(cell.count() > 0).then((cell == one.value).any().cast(pl.Int8)).alias(one.name)
+    cell = pl.col(label.column)
+    if label.year:
+        cell = cell.filter(pl.col("year") == label.year)
+    flag = (cell == label.value).any().cast(pl.Int8)
+    return pl.when(cell.count() > 0).then(flag).alias(label.name)
