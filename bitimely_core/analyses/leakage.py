@@ -168,8 +168,9 @@ def _find_stamp(
         return runs[0].record.leak_free
     if runs or windows is None:
         return objectives.leak_free(settings)
-    preparation = getattr(windows, "preparation", None)
-    return objectives.leak_free(settings, normalise=windows.normalise, preparation=[preparation])
+    return objectives.leak_free(
+        settings, normalise=windows.normalise, preparation=[windows.preparation]
+    )
 
 
 class LeakMeasurement(NamedTuple):

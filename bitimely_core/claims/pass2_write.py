@@ -327,7 +327,7 @@ def _apply_labels(shard: ClaimsShard, job: ClaimsJob) -> ClaimsShard:
         related = phecode_maps.related_phecodes(job.codemap, defining)
         cohort = labels.exclude_controls(shard.rows, shard.codes, related, cohort)
     rows = shard.rows.filter(~pl.col("late")).drop("late")
-    return replace(shard, cohort=cohort, rows=rows, labels=tuple(job.names))
+    return replace(shard, cohort=cohort, rows=rows)
 
 
 def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard:

@@ -11,12 +11,13 @@ import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from bitimely_core.errors import Finding
 from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import Source, require_source
 from bitimely_core.recordings.files import list_units, refuse_tables_alone
-from bitimely_core.recordings.mapping import RecordingMap, read_map
+from bitimely_core.recordings.mapping import Format, RecordingMap, read_map
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, SourceRows
 
@@ -126,8 +127,8 @@ def generic(
         refuse_tables_alone(source)
         yield from list_units(source, RecordingMap(), ("edf", "wfdb", "mne"), options)
     else:
-        formats = ("edf", "wfdb", "table", "npy", "mat", "mne")
-        yield from list_units(source, read_map(Path(path)), formats, options)
+        chosen = read_map(Path(path))
+        yield from list_units(source, chosen, get_args(Format), options)
 
 
 @datasets(

@@ -713,10 +713,10 @@ def _report_stays(stays: Sequence[Stay]) -> Iterator[Finding]:
     percent = [stay.percent for stay in stays if stay.percent]
     if percent:
         low, high = PERCENT
-        count = f"{sum(percent)}, in {len(percent)} stays"
+        counts = f"{sum(percent)}, in {len(percent)} stays"
         yield input_warning(
             Reason.UNIT,
-            f"values of FiO2 from {low:g} to {high:g}, which are percent: {count}",
+            f"values of FiO2 from {low:g} to {high:g}, which are percent: {counts}",
             "expected fractions: they are missing",
             "Divide them by 100",
             field="FiO2",

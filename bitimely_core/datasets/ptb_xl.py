@@ -481,8 +481,8 @@ def _report_missing_classes(entries: Mapping[str, PtbXlEntry]) -> Iterator[Findi
         superclasses = entry.attributes.get("superclasses")
         if isinstance(superclasses, list) and not entry.faults:
             present[SPLIT_OF[entry.fold]].update(superclasses)
-    for split, superclasses in present.items():
-        lacking = tuple(name for name in SUPERCLASSES if name not in superclasses)
+    for split, names in present.items():
+        lacking = tuple(name for name in SUPERCLASSES if name not in names)
         if lacking:
             yield input_warning(
                 Reason.CLASS_MISSING,

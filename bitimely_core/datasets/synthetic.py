@@ -31,6 +31,7 @@ from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets
 from bitimely_core.system_errors import describe_os_error
 from bitimely_core.types import (
     Annotation,
+    AttributeValue,
     BaselineInput,
     IngestOptions,
     IngestUnit,
@@ -203,7 +204,7 @@ def read_night(
                 file.write_bytes(data)
         except OSError as error:
             raise describe_os_error(error, Path(folder)) from None
-        attributes = {
+        attributes: dict[str, AttributeValue] = {
             "night": night,
             "age": int(rng.integers(20, 80)),
             "sex": "FM"[int(rng.integers(2))],

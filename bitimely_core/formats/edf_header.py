@@ -546,7 +546,8 @@ def _parse_clock(text: str) -> time | None:
     if match is None:
         return None
     with suppress(ValueError):
-        return time(*map(int, match.groups()))
+        hour, minute, second = map(int, match.groups())
+        return time(hour, minute, second)
     return None
 
 

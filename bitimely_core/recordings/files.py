@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -42,6 +42,7 @@ from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import (
     Annotation,
     Attributes,
+    AttributeValue,
     IngestOptions,
     IngestUnit,
     Record,
@@ -300,7 +301,7 @@ def _match_path(rel: str, pattern: str) -> dict[str, str]:
 
 def _list_attributes(
     rel: str, row: Attributes, groups: Mapping[str, str], rule: FileRule
-) -> Attributes:
+) -> dict[str, AttributeValue]:
     """The attributes of a recording: those of the table, then those of its path and its group."""
     attributes = {key: value for key, value in row.items() if key != "subject"}
     if label := groups.get("label") or rule.label:
@@ -358,7 +359,9 @@ def make_unit(
     if kind == "edf" and info.annotation_files:
         files += info.annotation_files
         paths = tuple(map(source.path, info.annotation_files))
-        read: partial[Record | Records] = partial(readers.read_edf, path, rel, info, events=paths)
+        read: Callable[[], Record | Records] = partial(
+            readers.read_edf, path, rel, info, events=paths
+        )
     elif info.series:
         read = partial(readers.read_series, path, rel, info)
     else:
