@@ -106,7 +106,10 @@ def _make_view(target: str, label: str) -> View:
 @datasets(
     DatasetFacts(
         subject_unit=tser.name_unit,
-        title="BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from PPG and ECG",
+        title=(
+            "BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from "
+            "PPG and ECG"
+        ),
         views={
             "": OPEN,
             "rr": _make_view("rr", "respiratory rate (breaths a minute)"),
@@ -115,10 +118,12 @@ def _make_view(target: str, label: str) -> View:
         },
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/bidmc/1.0.0/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the BIDMC32*.ts files of "
-        "https://zenodo.org/records/4001463 (RR), 4001456 (HR) and 4001464 (SpO2)",
-        layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n "
-        "with bidmc01.breath, or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or "
+        "the BIDMC32*.ts files of https://zenodo.org/records/4001463 (RR), 4001456 (HR) and "
+        "4001464 (SpO2)",
+        layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and "
+        "bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n with bidmc01.breath, or "
+        "BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
         paper={
             "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000},
             "hr": PAPER_HR,
@@ -126,22 +131,33 @@ def _make_view(target: str, label: str) -> View:
         },
         rules={
             **tser.RULES,
-            "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II is kept but excluded from the views. .ts files "
-            "name no channels: the archive's order is PPG, ECG",
-            "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means of the monitor's numbers (none where fewer than "
-            "half of the seconds have one), rr is that of the marked breaths, the mean of both annotators; where one has stopped or marks fewer "
-            "than two, that of the other. The annotators need not mark equally many breaths: empty cells and NaN are no breaths",
-            "subjects": "the 53 recordings are of 46 patients, by the MIMIC II subject in the Fix files: 06 to 09, 20 to 23, and 38 and 39 are one "
-            "each, named as their first recording. Patients are split once and for all by a hash of these names; .ts files do not tell patients, "
-            "there the recordings found are split",
-            "copies": "a file that is there twice is used once; where the copies differ, the recording is excluded",
-            "forms": "csv and WFDB hold the same: of signals, breaths and numbers that exist in both forms csv is read, else the form that is "
-            "there. Annotators are the columns or annotations called ann1 and ann2",
+            "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II "
+            "is kept but excluded from the views. .ts files name no channels: the archive's order "
+            "is PPG, ECG",
+            "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means "
+            "of the monitor's numbers (none where fewer than half of the seconds have one), rr is "
+            "that of the marked breaths, the mean of both annotators; where one has stopped or "
+            "marks fewer than two, that of the other. The annotators need not mark equally many "
+            "breaths: empty cells and NaN are no breaths",
+            "subjects": "the 53 recordings are of 46 patients, by the MIMIC II subject in the Fix "
+            "files: 06 to 09, 20 to 23, and 38 and 39 are one each, named as their first "
+            "recording. Patients are split once and for all by a hash of these names; .ts files "
+            "do not tell patients, there the recordings found are split",
+            "copies": (
+                "a file that is there twice is used once; where the copies differ, the recording "
+                "is excluded"
+            ),
+            "forms": "csv and WFDB hold the same: of signals, breaths and numbers that exist in "
+            "both forms csv is read, else the form that is there. Annotators are the columns or "
+            "annotations called ann1 and ann2",
         },
         baselines=(
             DatasetBaseline(
                 name="ppg-peaks",
-                about="heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz (Elgendi et al. 2013); no training",
+                about=(
+                    "heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz "
+                    "(Elgendi et al. 2013); no training"
+                ),
                 predict=partial(
                     physiology.predict_rates,
                     channels=("PPG",),
@@ -151,7 +167,10 @@ def _make_view(target: str, label: str) -> View:
             ),
             DatasetBaseline(
                 name="ecg-peaks",
-                about="heart rate from the median interval of the R peaks of the ECG (Pan and Tompkins 1985); no training",
+                about=(
+                    "heart rate from the median interval of the R peaks of the ECG (Pan and "
+                    "Tompkins 1985); no training"
+                ),
                 predict=partial(
                     physiology.predict_rates,
                     channels=("ECG",),
@@ -161,7 +180,10 @@ def _make_view(target: str, label: str) -> View:
             ),
             DatasetBaseline(
                 name="ppg-level",
-                about="respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 Hz (Karlen et al. 2013); no training",
+                about=(
+                    "respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 "
+                    "Hz (Karlen et al. 2013); no training"
+                ),
                 predict=partial(
                     physiology.predict_rates,
                     channels=("PPG",),
@@ -171,7 +193,10 @@ def _make_view(target: str, label: str) -> View:
             ),
             DatasetBaseline(
                 name="mean-saturation",
-                about="the mean saturation of the training people: a PPG of one wavelength has no ratio of red to infrared to compute it from",
+                about=(
+                    "the mean saturation of the training people: a PPG of one wavelength has no "
+                    "ratio of red to infrared to compute it from"
+                ),
                 predict=physiology.predict_mean,
                 views=("spo2",),
             ),

@@ -32,8 +32,9 @@ CHANNEL = "EMG"
 CLASSES = ("healthy", "myopathy", "neuropathy")
 RECORDS = {f"emg_{name}": name for name in CLASSES}
 NOTICE = (
-    "EMG: each class is one person (three recordings in all). A model that recognises the person, the electrode or the day is right too: "
-    "these scores do not apply to the disease in other people."
+    "EMG: each class is one person (three recordings in all). A model that recognises the person, "
+    "the electrode or the day is right too: these scores do not apply to the disease in other "
+    "people."
 )
 
 
@@ -50,12 +51,18 @@ NOTICE = (
                 target="condition",
                 split="time",
                 notice=NOTICE,
-                help="condition of the muscle from 375 ms of needle EMG; class = person, split by time with a gap",
+                help=(
+                    "condition of the muscle from 375 ms of needle EMG; class = person, split by "
+                    "time with a gap"
+                ),
             )
         },
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/emgdb/1.0.0/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/emgdb/1.0.0/   (a few MB; no account needed)",
+        download=(
+            "wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/emgdb/1.0.0/   (a few "
+            "MB; no account needed)"
+        ),
         layout="emg_healthy, emg_myopathy and emg_neuropathy, each as .hea and .dat",
         paper={
             "": {
@@ -66,12 +73,20 @@ NOTICE = (
                 "subjects": 3,
                 "classes": 3,
             },
-            "note": "204 = 33 + 73 + 98 windows before the split; the gaps between the blocks of time cost 2 in each recording",
+            "note": (
+                "204 = 33 + 73 + 98 windows before the split; the gaps between the blocks of time "
+                "cost 2 in each recording"
+            ),
         },
         rules={
-            "units": f"the records {', '.join(RECORDS)}; the text copies of the signals are not read",
+            "units": (
+                f"the records {', '.join(RECORDS)}; the text copies of the signals are not read"
+            ),
             "classes": "from the name of the record: one recording, and one person, a class",
-            "split": "blocks of time in each recording: first 80 % train, then validation, then test, with a gap of a window before each",
+            "split": (
+                "blocks of time in each recording: first 80 % train, then validation, then test, "
+                "with a gap of a window before each"
+            ),
             "channel": f"one signal called {CHANNEL}, {RATE:g} Hz, in mV ('mv' is a spelling of it)",
         },
     )

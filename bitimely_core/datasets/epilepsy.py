@@ -78,27 +78,53 @@ SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
 LENGTHS = (4097, 4096)  # samples of a segment; some copies end a sample early
 SEGMENT_BYTES = 1 << 18  # more is no segment
 NOTICE = (
-    "Epilepsy: the segments are not people. They come from 5 healthy people (eyes open, eyes closed) and 5 patients (healthy area, tumour "
-    "area, seizure), and whose a segment is was not published: training and test share people, so these scores apply to further segments of "
-    "these people, not to new people."
+    "Epilepsy: the segments are not people. They come from 5 healthy people (eyes open, eyes "
+    "closed) and 5 patients (healthy area, tumour area, seizure), and whose a segment is was not "
+    "published: training and test share people, so these scores apply to further segments of these "
+    "people, not to new people."
 )
 ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
 
 RULES = {
-    "units": f"the table {TABLE} (or Epileptic Seizure Recognition.csv), other tables are not read; or `{BONN}`: all segments Z001.txt to "
+    "units": f"the table {TABLE} (or Epileptic Seizure Recognition.csv), other tables are not "
+    f"read; or `{BONN}`: all segments Z001.txt to "
     "S100.txt, in folders or archives (.zip, .tar.gz)",
-    "faults": "--max-bad counts the segments of each folder or archive, and, as the segments of a damaged archive cannot be counted, damaged archives "
-    "among all folders and archives",
-    "segments": "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 samples are left out",
-    "people": "the 500 segments come from 10 people, and which is whose was not published: a split by segment does not keep people apart",
-    "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
-    "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> (of Bonn: Z001) is the subject, its 23 chunks stay together",
-    "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
-    "duplicates": "a row or segment that repeats another one is used once; those of one name that differ are all excluded",
-    "quality": "rows and segments of one value alone (flat_channel), and segments of Bonn with values that are not whole numbers (unit), are "
-    "used and reported",
-    "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
-    "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant prediction",
+    "faults": "--max-bad counts the segments of each folder or archive, and, as the segments of a "
+    "damaged archive cannot be counted, damaged archives among all folders and archives",
+    "segments": (
+        "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 "
+        "samples are left out"
+    ),
+    "people": (
+        "the 500 segments come from 10 people, and which is whose was not published: a split by "
+        "segment does not keep people apart"
+    ),
+    "columns": (
+        f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of "
+        "the row"
+    ),
+    "subjects": (
+        "X<chunk>.V<a>.<b>: the segment V<a>.<b> (of Bonn: Z001) is the subject, its 23 chunks "
+        "stay together"
+    ),
+    "labels": (
+        f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 "
+        "is seizure, the others are not"
+    ),
+    "duplicates": (
+        "a row or segment that repeats another one is used once; those of one name that differ are "
+        "all excluded"
+    ),
+    "quality": "rows and segments of one value alone (flat_channel), and segments of Bonn with "
+    "values that are not whole numbers (unit), are used and reported",
+    "rate": (
+        f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the "
+        "table states neither"
+    ),
+    "majority": (
+        "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant "
+        "prediction"
+    ),
 }
 BINARY_VIEW = View(
     channels=(CHANNEL,),
@@ -127,10 +153,12 @@ BINARY_VIEW = View(
         },
         licence="CC BY 4.0",
         url="https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition",
-        download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with the same 11,500 rows. Or the sets "
-        "Z.zip, O.zip, N.zip, F.zip and S.zip of https://www.ukbonn.de/epileptologie/arbeitsgruppen/ag-lehnertz-neurophysik/downloads/",
-        layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, and the label y last; or the sets of Bonn, as "
-        "folders with Z001.txt to S100.txt (4,097 lines of one integer) or as their zip archives",
+        download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with "
+        "the same 11,500 rows. Or the sets Z.zip, O.zip, N.zip, F.zip and S.zip of "
+        "https://www.ukbonn.de/epileptologie/arbeitsgruppen/ag-lehnertz-neurophysik/downloads/",
+        layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, "
+        "and the label y last; or the sets of Bonn, as folders with Z001.txt to S100.txt (4,097 "
+        "lines of one integer) or as their zip archives",
         paper={
             "": {
                 "channels": 1,
@@ -146,7 +174,10 @@ BINARY_VIEW = View(
         baselines=(
             DatasetBaseline(
                 name="band-powers",
-                about="logistic regression on the power in five bands, the standard deviation and the line length (Esteller et al. 2001)",
+                about=(
+                    "logistic regression on the power in five bands, the standard deviation and "
+                    "the line length (Esteller et al. 2001)"
+                ),
                 predict=partial(physiology.predict_from_eeg, channel=CHANNEL),
             ),
         ),

@@ -23,12 +23,22 @@ from bitimely_core.types import IngestOptions, IngestUnit, SourceRows
 
 RULES = {
     "units": "one file (or record) is one recording, called by its path without ending",
-    "subjects": "by --map; in a BIDS folder sub-...; else every recording is taken for another subject, with a warning",
-    "annotations": "texts inside files can hold names: they are kept where [labels] of the map names them, or under --keep-phi, else counted; "
-    "sleep stages in the spellings of AASM and of Rechtschaffen and Kales are kept without a map; texts of tables (BIDS events, [annotations]) are labels and are kept",
-    "channels": "by name; all of a file, or those of the map, and then each must be there; volts are converted to the unit asked for",
-    "views": "channels are those that the largest number of recordings have together, of two such sets the larger; the rate is that of most of "
-    "these recordings, those of a higher rate are left out without --rate; a window is 10 s, or the commonest annotation, unless --window says otherwise",
+    "subjects": (
+        "by --map; in a BIDS folder sub-...; else every recording is taken for another subject, "
+        "with a warning"
+    ),
+    "annotations": "texts inside files can hold names: they are kept where [labels] of the map "
+    "names them, or under --keep-phi, else counted; sleep stages in the spellings of AASM and of "
+    "Rechtschaffen and Kales are kept without a map; texts of tables (BIDS events, [annotations]) "
+    "are labels and are kept",
+    "channels": (
+        "by name; all of a file, or those of the map, and then each must be there; volts are "
+        "converted to the unit asked for"
+    ),
+    "views": "channels are those that the largest number of recordings have together, of two such "
+    "sets the larger; the rate is that of most of these recordings, those of a higher rate are "
+    "left out without --rate; a window is 10 s, or the commonest annotation, unless --window says "
+    "otherwise",
 }
 WINDOWS = View(
     channels=(),
@@ -60,7 +70,10 @@ OPEN = {
         epoch=1.0,
         seconds=1.0,
         points=True,
-        help="a window of 1 s around each annotation without a duration, such as a beat; its text is the class",
+        help=(
+            "a window of 1 s around each annotation without a duration, such as a beat; its text "
+            "is the class"
+        ),
     ),
 }
 LABELLED = {
@@ -110,7 +123,10 @@ def _make_facts(
 @datasets(
     _make_facts(
         "Your own recordings, with a mapping file for what the files do not state",
-        "any folders of recordings, with --map FILE.toml where the files do not state subjects, rates and labels; a BIDS folder as it is",
+        (
+            "any folders of recordings, with --map FILE.toml where the files do not state "
+            "subjects, rates and labels; a BIDS folder as it is"
+        ),
         OPEN | LABELLED,
         {"map": None},
     )

@@ -81,35 +81,46 @@ def _measure_rate(
                 target="hr",
                 unit="/min",
                 split="official",
-                help="heart rate in beats a minute from 8 s of two PPG and three acceleration channels at 125 Hz",
+                help=(
+                    "heart rate in beats a minute from 8 s of two PPG and three acceleration "
+                    "channels at 125 Hz"
+                ),
             )
         },
         licence="CC-BY 4.0; the recordings of the cup are free for research",
         url="https://zenodo.org/records/3902710",
-        download="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts from the url, into one folder; or the recordings of the IEEE Signal Processing Cup 2015: "
+        download="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts from the url, into one folder; or the "
+        "recordings of the IEEE Signal Processing Cup 2015: "
         "https://sites.google.com/site/researchbyzhang/ieeespcup2015",
-        layout="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts; or DATA_01_TYPE01.mat with DATA_01_TYPE01_BPMtrace.mat to DATA_12_TYPE02.mat, and "
-        "TEST_S01_T01.mat with True_S01_T01.mat and so on, in any folders",
+        layout="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts; or DATA_01_TYPE01.mat with "
+        "DATA_01_TYPE01_BPMtrace.mat to DATA_12_TYPE02.mat, and TEST_S01_T01.mat with "
+        "True_S01_T01.mat and so on, in any folders",
         paper={"": {"channels": 5, "timesteps": 3_100_000, "sequences": 3096, "length": 1000}},
         rules={
             **tser.RULES,
-            "channels": ".ts files name no channels: the order is that of the challenge's recordings without the ECG, from which the label comes; "
-            "rows of `sig` in .mat files: ECG (training alone), PPG 1, PPG 2, acceleration x, y, z",
+            "channels": ".ts files name no channels: the order is that of the challenge's "
+            "recordings without the ECG, from which the label comes; rows of `sig` in .mat files: "
+            "ECG (training alone), PPG 1, PPG 2, acceleration x, y, z",
             "units": "the files name none",
             "labels": "of .mat files: BPM0[k] is the heart rate of the 8 s from second 2 k on",
             "quality": "of .mat files: a constant channel is reported (flat_channel)",
-            "copies": "of .mat files: one file in two places is used once, with a warning; a recording whose files of one name differ is left out",
-            "people": "of .mat files: each training recording is of another person; of the ten test recordings two are of S02 and two of S06, so "
-            "they are eight people. TEST recordings are test, the recordings of a tenth of the training people validation: no test person is lost",
-            "extra": "DATA_S04_T01 is not part of the official training set: it is left out but under --extra S04_T01, and then it is test, since "
-            "S04 is a test person",
+            "copies": (
+                "of .mat files: one file in two places is used once, with a warning; a recording "
+                "whose files of one name differ is left out"
+            ),
+            "people": "of .mat files: each training recording is of another person; of the ten "
+            "test recordings two are of S02 and two of S06, so they are eight people. TEST "
+            "recordings are test, the recordings of a tenth of the training people validation: no "
+            "test person is lost",
+            "extra": "DATA_S04_T01 is not part of the official training set: it is left out but "
+            "under --extra S04_T01, and then it is test, since S04 is a test person",
         },
         options={"extra": None},
         baselines=(
             DatasetBaseline(
                 name="spectral-peak",
-                about="heart rate from the strongest frequency of the PPGs less that of the acceleration (subtraction of spectra, Zhang 2015); "
-                "no training",
+                about="heart rate from the strongest frequency of the PPGs less that of the "
+                "acceleration (subtraction of spectra, Zhang 2015); no training",
                 predict=partial(physiology.predict_rates, channels=NAMES, measure=_measure_rate),
             ),
         ),

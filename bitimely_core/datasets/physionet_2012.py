@@ -108,7 +108,10 @@ IRREGULAR = View(
     clock=CLOCK,
     # 440 of 216 x 44 in sets a and b, 744 in the fullest of 32 stays, to which a batch is padded
     observed=0.08,
-    help="37 variables and the descriptors at the times of their observations, no labels; one stay is one window of at most 216 times",
+    help=(
+        "37 variables and the descriptors at the times of their observations, no labels; one stay "
+        "is one window of at most 216 times"
+    ),
 )
 GRID = View(
     channels=CHANNELS,
@@ -116,11 +119,14 @@ GRID = View(
     window=HOURS,
     clock=CLOCK,
     grid=True,
-    help="the same on a grid of hours (the mean of each hour, missing where there is none), no labels",
+    help=(
+        "the same on a grid of hours (the mean of each hour, missing where there is none), no "
+        "labels"
+    ),
 )
 NOTICE = (
-    "PhysioNet 2012: the unit is the stay; whether two stays are of one patient is not published. Sets a and b are 8,000 of the 12,000 stays: "
-    "published figures use other splits of all of them."
+    "PhysioNet 2012: the unit is the stay; whether two stays are of one patient is not published. "
+    "Sets a and b are 8,000 of the 12,000 stays: published figures use other splits of all of them."
 )
 ODDITIES = {  # what is odd in some stays of a set -> reason, text, effect, what to do
     "unordered": (
@@ -206,7 +212,10 @@ class Stay(NamedTuple):
 
 @datasets(
     DatasetFacts(
-        title="PhysioNet/CinC Challenge 2012: in-hospital death from the first 48 hours in intensive care, irregularly observed",
+        title=(
+            "PhysioNet/CinC Challenge 2012: in-hospital death from the first 48 hours in intensive "
+            "care, irregularly observed"
+        ),
         views={
             "": IRREGULAR,
             "mortality": _predict_death(
@@ -219,21 +228,38 @@ class Stay(NamedTuple):
         },
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/challenge-2012/1.0.0/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/challenge-2012/1.0.0/",
-        layout="set-a.tar.gz, set-b.tar.gz (set-c.tar.gz) with Outcomes-a.txt, Outcomes-b.txt (Outcomes-c.txt), or the archives unpacked as "
-        "set-a/132539.txt and so on; of several forms of a set one is read: the folder, else the .tar.gz, else the .zip",
+        download=(
+            "wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/challenge-2012/1.0.0/"
+        ),
+        layout="set-a.tar.gz, set-b.tar.gz (set-c.tar.gz) with Outcomes-a.txt, Outcomes-b.txt "
+        "(Outcomes-c.txt), or the archives unpacked as set-a/132539.txt and so on; of several "
+        "forms of a set one is read: the folder, else the .tar.gz, else the .zip",
         paper={},
         rules={
-            "units": "a set: `set-a` with all its stays; a damaged stay is counted, the others are used",
-            "times": "hours and minutes since admission, 00:00 to 48:00; several variables of one time are one row",
+            "units": (
+                "a set: `set-a` with all its stays; a damaged stay is counted, the others are used"
+            ),
+            "times": (
+                "hours and minutes since admission, 00:00 to 48:00; several variables of one time "
+                "are one row"
+            ),
             "repeated": "of several values of one variable at one time the last one is used",
-            "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType are channels observed at 00:00, beside the 37 "
-            "variables; -1 is unknown: missing",
+            "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType "
+            "are channels observed at 00:00, beside the 37 variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
             + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items())
-            + "; others below 0. FiO2 is a fraction: values from 21 to 100, which are percent, are counted and not converted",
-            "copies": "a stay that is there twice is used once, with a warning; one whose copies differ, in text or outcome, is left out",
-            "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
+            + (
+                "; others below 0. FiO2 is a fraction: values from 21 to 100, which are percent, "
+                "are counted and not converted"
+            ),
+            "copies": (
+                "a stay that is there twice is used once, with a warning; one whose copies differ, "
+                "in text or outcome, is left out"
+            ),
+            "labels": (
+                f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are "
+                "known only later and are not read"
+            ),
             "splits": "by stay: which stays are of one patient was not published",
         },
     ),

@@ -26,22 +26,39 @@ VIEW = View(
 )
 OPTIONS = asdict(ClaimsOptions())
 RULES = {
-    "codes": "ICD-9 and ICD-10 in one spelling; looked up as they are, without trailing zeros, then by their parents",
+    "codes": (
+        "ICD-9 and ICD-10 in one spelling; looked up as they are, without trailing zeros, then by "
+        "their parents"
+    ),
     "duplicates": "exact copies of a row, or of a code on one claim and day, are used once",
     "unmapped": "codes without PheCode stay for the label rules alone",
-    "labels": "by the rules (default: Canadian chronic disease surveillance), or by columns of the source",
-    "pseudonyms": "subjects are numbered by the rank of HMAC-SHA256 of their id; days count from the first valid row of each",
+    "labels": (
+        "by the rules (default: Canadian chronic disease surveillance), or by columns of the source"
+    ),
+    "pseudonyms": (
+        "subjects are numbered by the rank of HMAC-SHA256 of their id; days count from the first "
+        "valid row of each"
+    ),
 }
 
 
 @datasets(
     DatasetFacts(
-        title="Claims, EHR, MIMIC, OMOP or MEDS as irregular histories of PheCodes (PopHR of the paper)",
+        title=(
+            "Claims, EHR, MIMIC, OMOP or MEDS as irregular histories of PheCodes (PopHR of the "
+            "paper)"
+        ),
         views={"": VIEW},
         licence="that of the source; PopHR itself is not public",
         url="",
-        download="your own claims; DE-SynPUF from cms.gov, MIMIC from physionet.org; a PheCode map: pip download --no-deps phetk",
-        layout="claims.csv with patient_id, date, icd9 (patients.csv, labels.csv beside it), or the layout that --source names",
+        download=(
+            "your own claims; DE-SynPUF from cms.gov, MIMIC from physionet.org; a PheCode map: pip "
+            "download --no-deps phetk"
+        ),
+        layout=(
+            "claims.csv with patient_id, date, icd9 (patients.csv, labels.csv beside it), or the "
+            "layout that --source names"
+        ),
         paper={
             "subjects": 47_000,
             "records": 2_200_000,

@@ -51,7 +51,10 @@ VIEW = View(
     unit="/min",
     split="official",
     decimate=("PPG",),
-    help="heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is decimated to 32 Hz with an anti-alias filter",
+    help=(
+        "heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is decimated to 32 "
+        "Hz with an anti-alias filter"
+    ),
 )
 
 
@@ -62,7 +65,10 @@ VIEW = View(
         views={"": VIEW},
         licence="CC-BY 4.0",
         url="https://archive.ics.uci.edu/dataset/495/ppg+dalia",
-        download="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts from https://zenodo.org/records/3902728, or the original archive from the url, unpacked",
+        download=(
+            "PPGDalia_TRAIN.ts and PPGDalia_TEST.ts from https://zenodo.org/records/3902728, or "
+            "the original archive from the url, unpacked"
+        ),
         native_rates={"PPG": PPG},
         layout="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts, or S1/S1.pkl to S15/S15.pkl",
         paper={
@@ -76,11 +82,21 @@ VIEW = View(
         },
         rules={
             **tser.RULES,
-            "channels": "in .ts files the channel of 512 values is the PPG (64 Hz), those of 256 the acceleration (32 Hz) in x, y, z; in pickles "
-            "wrist BVP and wrist ACC by name; chest signals are not kept",
-            "windows": "a label is the heart rate of 8 s, one every 2 s; of pickles, windows without a label are excluded from the view",
-            "pickles": "read by an allow-list of numpy's own names; no code in them is run; age and sex are kept, other answers are not",
-            "subjects": "of pickles S1 ... S15, split 12/1/2 once and for all by hash (two test, one validation); of .ts files the recordings found",
+            "channels": "in .ts files the channel of 512 values is the PPG (64 Hz), those of 256 "
+            "the acceleration (32 Hz) in x, y, z; in pickles wrist BVP and wrist ACC by name; "
+            "chest signals are not kept",
+            "windows": (
+                "a label is the heart rate of 8 s, one every 2 s; of pickles, windows without a "
+                "label are excluded from the view"
+            ),
+            "pickles": (
+                "read by an allow-list of numpy's own names; no code in them is run; age and sex "
+                "are kept, other answers are not"
+            ),
+            "subjects": (
+                "of pickles S1 ... S15, split 12/1/2 once and for all by hash (two test, one "
+                "validation); of .ts files the recordings found"
+            ),
         },
     )
 )

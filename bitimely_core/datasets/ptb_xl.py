@@ -69,13 +69,29 @@ RECORDED = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", re.ASCII)
 
 RULES = {
     "units": f"one record a row of {TABLE}; the file RECORDS is no inventory",
-    "superclasses": f"a statement with diagnostic 1 in {STATEMENTS} counts for its diagnostic_class; rhythm and form statements do not",
-    "scp_likelihood_0": "0 means that the likelihood is unknown: such a statement counts like any other, as in the official example; counted",
-    "superclass": "records with exactly one diagnostic superclass; the others are excluded from this view",
-    "multilabel": "records with at least one diagnostic superclass; the others are excluded from this view",
-    "split": "official folds: 1-8 train, 9 validation, 10 test; a patient in folds of several splits refuses the data set",
+    "superclasses": (
+        f"a statement with diagnostic 1 in {STATEMENTS} counts for its diagnostic_class; "
+        "rhythm and form statements do not"
+    ),
+    "scp_likelihood_0": (
+        "0 means that the likelihood is unknown: such a statement counts like any other, as in the "
+        "official example; counted"
+    ),
+    "superclass": (
+        "records with exactly one diagnostic superclass; the others are excluded from this view"
+    ),
+    "multilabel": (
+        "records with at least one diagnostic superclass; the others are excluded from this view"
+    ),
+    "split": (
+        "official folds: 1-8 train, 9 validation, 10 test; a patient in folds of several splits "
+        "refuses the data set"
+    ),
     "subjects": "patient_id as a whole number ('1001.0' is '1001')",
-    "leads": "the 12 leads by name, whatever their order and letter case, in mV; other signals are not kept",
+    "leads": (
+        "the 12 leads by name, whatever their order and letter case, in mV; other signals are not "
+        "kept"
+    ),
     "age": f"{OVER_89} stands for older than 89: kept as age_over_89, not as a number",
     "quality": "a constant lead is reported (flat_channel)",
 }
@@ -84,7 +100,10 @@ BASE_VIEW = View(
     rate=100.0,
     window=1000,
     split="official",
-    help="12 leads of all records, no labels; 5000 samples at 500 Hz after `ingest ptb-xl --rate 500`",
+    help=(
+        "12 leads of all records, no labels; 5000 samples at 500 Hz after `ingest ptb-xl --rate "
+        "500`"
+    ),
 )
 PAPER = {"channels": 12, "timesteps": 109_200_000, "sequences": 21_837, "length": 5000}
 
@@ -126,8 +145,14 @@ class PtbXlEntry:
         },
         licence="CC BY 4.0",
         url="https://physionet.org/content/ptb-xl/1.0.3/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/ptb-xl/1.0.3/   (3.0 GB; no account needed)",
-        layout="ptbxl_database.csv and scp_statements.csv beside records100/ or, with --rate 500, records500/",
+        download=(
+            "wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/ptb-xl/1.0.3/   (3.0 "
+            "GB; no account needed)"
+        ),
+        layout=(
+            "ptbxl_database.csv and scp_statements.csv beside records100/ or, with --rate 500, "
+            "records500/"
+        ),
         paper={
             "": PAPER,
             "superclass": {**PAPER, "classes": 5},
@@ -138,7 +163,10 @@ class PtbXlEntry:
         baselines=(
             DatasetBaseline(
                 name="ecg-intervals",
-                about="logistic regression on RR, PR, QRS and QT intervals (Lepeschkin and Surawicz 1952), variability, and the heights of the waves of each lead",
+                about=(
+                    "logistic regression on RR, PR, QRS and QT intervals (Lepeschkin and Surawicz "
+                    "1952), variability, and the heights of the waves of each lead"
+                ),
                 predict=partial(physiology.predict_from_ecg, leads=LEADS),
             ),
         ),

@@ -73,7 +73,10 @@ VIEWS = {
         rate=RATE,
         window=3000,
         hold=("Event marker",),
-        help="7 channels at 100 Hz, no labels: the 1-Hz channels are interpolated, the marker is held",
+        help=(
+            "7 channels at 100 Hz, no labels: the 1-Hz channels are interpolated, the marker is "
+            "held"
+        ),
     ),
     "staging": View(
         channels=("EEG Fpz-Cz",),
@@ -84,16 +87,36 @@ VIEWS = {
         labels=STAGES,
         epoch=EPOCH,
         trim=("W", 1800.0),
-        help="sleep stage of a 30-s epoch from one EEG channel; wake is kept to 30 minutes around sleep",
+        help=(
+            "sleep stage of a 30-s epoch from one EEG channel; wake is kept to 30 minutes around "
+            "sleep"
+        ),
     ),
 }
 RULES = {
-    "sleep_stages": "W, 1 -> N1, 2 -> N2, 3+4 -> N3, R -> REM; ? and movement give no label; other texts are counted and never mapped",
-    "pairs": "PSG and hypnogram by the first 6 characters of their names; start date and time are compared as far as both are valid",
-    "subjects": "SC4ssN and ST7ssN: subject ss, night N; both nights of a subject stay together, cassette and telemetry are different subjects",
-    "channels": f"needed are {', '.join(NEEDED)} at 100 Hz; the others are kept at their own rates; volts are converted to uV by their scale",
-    "labels_beyond_signal": "stages are clipped to the signal; the part beyond it, or in a gap, is dropped and counted",
-    "quality": f"reported on needed channels: {FLAT:g} s of one value (flat_channel), {CLIPPED:.0%} of the samples at a rail (clipped)",
+    "sleep_stages": (
+        "W, 1 -> N1, 2 -> N2, 3+4 -> N3, R -> REM; ? and movement give no label; other texts are "
+        "counted and never mapped"
+    ),
+    "pairs": (
+        "PSG and hypnogram by the first 6 characters of their names; start date and time are "
+        "compared as far as both are valid"
+    ),
+    "subjects": (
+        "SC4ssN and ST7ssN: subject ss, night N; both nights of a subject stay together, cassette "
+        "and telemetry are different subjects"
+    ),
+    "channels": (
+        f"needed are {', '.join(NEEDED)} at 100 Hz; the others are kept at their own rates; "
+        "volts are converted to uV by their scale"
+    ),
+    "labels_beyond_signal": (
+        "stages are clipped to the signal; the part beyond it, or in a gap, is dropped and counted"
+    ),
+    "quality": (
+        f"reported on needed channels: {FLAT:g} s of one value (flat_channel), {CLIPPED:.0%} "
+        "of the samples at a rail (clipped)"
+    ),
 }
 
 
@@ -103,9 +126,13 @@ RULES = {
         views=VIEWS,
         licence="ODC-BY 1.0",
         url="https://physionet.org/content/sleep-edfx/1.0.0/",
-        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/sleep-edfx/1.0.0/   (8.1 GB; no account needed)",
-        layout="sleep-cassette/ and sleep-telemetry/ with pairs such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf, SC-subjects.xls and "
-        "ST-subjects.xls; also any folder of such pairs",
+        download=(
+            "wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/sleep-edfx/1.0.0/   "
+            "(8.1 GB; no account needed)"
+        ),
+        layout="sleep-cassette/ and sleep-telemetry/ with pairs such as SC4001E0-PSG.edf and "
+        "SC4001EC-Hypnogram.edf, SC-subjects.xls and ST-subjects.xls; also any folder of such "
+        "pairs",
         paper={
             "": {
                 "channels": 7,
@@ -480,7 +507,10 @@ def _report_lost(scored: Sequence[float], unscored: int) -> list[Finding]:
     return [
         input_warning(
             Reason.ANNOTATION_OUT_OF_RANGE,
-            f"scored stages that reach beyond the signal: {len(scored)}, by {epochs:g} epochs in all",
+            (
+                f"scored stages that reach beyond the signal: {len(scored)}, by {epochs:g} "
+                "epochs in all"
+            ),
             effect,
             count=len(scored),
         )

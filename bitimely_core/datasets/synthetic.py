@@ -148,7 +148,10 @@ def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
         paper={},
         rules={
             **RULES,
-            "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels",
+            "planted": (
+                f"annotations that begin with '{MARK}' say where a waveform was planted; they "
+                "are no labels"
+            ),
         },
         native_rates=NATIVE_RATES,
         options={"size": "small", "seed": 0},
@@ -156,7 +159,10 @@ def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
         baselines=(
             DatasetBaseline(
                 name="band-powers",
-                about="logistic regression on the logarithms of the power in the delta, theta, alpha, sigma and beta bands of the recording",
+                about=(
+                    "logistic regression on the logarithms of the power in the delta, theta, "
+                    "alpha, sigma and beta bands of the recording"
+                ),
                 predict=predict_from_band_powers,
                 views=("staging",),
             ),

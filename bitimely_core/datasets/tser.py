@@ -63,13 +63,23 @@ MIN_CHANGES = 8
 MAX_SPREAD = 16  # a clock may leave this many grid points empty for each sample
 
 RULES = {
-    "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A recording whose cases stand in both files is "
-    "train throughout; where most of them do, the files split inside recordings and all are split again, 80/10/10 by recording",
-    "recordings": f"cases of at least {MIN_VALUES} values that share a stretch of a quarter of a case are of one recording, and so are equal cases",
-    "labels": "a case without a label, with one that is no class or not finite, or with another number of channels is excluded and counted",
+    "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A "
+    "recording whose cases stand in both files is train throughout; where most of them do, the "
+    "files split inside recordings and all are split again, 80/10/10 by recording",
+    "recordings": (
+        f"cases of at least {MIN_VALUES} values that share a stretch of a quarter of a case "
+        "are of one recording, and so are equal cases"
+    ),
+    "labels": (
+        "a case without a label, with one that is no class or not finite, or with another number "
+        "of channels is excluded and counted"
+    ),
     "missing": "? and NaN are missing values (mask), never numbers",
 }
-LENGTHS = "cases that differ in length are filled up at their ends with missing values to the longest, so that one window is one case"
+LENGTHS = (
+    "cases that differ in length are filled up at their ends with missing values to the longest, "
+    "so that one window is one case"
+)
 
 
 class TserChannel(NamedTuple):
@@ -149,9 +159,15 @@ def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
         paper={},
         rules={
             **RULES,
-            "rate": "the files name neither channels, nor units, nor rates: channel 1, 2, ... at 1 Hz; with timestamps, at their clock",
+            "rate": (
+                "the files name neither channels, nor units, nor rates: channel 1, 2, ... at 1 Hz; "
+                "with timestamps, at their clock"
+            ),
             "lengths": LENGTHS,
-            "subjects": "recordings that were found by their shared samples; other cases count as independent, as in the archives",
+            "subjects": (
+                "recordings that were found by their shared samples; other cases count as "
+                "independent, as in the archives"
+            ),
         },
     )
 )
