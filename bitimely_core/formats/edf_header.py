@@ -216,7 +216,11 @@ def _split_fields(
     start = 0
     for name, width in fields:
         starts = range(start, start + count * width, width)
-        columns[name] = [data[i : i + width].strip(PADDING) for i in starts]
+        texts = [data[i : i + width].rstrip(b"\x00") for i in starts]
+        # a zero inside a name is no padding: it is reported
+        columns[name] = [
+            text.strip(b" " if name in {"label", "unit"} else PADDING) for text in texts
+        ]
         start = starts.stop
     return columns
 
