@@ -98,7 +98,7 @@ AREAS = {
         ),
     ),
     "cache": Area(
-        ("bitimely_core/cache/**/*.py", "!bitimely_core/cache/claims/*"),
+        ("bitimely_core/cache/**/*.py",),
         (
             "test_cache*.py",
             "test_ingest*.py",
@@ -120,12 +120,7 @@ AREAS = {
     "claims": Area(
         (
             "bitimely_core/claims/**/*.py",
-            "bitimely_core/cache/claims/*.py",
-            "bitimely_core/datasets/pophr/**/*.py",
             "bitimely_core/tokens/sequences.py",
-            "bitimely_core/tokens/histories.py",
-            "bitimely_core/tokens/tasks.py",
-            "bitimely_core/tokens/meds.py",
             "!*/splits.py",
             "!*/synthetic*.py",
         ),
@@ -160,12 +155,15 @@ AREAS = {
             "test_predict*.py",
         ),
     ),
+    "survival": Area(
+        ("bitimely_core/evaluate/survival.py", "bitimely_core/evaluate/hazard_baselines.py"),
+        ("test_survival.py", "test_event_times.py"),
+    ),
+    "endpoints": Area(
+        ("bitimely_core/evaluate/endpoints.py",), ("test_evaluate*.py", "test_predict*.py")
+    ),
     "splits": Area(
-        (
-            "bitimely_core/tokens/splits.py",
-            "bitimely_core/datasets/pophr/splits.py",
-            "bitimely_core/claims/splits.py",
-        ),
+        ("bitimely_core/tokens/splits.py", "bitimely_core/claims/splits.py"),
         (
             "test_tokens.py",
             "test_splits.py",

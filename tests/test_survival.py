@@ -22,7 +22,7 @@ from test_event_inputs import GRID, OWN
 from bitimely_core import evaluate, heads, models
 from bitimely_core.evaluate import survival
 from bitimely_core.models import survival as hazards
-from bitimely_core.types import Batch
+from bitimely_core.types import Batch, name_horizon
 
 
 def draw_times(seed, n=300, days=False, deaths=False):
@@ -325,3 +325,115 @@ def test_a_head_of_hazards_on_every_event_model_is_stored(tmp_path, name):
         loss["loss"].backward()
         optimizer.step()
     assert float(loss["rel"]) < 0.6 * float(first["rel"])
+
+
+@pytest.mark.parametrize("days", [False, True])
+def test_intervals_of_incidence_are_those_of_dinse_and_larson(days):
+    time, event, _ = draw_times(5, n=80, days=days, deaths=True)
+    event = np.where(time == time.max(), 0, event)  # scikit-survival divides by who is left
+    x, y, bounds = cumulative_incidence_competing_risks(
+        event, time, conf_type="log-log", var_type="Dinse_Approx"
+    )
+    compared = 0
+    for day, value, low, high in zip(x, y[1], *bounds[1], strict=True):
+        if 0 < value < 1:
+            found = survival.find_incidence_interval(time, event, day)
+            assert found == pytest.approx((value, low, high), abs=1e-9), day
+            compared += 1
+    assert compared > 15
+
+
+def test_an_incidence_that_nobody_or_everybody_reaches_has_the_interval_of_a_share():
+    from bitimely_core.evaluate.intervals import bound_share
+
+    time, event = np.array([5.0, 7.0, 9.0, 9.0]), np.array([0, 2, 1, 0])
+    value, *bounds = survival.find_incidence_interval(time, event, 8.0)
+    # three are known on the day 8: the death and those who are seen later
+    assert (value, *bounds) == (0.0, *bound_share(0.0, 3.0))
+    value, *bounds = survival.find_incidence_interval(time, event, 1.0)
+    assert (value, *bounds) == (0.0, *bound_share(0.0, 4.0))
+    everybody = np.ones(4, np.int64)
+    value, *bounds = survival.find_incidence_interval(time, everybody, 9.0)
+    assert (value, *bounds) == (1.0, *bound_share(1.0, 4.0))
+    assert survival.find_incidence_interval(np.zeros(0), np.zeros(0), 9.0)[0] == 0.0
+
+
+def test_groups_are_thirds_and_tenths_of_the_risk_with_their_observed_incidence():
+    time, event, risk = draw_times(1, n=200, deaths=True)
+    names = [name_horizon("d", day) for day in (100, 400)]
+    target = np.repeat(np.stack([time, event], 1)[:, None], 2, axis=1)
+    target[0] = np.nan  # not known: in no group
+    prediction = np.stack([risk / 2, risk], 1)
+    (label, groups), *others = survival.describe_groups(target, prediction, names, 5).items()
+    assert (label, others) == ("d", [])
+    assert groups.horizons == [100.0, 400.0]
+    assert [group.name for group in groups.groups] == ["lowest", "middle", "highest"]
+    assert [group.name for group in groups.deciles] == [str(k) for k in range(1, 11)]
+    time, event, risk = time[1:], event[1:], risk[1:]
+    for found, parts in ((groups.groups, 3), (groups.deciles, 10)):
+        edges = np.quantile(risk, np.arange(parts + 1) / parts)
+        for k, group in enumerate(found):
+            rows = (risk > edges[k]) & (risk <= edges[k + 1])
+            rows |= (k == 0) & (risk == edges[0])
+            assert group.n == rows.sum()
+            assert group.predicted == pytest.approx([(risk / 2)[rows].mean(), risk[rows].mean()])
+            for point in group.points:
+                assert point.at_risk == (time[rows] > point.day).sum()
+                assert point.events == ((event[rows] == 1) & (time[rows] <= point.day)).sum()
+                expected = survival.find_incidence_interval(time[rows], event[rows], point.day)
+                assert (point.incidence, point.lo, point.hi) == pytest.approx(expected)
+    days = [point.day for point in groups.groups[0].points]
+    assert days == [80.0, 100.0, 160.0, 240.0, 320.0, 400.0]
+    assert [point.day for point in groups.deciles[0].points] == [100.0, 400.0]
+
+
+def test_people_of_one_risk_are_one_group():
+    target = np.array([[[4.0, 1.0]], [[5.0, 0.0]], [[6.0, 1.0]]])
+    names = [name_horizon("d", 10)]
+    same = survival.describe_groups(target, np.full((3, 1), 0.3), names, 2)["d"]
+    assert [(group.name, group.n) for group in same.groups] == [("all", 3)]
+    two = survival.describe_groups(target, np.array([[0.3], [0.3], [0.9]]), names, 2)["d"]
+    assert [(group.name, group.n) for group in two.groups] == [("lower", 2), ("higher", 1)]
+
+
+def score_by_weights(time, event, risk, horizon, weights):
+    """AUROC and Brier score at a horizon by their definitions, of rows with weights beside those
+    against censoring, which are held.
+    """
+    inverse = survival.weigh_uncensored(time, event, horizon)
+    case = (event == 1) & (time <= horizon)
+    brier = np.average(inverse * (case - risk) ** 2, weights=weights)
+    w, v = inverse * weights * case, inverse * weights * ~case
+    wins = (risk[:, None] > risk) + 0.5 * (risk[:, None] == risk)
+    return w @ wins @ v / (w.sum() * v.sum()), brier
+
+
+def test_influences_at_a_horizon_are_derivatives():
+    time, event, risk = draw_times(4, n=50, deaths=True)
+    risk = np.round(risk, 1)  # with ties
+    units = np.arange(50)
+    for horizon in (100.0, 300.0):
+        found = survival.estimate_horizon(time, event, risk, horizon, units, 50)
+        exact = score_by_weights(time, event, risk, horizon, np.ones(50))
+        assert [estimate.value for estimate in found] == pytest.approx(exact, abs=1e-12)
+        for u in range(50):
+            up, down = (
+                score_by_weights(time, event, risk, horizon, 1 + sign * 1e-6 * (units == u))
+                for sign in (1, -1)
+            )
+            for estimate, high, low in zip(found, up, down, strict=True):
+                assert estimate.influence[u] == pytest.approx((high - low) / 2e-6, abs=1e-6)
+
+
+def test_means_over_columns_take_c_at_the_longest_horizon_alone():
+    time, event, risk = draw_times(6, n=60)
+    names = [name_horizon("a", 100), name_horizon("a", 300), name_horizon("b", 200)]
+    target = np.repeat(np.stack([time, event], 1)[:, None], 3, axis=1)
+    prediction = np.stack([np.sqrt(risk), risk, 1 - risk], 1)
+    target[:10, 2] = np.nan
+    found = evaluate.score("survival", target, prediction, np.arange(60), class_names=names)
+    c = [
+        concordance_index_censored(event[rows] == 1, time[rows], score[rows])[0]
+        for rows, score in ((slice(60), risk), (slice(10, 60), 1 - risk))
+    ]
+    assert found.metrics["c_index"].value == pytest.approx(np.mean(c), abs=1e-9)
