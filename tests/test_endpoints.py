@@ -153,7 +153,9 @@ def test_limits_have_the_components_and_the_interval_of_their_definition(sizes, 
     units = np.repeat(np.arange(len(sizes)), sizes)
     difference = spread * rng.standard_normal(len(sizes))[units] + rng.standard_normal(len(units))
     low, high, se = agree_by_hand(difference, units)
-    for value, limit in zip((low, high), endpoints.limits_of_agreement(difference, units)):
+    for value, limit in zip(
+        (low, high), endpoints.limits_of_agreement(difference, units), strict=True
+    ):
         assert limit.value == pytest.approx(value)
         assert limit.se == pytest.approx(se)
         reach = stats.t.ppf(0.975, len(sizes) - 1) * se
