@@ -254,7 +254,7 @@ class Screen:
         printed: set[tuple[str, str]] = set()
 
         def watch(now: ExperimentStatus) -> None:
-            left = f"; about {span(now.left)} left" if now.left else ""
+            left = f"; about {span(now.seconds_left)} left" if now.seconds_left else ""
             for label, state in now.stages:
                 if state.state != "waiting" and (label, state.state) not in printed:
                     printed.add((label, state.state))

@@ -252,8 +252,9 @@ def _check_presets(recipe: Recipe) -> None:
     """Raises UserError for a wrong name of a preset, also of one that is not run."""
     stages = [recipe.pretrain, *(block.pretrain for block in recipe.block), *recipe.arm]
     presets = {stage.preset for stage in stages} | set(recipe.matrix.get("preset", ()))
-    for preset in presets - {None}:
-        load_preset(preset)
+    for preset in presets:
+        if preset is not None:
+            load_preset(preset)
 
 
 def _check_columns(plan: ExperimentPlan) -> None:
