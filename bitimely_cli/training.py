@@ -131,7 +131,7 @@ def finetune(
         declare_setting(
             DataConfig,
             "fraction",
-            more=" Default: 0.2 on the data set of the pre-training, else 1.",
+            note=" Default: 0.2 on the data set of the pre-training, else 1.",
         ),
     ] = None,
     training: TrainOptions,
