@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
 from bitimely_cli.completion import complete
@@ -41,31 +41,24 @@ DATASET_CHOICES = ("size", "seed", "rate", "extra")
 class IngestOptions(OptionGroup):
     """How a source is read, and what of it."""
 
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1
+    jobs: Annotated[int, Option(min=1, max=1024, help="Worker processes.")] = 1
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")
+        bool, Option("--strict", help="Refuse the data set when any unit is quarantined.")
     ] = False
     max_bad: Annotated[
-        float,
-        typer.Option(
-            "--max-bad", min=0.0, max=1.0, help="Largest quarantined share of units or of rows."
-        ),
+        float, Option(min=0.0, max=1.0, help="Largest quarantined share of units or of rows.")
     ] = 0.5
     shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes."),
+        str | None, Option(metavar="k/n", help="Read part k of n; the last part publishes.")
     ] = None
-    size: Annotated[
-        str | None, typer.Option("--size", help="small, large or planted (synthetic).")
-    ] = None
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None
+    size: Annotated[str | None, Option(help="small, large or planted (synthetic).")] = None
+    seed: Annotated[int | None, Option(min=0, help="Seed (synthetic).")] = None
     rate: Annotated[
-        int | None,
-        typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl)."),
+        int | None, Option(help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")
     ] = None
     map_: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--map",
             metavar="FILE|NAME",
             help="Subjects, channels, labels (generic); of claims: --phecode-map.",
@@ -73,39 +66,31 @@ class IngestOptions(OptionGroup):
     ] = None
     init_map: Annotated[
         Path | None,
-        typer.Option(
-            "--init-map",
+        Option(
             metavar="FILE.toml",
             help="Write a map of SOURCE to fill in, and read nothing (generic).",
         ),
     ] = None
     extra: Annotated[
-        str | None,
-        typer.Option(
-            "--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg)."
-        ),
+        str | None, Option(help="Recording that is else left out, such as S04_T01 (ieee-ppg).")
     ] = None
     encoding: Encoding = None
     follow_symlinks: Annotated[
-        bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")
+        bool, Option("--follow-symlinks", help="Follow links that leave SOURCE.")
     ] = False
     keep_phi: Annotated[
-        bool,
-        typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest)."),
+        bool, Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")
     ] = False
-    keep_dates: Annotated[
-        bool, typer.Option("--keep-dates", help="Keep start times of recordings.")
-    ] = False
+    keep_dates: Annotated[bool, Option("--keep-dates", help="Keep start times of recordings.")] = (
+        False
+    )
     keep_staged: Annotated[
-        bool, typer.Option("--keep-staged", help="Keep the files that were downloaded from a URL.")
+        bool, Option("--keep-staged", help="Keep the files that were downloaded from a URL.")
     ] = False
     quarantine: Annotated[
-        Path | None,
-        typer.Option("--quarantine", help="Write the list of quarantined units to this file."),
+        Path | None, Option(help="Write the list of quarantined units to this file.")
     ] = None
-    wait: Annotated[
-        float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")
-    ] = 0.0
+    wait: Annotated[float, Option(min=0.0, help="Seconds to wait for another process.")] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +117,7 @@ class CutOptions(OptionGroup):
 def ingest(
     dataset: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Data set, see: bitimely list datasets.",
             metavar="DATASET",
             autocompletion=complete("datasets"),
@@ -141,7 +126,7 @@ def ingest(
     *,
     source: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="Folder in the official layout, or its URL: s3://, gs://, https://, ...",
             metavar="[SOURCE]",
         ),
@@ -294,7 +279,7 @@ def _show_ingest_report(
 def tokenize(
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Data set or view, for example sleep-edf/staging.",
             metavar="DATA",
             autocompletion=VIEWS,
@@ -303,7 +288,7 @@ def tokenize(
     *,
     cuts: CutOptions,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")
+        str | None, Option(help="Name of the tokens (default: DATASET[-VIEW]).")
     ] = None,
     encoding: Encoding = None,
     build: BuildOptions,
@@ -379,13 +364,13 @@ def _choose_options(
 def verify(
     path: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="Cache, tokens, run, model folder, checkpoint or raw folder "
             "(default: the workspace).",
             metavar="[PATH]",
         ),
     ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Hash the sources again, too.")] = False,
     *,
     common: CommonOptions,
 ) -> int:
@@ -414,7 +399,7 @@ def verify(
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="datasets, views, models, objectives, presets, analyses, pipelines or runs.",
             metavar="KIND",
             autocompletion=complete("kinds"),

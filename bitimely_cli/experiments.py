@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from bitimely_cli.app import app
 from bitimely_cli.completion import complete
@@ -33,7 +34,7 @@ from bitimely_core.errors import Exit, Reason, UserError, usage_error
 
 On = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--on",
         metavar="DEVICE",
         help="With --dry-run: hours on this accelerator, h100 or h200, instead.",
@@ -47,23 +48,23 @@ class RecipeOptions(OptionGroup):
 
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only trainings whose row or data hold this text; may be repeated."),
+        Option(help="Only trainings whose row or data hold this text; may be repeated."),
     ] = None
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Cells at a time.")] = 1
+    jobs: Annotated[int, Option(min=1, max=1024, help="Cells at a time.")] = 1
     devices: Devices = None
     part: Annotated[
-        str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
+        str | None, Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
     ] = None
     leak_free: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--leak-free",
             help="Split by subject, strict objective, where the recipe has the paper's.",
         ),
     ] = False
     preset: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Train at this preset, under a name of its own; paper: the paper's.",
             autocompletion=complete("presets"),
         ),
@@ -72,19 +73,14 @@ class RecipeOptions(OptionGroup):
     on: On = None
     slurm: Annotated[
         Path | None,
-        typer.Option(
-            "--slurm",
+        Option(
             metavar="OUT.sh",
             help="Write a script for sbatch in the place of running: an array of --jobs tasks.",
         ),
     ] = None
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(
-            "--sbatch",
-            metavar="NAME=VALUE",
-            help="With --slurm: an option of sbatch; may be repeated.",
-        ),
+        Option(metavar="NAME=VALUE", help="With --slurm: an option of sbatch; may be repeated."),
     ] = None
 
 
@@ -92,7 +88,7 @@ class RecipeOptions(OptionGroup):
 def run(
     pipeline: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Name of a shipped recipe or path of a TOML file.",
             metavar="PIPELINE",
             autocompletion=complete("pipelines"),
@@ -250,7 +246,7 @@ CLAIMS = Demonstration(
 def demo(
     *,
     claims: Annotated[
-        bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")
+        bool, Option("--claims", help="Claims histories in the place of sleep recordings.")
     ] = False,
     out: Out = None,
     write: WriteOptions,
@@ -346,13 +342,10 @@ def export(
     *,
     out: Out = None,
     push: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")
+        str | None, Option(metavar="REPO", help="Repository of a model hub (extra hub).")
     ] = None,
     format: Annotated[  # noqa: A002
-        str,
-        typer.Option(
-            metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx)."
-        ),
+        str, Option(metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx).")
     ] = "safetensors",
     write: WriteOptions,
 ) -> int:
@@ -379,7 +372,7 @@ def dashboard(
     *,
     out: Out = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")
+        bool, Option("--dry-run", help="Show what would be written; write nothing.")
     ] = False,
     common: CommonOptions,
 ) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
+from typer import Argument, Option
 from typer.models import OptionInfo
 
 from bitimely_cli.completion import complete
@@ -43,7 +43,7 @@ def declare_setting(
     # a flag has none
     choices = [] if bool in get_args(field.annotation) else _list_choices(field.annotation)
     names = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
-    return typer.Option(
+    return Option(
         f"--{key.replace('_', '-')}",
         help=f"{names}{field.description}{note}",
         metavar=metavar,
@@ -69,7 +69,7 @@ def _find_bound(metadata: Sequence[Any], *names: str) -> float | None:
 VIEWS = complete("datasets", "views")
 Encoding = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--encoding",
         metavar="NAME",
         help="Encoding of text tables without a byte order mark (default: UTF-8).",
@@ -78,7 +78,7 @@ Encoding = Annotated[
 
 Data = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--data",
         help="Data set or view, for example sleep-edf/staging; may be repeated.",
         autocompletion=VIEWS,
@@ -86,17 +86,14 @@ Data = Annotated[
 ]
 OneData = Annotated[
     str | None,
-    typer.Option(
-        "--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS
-    ),
+    Option("--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS),
 ]
 Run = Annotated[
-    str,
-    typer.Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")),
+    str, Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Any setting, for example model.tokenizer=patch; may be repeated.",
@@ -105,7 +102,7 @@ Set = Annotated[
 Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
 Devices = Annotated[int | None, declare_setting(TrainConfig, "devices")]
 Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
-Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
+Out = Annotated[Path | None, Option("--out", help="Where to write.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +131,7 @@ class CommonOptions(OptionGroup):
 
     workspace: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--workspace",
             "-w",
             envvar="BITIMELY_WORKSPACE",
@@ -143,7 +140,7 @@ class CommonOptions(OptionGroup):
     ] = Path("workspace")
     json: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--json",
             callback=_json,
             is_eager=True,
@@ -151,7 +148,7 @@ class CommonOptions(OptionGroup):
         ),
     ] = False
     debug: Annotated[
-        bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")
+        bool, Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")
     ] = False
 
 
@@ -161,7 +158,7 @@ class WriteOptions(CommonOptions):
 
     dry_run: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--dry-run", help="Show what would be done, with sizes and estimates; write nothing."
         ),
     ] = False
@@ -172,8 +169,7 @@ class ReadOptions(WriteOptions):
     """Options of verbs that read runs or data and write reports."""
 
     no_verify: Annotated[
-        bool,
-        typer.Option("--no-verify", help="Do not compare checksums; recorded in every report."),
+        bool, Option("--no-verify", help="Do not compare checksums; recorded in every report.")
     ] = False
 
 
@@ -182,7 +178,7 @@ class ScoreOptions(ReadOptions):
     """Options of verbs that run a trained model."""
 
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Windows that the model reads at a time.")
+        int | None, Option(min=1, help="Windows that the model reads at a time.")
     ] = None
     device: Device = None
 
@@ -192,7 +188,7 @@ class BuildOptions(ReadOptions):
     """Options of verbs that build data sets or train again."""
 
     force_new: Annotated[
-        bool, typer.Option("--force-new", help="Replace what exists under other settings.")
+        bool, Option("--force-new", help="Replace what exists under other settings.")
     ] = False
 
 
@@ -207,8 +203,7 @@ class TrainOptions(OptionGroup):
     lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
     tune: Annotated[
         str | None,
-        typer.Option(
-            "--tune",
+        Option(
             metavar="N|LR,LR...",
             help="Try N rates around the preset's, or these; the best in validation.",
         ),
@@ -232,14 +227,14 @@ class TrainOptions(OptionGroup):
 class StartOptions(BuildOptions):
     """Options of a run that is started or continued."""
 
-    config: Annotated[Path | None, typer.Option(help="Recipe file (TOML).")] = None
+    config: Annotated[Path | None, Option(help="Recipe file (TOML).")] = None
     assignments: Set = None
     run: Annotated[
-        str | None, typer.Option(help="Name of the new run (default: made from the settings).")
+        str | None, Option(help="Name of the new run (default: made from the settings).")
     ] = None
     resume: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--resume",
             help="Continue an unfinished run "
             "(also without this option when the settings are the same).",
@@ -319,7 +314,7 @@ def describe_parameter(parameter: inspect.Parameter) -> str:
 
 def _read_info(parameter: inspect.Parameter) -> Any:
     """What a parameter is annotated with for typer."""
-    return next(iter(get_args(parameter.annotation)[1:]), typer.Option())
+    return next(iter(get_args(parameter.annotation)[1:]), Option())
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:

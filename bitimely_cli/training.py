@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from bitimely_cli.completion import complete
 from bitimely_cli.options import (
@@ -65,31 +66,26 @@ class PretrainOptions(OptionGroup):
 
     preset: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="See: bitimely list presets (default: the recipe file's, else tiny).",
             autocompletion=complete("presets"),
         ),
     ] = None
     data: Data = None
     model: Annotated[
-        str | None,
-        typer.Option(help="See: bitimely list models.", autocompletion=complete("models")),
+        str | None, Option(help="See: bitimely list models.", autocompletion=complete("models"))
     ] = None
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="table (the paper's widths) or matched (as many parameters as bitimelygpt)."
-        ),
+        Option(help="table (the paper's widths) or matched (as many parameters as bitimelygpt)."),
     ] = None
     objective: Annotated[
         str | None,
-        typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives")),
+        Option(help="See: bitimely list objectives.", autocompletion=complete("objectives")),
     ] = None
     init: Annotated[
         Path | None,
-        typer.Option(
-            help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub."
-        ),
+        Option(help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub."),
     ] = None
 
 
@@ -117,13 +113,11 @@ class VectorOptions(OptionGroup):
 
     vectors: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated."
-        ),
+        Option(metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated."),
     ] = None
     runs: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--run",
             metavar="RUN",
             help="With --vectors: runs to compare.",
@@ -132,57 +126,51 @@ class VectorOptions(OptionGroup):
     ] = None
     sequences: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="With --vectors: windows of each split, drawn as by analyze probing "
             "(default: all of test).",
         ),
     ] = None
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="With --vectors: where to write.")
-    ] = None
+    out: Annotated[Path | None, Option(metavar="DIR", help="With --vectors: where to write.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(OptionGroup):
     """How predictions are scored."""
 
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test"
+    split: Annotated[str, Option(help="train, validation or test.")] = "test"
     bootstrap: Annotated[
         int,
-        typer.Option(
-            min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals."
-        ),
+        Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals."),
     ] = 1000
     by: Annotated[
-        ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")
+        ResamplingUnit, Option(help="subject, or window (to reproduce papers; stamped).")
     ] = ResamplingUnit.subject
     compare: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")
-        ),
+        Option(metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")),
     ] = None
     margin: Annotated[
         float | None,
-        typer.Option(
-            "--margin",
-            help="With --compare: a margin for the difference, in points or the unit of the error.",
+        Option(
+            help="With --compare: a margin for the difference, in points or the unit of the error."
         ),
     ] = None
     predictions: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Write predictions as MEDS-evaluation reads them (tokenize --task).",
         ),
     ] = None
     ids: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions."),
+        Path | None, Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")
     ] = None
     baselines: Annotated[
-        BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")
+        BaselineChoice, Option(help="cheap: without those that are fitted; recorded.")
     ] = BaselineChoice.all
 
 
@@ -193,31 +181,31 @@ class AnalyzeOptions(OptionGroup):
     data: OneData = None
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Model to analyze instead of a run (leakage, complexity).",
             autocompletion=complete("models"),
         ),
     ] = None
     objective: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Objective to analyze instead of that of a run (leakage).",
             autocompletion=complete("objectives"),
         ),
     ] = None
     preset: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Sizes of that model, see: bitimely list presets.",
             autocompletion=complete("presets"),
         ),
     ] = "tiny"
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")
+        int | None, Option(min=1, help="Largest number of sequences to analyze.")
     ] = None
     seed: Seed = None
     device: Device = None
-    name: Annotated[str | None, typer.Option(help="Name of the report.")] = None
+    name: Annotated[str | None, Option(help="Name of the report.")] = None
     out: Out = None
 
 
@@ -227,9 +215,9 @@ def pretrain(
     source: PretrainOptions,
     training: TrainOptions,
     ties: Annotated[
-        str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")
+        str | None, Option(help="Events at one time: canonical, shuffle or group.")
     ] = None,
-    rotary: Annotated[str | None, typer.Option(help="Rotation by token index or by time.")] = None,
+    rotary: Annotated[str | None, Option(help="Rotation by token index or by time.")] = None,
     start: StartOptions,
 ) -> int:
     """Pre-train a model on unlabelled windows. The same command again continues a stopped run
@@ -287,7 +275,7 @@ def finetune(
 
 Margin = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--margin",
         help="Test non-inferiority and equivalence within this margin, "
         "in points or the unit of the error.",
@@ -299,9 +287,7 @@ Margin = Annotated[
 def evaluate(
     run: Annotated[
         str | None,
-        typer.Argument(
-            help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")
-        ),
+        Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")),
     ] = None,
     *,
     data: OneData = None,
@@ -366,8 +352,8 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     majority = scores.baselines.get("majority", Baseline()).metrics
     rows = []
     for name, metric in scores.metrics.items():
-        baseline = metric.undefined_reason or majority.get(name, MetricValue()).value
-        rows.append([name, *_list_numbers(metric), baseline])
+        chance = metric.undefined_reason or majority.get(name, MetricValue()).value
+        rows.append([name, *_list_numbers(metric), chance])
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
         rows,
@@ -421,14 +407,12 @@ def predict(
     run: Run,
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."
-        ),
+        Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."),
     ],
     *,
     channel_map: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--map",
             metavar="WANTED=FOUND",
             help="Channel of the run = channel of the files, or a TOML file; may be repeated.",
@@ -436,7 +420,7 @@ def predict(
     ] = None,
     calibrate_on: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="One person's own labelled recordings, "
             "to calibrate on instead of the validation split.",
@@ -445,9 +429,7 @@ def predict(
     out: Out = None,
     jobs: Annotated[
         int,
-        typer.Option(
-            min=1, max=1024, help="Recordings that are read at a time, while the model works."
-        ),
+        Option(min=1, max=1024, help="Recordings that are read at a time, while the model works."),
     ] = 1,
     score: ScoreOptions,
 ) -> int:
@@ -491,9 +473,9 @@ def embed(
     run: Run,
     *,
     data: OneData = None,
-    readout: Annotated[str | None, typer.Option(help="As for finetune.")] = None,
-    layers: Annotated[str, typer.Option(help="last or last-two.")] = "last",
-    split: Annotated[str, typer.Option(help="train, validation, test or all.")] = "all",
+    readout: Annotated[str | None, Option(help="As for finetune.")] = None,
+    layers: Annotated[str, Option(help="last or last-two.")] = "last",
+    split: Annotated[str, Option(help="train, validation, test or all.")] = "all",
     out: Out = None,
     score: ScoreOptions,
 ) -> int:
@@ -526,13 +508,13 @@ def embed(
 def analyze(
     kind: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="See: bitimely list analyses.", metavar="KIND", autocompletion=complete("analyses")
         ),
     ],
     run: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Names or folders of runs, and options of the kind.",
             metavar="[RUN...] [--OPTION VALUE...]",
             autocompletion=complete("runs"),
@@ -569,7 +551,7 @@ def analyze(
 def report(
     run: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs")
         ),
     ],

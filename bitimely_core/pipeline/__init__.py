@@ -283,7 +283,9 @@ def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
 def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     """Labels of the stages in whose block, values, arm, row or data one of the texts occurs."""
     return {
-        label for label, words in plan.search_texts.items() if any(text in words for text in only)
+        label
+        for label, owner in plan.owners.items()
+        if any(text in owner.search_text for text in only)
     }
 
 
@@ -310,8 +312,8 @@ def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] 
     return {
         label
         for label in plan.nodes
-        if label not in plan.cell_of
-        or ((not only or label in matched) and _is_in_shard(plan.cell_of[label], shard))
+        if label not in plan.owners
+        or ((not only or label in matched) and _is_in_shard(plan.owners[label].cell, shard))
     }
 
 

@@ -143,7 +143,6 @@ class TableEntry:
     seed: int
     run: str | None = None
     stage: str = ""  # label of its evaluation
-    trained: str = ""  # label of its training
     why: str = ""
 
 
@@ -155,8 +154,7 @@ class ExperimentPlan:
     recipe: Recipe
     nodes: dict[str, Node] = field(default_factory=dict)
     # label of a stage that belongs to one cell -> that cell
-    cell_of: dict[str, str] = field(default_factory=dict)
-    search_texts: dict[str, str] = field(default_factory=dict)  # label -> text that --only searches
+    owners: dict[str, StageOwner] = field(default_factory=dict)
     trainings: dict[str, TrainingStage] = field(default_factory=dict)
     table: list[TableEntry] = field(default_factory=list)
 
@@ -320,8 +318,7 @@ class PlanBuilder:
                 "Give them different names",
             )
         if present is node and owner:
-            self.plan.cell_of[node.label] = owner.cell
-            self.plan.search_texts[node.label] = owner.search_text
+            self.plan.owners[node.label] = owner
         return node.label
 
     def add_ingest(self, dataset: str) -> None:
@@ -488,11 +485,8 @@ class PlanBuilder:
         """
         run = self.plan.trainings[trained].run
         stage = self._add_evaluation(run, trained, second)
-        self.plan.table.append(
-            TableEntry(
-                row=cell.row, column=column, seed=cell.seed, run=run, stage=stage, trained=trained
-            )
-        )
+        entry = TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=stage)
+        self.plan.table.append(entry)
         self._add_analyses("finetune", trained)
 
     def _plan_pretraining(self, trainings: CellTrainings) -> TrainingStage:
@@ -621,10 +615,6 @@ class PlanBuilder:
             Node(label=label, settings=settings, call=call, output=output, needs=needs), owner
         )
 
-    def _copy_owner(self, label: str) -> StageOwner:
-        """The cell of a stage, for stages that read its output."""
-        return StageOwner(self.plan.cell_of[label], self.plan.search_texts[label])
-
     def _add_evaluation(self, run: str, trained: str, second: str | None) -> str:
         evaluate = self.recipe.evaluate
         chosen: Flags = evaluate.model_dump(include={"split", "bootstrap", "by"})
@@ -639,7 +629,7 @@ class PlanBuilder:
         output = locate_new(self.workspace, "runs", run) / "scores.json"
         return self.add(
             Node(label=f"evaluate {run}", settings=chosen, call=call, output=output, needs=needs),
-            self._copy_owner(trained),
+            self.plan.owners[trained],
         )
 
     def _add_analyses(self, verb: str, trained: str) -> None:
@@ -647,7 +637,7 @@ class PlanBuilder:
         run = self.plan.trainings[trained].run
         for analysis in self.recipe.analyze:
             if analysis.of == verb and not analysis.together and _reads_runs(analysis):
-                owner = self._copy_owner(trained)
+                owner = self.plan.owners[trained]
                 self._add_analysis(analysis, [run], f"{analysis.kind}-{run}", (trained,), owner)
 
     def _add_analysis(
