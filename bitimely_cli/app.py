@@ -8,8 +8,8 @@ from bitimely_core import __version__
 
 app = typer.Typer(
     name="bitimely",
-    help="Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.\n\n"
-    "Start with: bitimely demo",
+    help="Representations of clinical time series: raw files to a Parquet cache, to tokens, "
+    "to models, to scores and reports.\n\nStart with: bitimely demo",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -41,14 +41,16 @@ class ClaimsReadOptions(OptionGroup):
     kind: Annotated[
         Text,
         read_option(
-            "Layout: claims, synpuf, mimic3, mimic4, omop or meds (default: as the names of the files show).",
+            "Layout: claims, synpuf, mimic3, mimic4, omop or meds (default: "
+            "as the names of the files show).",
             flag="--source",
         ),
     ] = None
     phecode_map: Annotated[
         Texts,
         read_option(
-            "ICD to PheCode map: table, archive, pkg:NAME, or phecode12, phecodex, phecodex-who. May be repeated.",
+            "ICD to PheCode map: table, archive, pkg:NAME, or phecode12, phecodex, phecodex-who. "
+            "May be repeated.",
             "FILE|NAME",
         ),
     ] = None
@@ -74,7 +76,8 @@ class ClaimsReadOptions(OptionGroup):
     col: Annotated[
         Texts,
         read_option(
-            "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. May be repeated.",
+            "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. "
+            "May be repeated.",
             "KEY=NAME",
         ),
     ] = None
@@ -115,7 +118,8 @@ class ClaimsReadOptions(OptionGroup):
     codes: Annotated[
         Text,
         read_option(
-            "icd, or all: also codes of other vocabularies, as tokens of their own, with their numbers (meds, omop)."
+            "icd, or all: also codes of other vocabularies, as tokens of their own, "
+            "with their numbers (meds, omop)."
         ),
     ] = None
     time_unit: Annotated[
@@ -185,7 +189,8 @@ class ClaimsBuildOptions(OptionGroup):
     cohort: Annotated[
         Text,
         build_option(
-            "Subjects at risk of an outcome, to their index days: diabetes-incident, chf-incident or a TOML file.",
+            "Subjects at risk of an outcome, to their index days: "
+            "diabetes-incident, chf-incident or a TOML file.",
             "NAME|FILE",
         ),
     ] = None
@@ -217,7 +222,8 @@ class ClaimsBuildOptions(OptionGroup):
     values: Annotated[
         Text,
         build_option(
-            "Numbers of events (--codes all): none, deciles of the training split, or raw for models."
+            "Numbers of events (--codes all): "
+            "none, deciles of the training split, or raw for models."
         ),
     ] = None
     time_to_event: Annotated[
@@ -233,7 +239,8 @@ class ClaimsBuildOptions(OptionGroup):
     split_file: Annotated[
         Text,
         build_option(
-            "Table of subject_id (in ingest the source's own, in tokenize as in subjects.parquet) and split.",
+            "Table of subject_id (in ingest the source's own, "
+            "in tokenize as in subjects.parquet) and split.",
             "FILE",
         ),
     ] = None
@@ -243,7 +250,8 @@ class ClaimsBuildOptions(OptionGroup):
     small_counts: Annotated[
         bool,
         build_option(
-            "Show counts of 1 to 10 people in pages and results: for synthetic or consented data only.",
+            "Show counts of 1 to 10 people in pages and results: "
+            "for synthetic or consented data only.",
             flag="--small-counts",
         ),
     ] = False
@@ -268,7 +276,8 @@ class TaskOptions(OptionGroup):
     task: Annotated[
         Text,
         build_option(
-            "Folder of MEDS labels: one sequence up to each prediction time, of the codes that are tokenized already.",
+            "Folder of MEDS labels: one sequence up to each prediction time, "
+            "of the codes that are tokenized already.",
             "DIR",
         ),
     ] = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
 from bitimely_cli.completion import complete
@@ -16,6 +16,7 @@ from bitimely_cli.options import (
     BuildOptions,
     CommonOptions,
     Encoding,
+    OptionGroup,
     declare_setting,
     expand_options,
     parse_shard,
@@ -32,13 +33,91 @@ if TYPE_CHECKING:
     from bitimely_core.schemas.ingest import IngestPart, IngestReport, UnitReport
 
 UNITS_SHOWN = 30
+# options of `ingest` that are the data set's own
+DATASET_CHOICES = ("size", "seed", "rate", "extra")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestOptions(OptionGroup):
+    """How a source is read, and what of it."""
+
+    jobs: Annotated[int, Option(min=1, max=1024, help="Worker processes.")] = 1
+    strict: Annotated[
+        bool, Option("--strict", help="Refuse the data set when any unit is quarantined.")
+    ] = False
+    max_bad: Annotated[
+        float, Option(min=0.0, max=1.0, help="Largest quarantined share of units or of rows.")
+    ] = 0.5
+    shard: Annotated[
+        str | None, Option(metavar="k/n", help="Read part k of n; the last part publishes.")
+    ] = None
+    size: Annotated[str | None, Option(help="small, large or planted (synthetic).")] = None
+    seed: Annotated[int | None, Option(min=0, help="Seed (synthetic).")] = None
+    rate: Annotated[
+        int | None, Option(help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")
+    ] = None
+    map_: Annotated[
+        Path | None,
+        Option(
+            "--map",
+            metavar="FILE|NAME",
+            help="Subjects, channels, labels (generic); of claims: --phecode-map.",
+        ),
+    ] = None
+    init_map: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE.toml",
+            help="Write a map of SOURCE to fill in, and read nothing (generic).",
+        ),
+    ] = None
+    extra: Annotated[
+        str | None, Option(help="Recording that is else left out, such as S04_T01 (ieee-ppg).")
+    ] = None
+    encoding: Encoding = None
+    follow_symlinks: Annotated[
+        bool, Option("--follow-symlinks", help="Follow links that leave SOURCE.")
+    ] = False
+    keep_phi: Annotated[
+        bool, Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")
+    ] = False
+    keep_dates: Annotated[bool, Option("--keep-dates", help="Keep start times of recordings.")] = (
+        False
+    )
+    keep_staged: Annotated[
+        bool, Option("--keep-staged", help="Keep the files that were downloaded from a URL.")
+    ] = False
+    quarantine: Annotated[
+        Path | None, Option(help="Write the list of quarantined units to this file.")
+    ] = None
+    wait: Annotated[float, Option(min=0.0, help="Seconds to wait for another process.")] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOptions(OptionGroup):
+    """How recordings are cut into windows, and windows into splits."""
+
+    window: Annotated[int | None, declare_setting(DataConfig, "window")] = None
+    stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None
+    rate: Annotated[float | None, declare_setting(DataConfig, "rate")] = None
+    channels: Annotated[str | None, declare_setting(DataConfig, "channels")] = None
+    bandpass: Annotated[str | None, declare_setting(DataConfig, "bandpass", "LOW,HIGH")] = None
+    notch: Annotated[str | None, declare_setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None
+    resampling: Annotated[str | None, declare_setting(DataConfig, "resampling")] = None
+    filtering: Annotated[str | None, declare_setting(DataConfig, "filtering")] = None
+    normalise: Annotated[str, declare_setting(DataConfig, "normalise")] = "channel"
+    split: Annotated[str | None, declare_setting(DataConfig, "split")] = None
+    seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0
+    test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None
+    folds: Annotated[int | None, declare_setting(DataConfig, "folds")] = None
+    stratify: Annotated[str | None, declare_setting(DataConfig, "stratify")] = None
 
 
 @expand_options
 def ingest(
     dataset: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Data set, see: bitimely list datasets.",
             metavar="DATASET",
             autocompletion=complete("datasets"),
@@ -47,76 +126,12 @@ def ingest(
     *,
     source: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="Folder in the official layout, or its URL: s3://, gs://, https://, ...",
             metavar="[SOURCE]",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")
-    ] = False,
-    max_bad: Annotated[
-        float,
-        typer.Option(
-            "--max-bad", min=0.0, max=1.0, help="Largest quarantined share of units or of rows."
-        ),
-    ] = 0.5,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes."),
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option("--size", help="small, large or planted (synthetic).")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,
-    rate: Annotated[
-        int | None,
-        typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl)."),
-    ] = None,
-    map_: Annotated[
-        Path | None,
-        typer.Option(
-            "--map",
-            metavar="FILE|NAME",
-            help="Subjects, channels, labels (generic); of claims: --phecode-map.",
-        ),
-    ] = None,
-    init_map: Annotated[
-        Path | None,
-        typer.Option(
-            "--init-map",
-            metavar="FILE.toml",
-            help="Write a map of SOURCE to fill in, and read nothing (generic).",
-        ),
-    ] = None,
-    extra: Annotated[
-        str | None,
-        typer.Option(
-            "--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg)."
-        ),
-    ] = None,
-    encoding: Encoding = None,
-    follow_symlinks: Annotated[
-        bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")
-    ] = False,
-    keep_phi: Annotated[
-        bool,
-        typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest)."),
-    ] = False,
-    keep_dates: Annotated[
-        bool, typer.Option("--keep-dates", help="Keep start times of recordings.")
-    ] = False,
-    keep_staged: Annotated[
-        bool, typer.Option("--keep-staged", help="Keep the files that were downloaded from a URL.")
-    ] = False,
-    quarantine: Annotated[
-        Path | None,
-        typer.Option("--quarantine", help="Write the list of quarantined units to this file."),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")
-    ] = 0.0,
+    choices: IngestOptions,
     build: BuildOptions,
     claims_read: ClaimsReadOptions,
     claims_build: ClaimsBuildOptions,
@@ -129,23 +144,19 @@ def ingest(
     from bitimely_core.schemas.ingest import IngestPart, IngestReport
 
     source = parse_source(source)
-    if init_map is not None:
-        return _init_map(dataset, source, init_map, follow_symlinks=follow_symlinks)
-    options = {
-        name: value
-        for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items()
-        if value is not None
-    }
-    unpublished = list[Finding]()
-    making = build.collect()
+    if choices.init_map is not None:
+        return _init_map(dataset, source, choices.init_map, follow_symlinks=choices.follow_symlinks)
+    arguments = {**choices.collect(), **build.collect(), "shard": parse_shard(choices.shard)}
+    options = {name: arguments.pop(name) for name in DATASET_CHOICES if name in arguments}
+    quarantine, map_file = (arguments.pop(name, None) for name in ("quarantine", "map_"))
     entry = registry.datasets[dataset]
-    if map_ is not None and entry.facts.kind == "events":
-        claims_read = replace(
-            claims_read, phecode_map=[*(claims_read.phecode_map or []), str(map_)]
-        )
-    elif map_ is not None:
-        options["map"] = str(map_)
-    folder = locate_new(making.pop("workspace"), "cache", entry.name)
+    if map_file is not None and entry.facts.kind == "events":
+        maps = [*(claims_read.phecode_map or []), str(map_file)]
+        claims_read = replace(claims_read, phecode_map=maps)
+    elif map_file is not None:
+        options["map"] = str(map_file)
+    folder = locate_new(arguments.pop("workspace"), "cache", entry.name)
+    unpublished = list[Finding]()
     with screen.progress() as progress:
         result = workflows.ingest(
             dataset,
@@ -154,18 +165,8 @@ def ingest(
             notice=unpublished.append,
             options=options | claims_read.collect(),
             build=claims_build.build_choices(),
-            jobs=jobs,
-            strict=strict,
-            max_bad=max_bad,
-            shard=parse_shard(shard),
-            follow_symlinks=follow_symlinks,
-            keep_phi=keep_phi,
-            keep_dates=keep_dates,
-            encoding=encoding,
-            wait=wait,
-            keep_staged=keep_staged,
             progress=progress,
-            **making,
+            **arguments,
         )
     where = folder / "ingest_report.json"
     if build.dry_run:
@@ -213,15 +214,14 @@ def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: 
             field="--init-map",
         )
     if is_url(source):
-        problem, hint = (
+        raise usage_error(
             "--init-map with a URL",
+            "expected a folder",
             "Copy the folder, or ingest it with --keep-staged and give the folder of the files",
+            field="--init-map",
         )
-        raise usage_error(problem, "expected a folder", hint, field="--init-map")
-    found = require_source(
-        None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
-    )
-    text = map_template.write_template(found)
+    folder = None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
+    text = map_template.write_template(require_source(folder))
     storage.write_bytes(path, text.encode())
     count = sum("TO STATE" in line and not line.startswith("#") for line in text.splitlines())
     lines = [f"map of {source}: {path}" + (f"; {count} rates to fill in" if count else "")]
@@ -236,12 +236,12 @@ def _write_quarantine(path: Path, dataset: str, units: Sequence[UnitReport]) -> 
     """The quarantined units of an ingest report as a file of their own."""
     from bitimely_core import storage
 
-    kept = [
+    quarantined = [
         unit.model_dump(mode="json", include={"unit", "files", "reasons"})
         for unit in units
         if unit.status == "quarantined"
     ]
-    storage.write_json(path, {"format_version": 1, "dataset": dataset, "quarantined": kept})
+    storage.write_json(path, {"format_version": 1, "dataset": dataset, "quarantined": quarantined})
 
 
 def _show_ingest_report(
@@ -254,60 +254,41 @@ def _show_ingest_report(
         codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
         rows.append([unit.unit, unit.status, unit.channels, unit.samples, ", ".join(codes)])
     screen.table(["unit", "status", "channels", "samples", "reasons"], rows)
-    built = getattr(report, "tokens", None)  # of claims
-    if built is not None:
-        screen.table(*shortcut_rows(built["honesty"]))
+    sequences = getattr(report, "tokens", None)  # of claims
+    if sequences is not None:
+        screen.table(*shortcut_rows(sequences["honesty"]))
+    lines = []
+    if len(units) > UNITS_SHOWN:
+        lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
     accepted = counts.accepted + counts.accepted_with_warning
     quarantined = f"; {counts.quarantined} quarantined, see {where}" if counts.quarantined else ""
-    lines = (
-        [f"... and {len(units) - UNITS_SHOWN} more units in the report"]
-        if len(units) > UNITS_SHOWN
-        else []
-    )
     lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
-    if built is not None:
-        tokens = where.parents[2] / built["folder"]
-        text, verb = find_data_kind(report.dataset).describe_tokens(
-            {**built, "folder": str(tokens)}
-        )
-        return [
-            *lines,
-            text,
-            f"page: {tokens / 'report.html'}",
-            f"next: bitimely {verb} --data {report.dataset}",
-        ]
+    if sequences is not None:
+        tokens = where.parents[2] / sequences["folder"]
+        sequences = {**sequences, "folder": str(tokens)}
+        text, verb = find_data_kind(report.dataset).describe_tokens(sequences)
+        page = tokens / "report.html"
+        return [*lines, text, f"page: {page}", f"next: bitimely {verb} --data {report.dataset}"]
     page = where.with_name("report.html")
-    pages = [f"page: {page}"] if has_page and report.published and page.is_file() else []
-    return [*lines, *pages, f"next: bitimely tokenize {report.dataset}"]
+    if has_page and report.published and page.is_file():
+        lines.append(f"page: {page}")
+    return [*lines, f"next: bitimely tokenize {report.dataset}"]
 
 
 @expand_options
 def tokenize(
     data: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Data set or view, for example sleep-edf/staging.",
             metavar="DATA",
             autocompletion=VIEWS,
         ),
     ],
     *,
-    window: Annotated[int | None, declare_setting(DataConfig, "window")] = None,
-    stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None,
-    rate: Annotated[float | None, declare_setting(DataConfig, "rate")] = None,
-    channels: Annotated[str | None, declare_setting(DataConfig, "channels")] = None,
-    bandpass: Annotated[str | None, declare_setting(DataConfig, "bandpass", "LOW,HIGH")] = None,
-    notch: Annotated[str | None, declare_setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None,
-    resampling: Annotated[str | None, declare_setting(DataConfig, "resampling")] = None,
-    filtering: Annotated[str | None, declare_setting(DataConfig, "filtering")] = None,
-    normalise: Annotated[str, declare_setting(DataConfig, "normalise")] = "channel",
-    split: Annotated[str | None, declare_setting(DataConfig, "split")] = None,
-    seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0,
-    test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None,
-    folds: Annotated[int | None, declare_setting(DataConfig, "folds")] = None,
-    stratify: Annotated[str | None, declare_setting(DataConfig, "stratify")] = None,
+    cuts: CutOptions,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")
+        str | None, Option(help="Name of the tokens (default: DATASET[-VIEW]).")
     ] = None,
     encoding: Encoding = None,
     build: BuildOptions,
@@ -322,42 +303,8 @@ def tokenize(
     from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas.ingest import FindingRecord
 
-    cuts: SettingsLayer = {
-        "window": window,
-        "stride": stride,
-        "rate": rate,
-        "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
-        "normalise": normalise,
-        "split": split,
-        "bandpass": bandpass,
-        "notch": notch,
-        "resampling": resampling,
-        "filtering": filtering,
-        "test_fold": test_fold,
-        "folds": folds,
-        "stratify": stratify,
-    }
-    checked = validate(
-        DataConfig, {name: value for name, value in cuts.items() if value is not None}
-    )
-    cuts |= {"bandpass": checked.bandpass, "notch": checked.notch}
     kind = find_data_kind(data)
-    given = {
-        "tokenize": {
-            key: value
-            for key, value in cuts.items()
-            if value != DataConfig.model_fields[key].default
-        },
-        "build": {**claims_build.build_choices(), **task.collect()},
-    }
-    options = {**given.pop(kind.section), **({"seed": seed} if seed else {})}
-    if unsuitable := [key for values in given.values() for key in values]:
-        known = {
-            "tokenize": list(cuts),
-            "build": [f.name for f in (*fields(claims_build), *fields(task))],
-        }[kind.section]
-        flags = [f"--{name.replace('_', '-')}" for name in (unsuitable[0], *known, "seed")]
-        raise unknown_name_error(f"option of {data}", flags[0], flags[1:])
+    options = _choose_options(data, kind.section, cuts, claims_build, task)
     with use_encoding(encoding), screen.progress() as progress:
         result = workflows.tokenize(
             data, name=name, options=options, progress=progress, **build.collect()
@@ -366,24 +313,12 @@ def tokenize(
         screen.result(result, screen.lines(result))
         return Exit.OK
     screen.print_findings([FindingRecord(**finding) for finding in result.pop("findings", [])])
-    columns = ["split", "subjects", "windows", *result["class_names"]]
-    screen.table(
-        columns,
-        [
-            [
-                s,
-                *map(
-                    format_count,
-                    (
-                        a["subjects"],
-                        a["windows"],
-                        *(a["classes"].get(c, 0) for c in result["class_names"]),
-                    ),
-                ),
-            ]
-            for s, a in result["audit"].items()
-        ],
-    )
+    class_names = result["class_names"]
+    rows = []
+    for split, audit in result["audit"].items():
+        classes = [audit["classes"].get(name, 0) for name in class_names]
+        rows.append([split, *map(format_count, (audit["subjects"], audit["windows"], *classes))])
+    screen.table(["split", "subjects", "windows", *class_names], rows)
     if result.get("honesty"):
         screen.table(*shortcut_rows(result["honesty"]))
     text, verb = kind.describe_tokens(result)
@@ -394,16 +329,48 @@ def tokenize(
     return Exit.OK
 
 
+def _choose_options(
+    data: str, section: str, cuts: CutOptions, claims_build: ClaimsBuildOptions, task: TaskOptions
+) -> SettingsLayer:
+    """The options that differ from their defaults, of windows or of sequences as `section` says.
+    Raises UserError (unknown_name, exit 2) for one of the other kind of data.
+    """
+    windows = cuts.collect()
+    seed = windows.pop("seed")
+    if cuts.channels is not None:
+        windows["channels"] = tuple(name.strip() for name in cuts.channels.split(","))
+    checked = validate(DataConfig, windows)
+    windows |= {"bandpass": checked.bandpass, "notch": checked.notch}
+    sections = {
+        "tokenize": {
+            key: value
+            for key, value in windows.items()
+            if value != DataConfig.model_fields[key].default
+        },
+        "build": {**claims_build.build_choices(), **task.collect()},
+    }
+    options = {**sections.pop(section), **({"seed": seed} if seed else {})}
+    (unsuitable,) = sections.values()
+    if unsuitable:
+        groups = (cuts,) if section == "tokenize" else (claims_build, task)
+        names = {"seed", *(field.name for group in groups for field in fields(group))}
+        first = next(iter(unsuitable))
+        flag, *flags = (f"--{name.replace('_', '-')}" for name in (first, *names))
+        raise unknown_name_error(f"option of {data}", flag, flags)
+    return options
+
+
 @expand_options
 def verify(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).",
+        Argument(
+            help="Cache, tokens, run, model folder, checkpoint or raw folder "
+            "(default: the workspace).",
             metavar="[PATH]",
         ),
     ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Hash the sources again, too.")] = False,
     *,
     common: CommonOptions,
 ) -> int:
@@ -432,7 +399,7 @@ def verify(
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="datasets, views, models, objectives, presets, analyses, pipelines or runs.",
             metavar="KIND",
             autocompletion=complete("kinds"),
@@ -447,9 +414,8 @@ def list_(
     from bitimely_core import catalog
 
     rows = catalog.list_rows(kind, common.workspace)
-    for columns in (
-        (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],)
-    ):
+    tables = [catalog.COLUMNS[kind], *([catalog.CLAIMED] if kind == "models" else [])]
+    for columns in tables:
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
     screen.result({kind: rows, "format_version": 1}, catalog.list_notes(kind))
     return Exit.OK

@@ -4,6 +4,7 @@ their own.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -31,8 +32,7 @@ class DataCommand(TyperCommand):
         """Write the options in groups."""
         name = ctx.meta.get("bitimely.dataset", "")
         facts = registry.datasets[name].facts if name in registry.datasets else None
-        shown = registry.data_kinds[facts.kind].option_groups if facts is not None else ()
-        own = {**(facts.options or {})} if facts is not None else None
+        panels = registry.data_kinds[facts.kind].option_groups if facts is not None else ()
         groups: dict[str, list[tuple[str, str]]] = {
             "Arguments": [],
             "Options": [],
@@ -40,30 +40,39 @@ class DataCommand(TyperCommand):
             BUILDING: [],
         }
         for parameter in self.get_params(ctx):
+            group = find_group(parameter)
+            is_shown = group in ("Arguments", "Options", *panels)
+            if is_shown and self.name == "ingest" and facts is not None:
+                is_shown = is_taken(parameter, group, facts.options or ())
             record = parameter.get_help_record(ctx)
-            panel = getattr(parameter, "rich_help_panel", None)
-            if record is None or (panel in {READING, BUILDING} and panel not in shown):
-                continue
-            key = (parameter.name or "").rstrip("_").removeprefix("init_")
-            if self.name == "ingest" and own is not None:
-                if parameter.name in OF_DATASETS and key not in own:
-                    continue
-                if panel == READING and {"kind": "source"}.get(key, key) not in own:
-                    continue
-            kind = (
-                "Arguments"
-                if parameter.param_type_name == "argument"
-                else panel
-                if panel in groups
-                else "Options"
-            )
-            groups[kind].append(record)
-        for title, records in groups.items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-        if not shown:
+            if is_shown and record is not None:
+                groups[group].append(record)
+        write_groups(formatter, groups)
+        if not panels:
             with formatter.section("Claims"):
                 formatter.write_text(
                     f"bitimely {self.name} pophr --help shows the options of claims and EHR data."
                 )
+
+
+def find_group(parameter: Any) -> str:
+    """The group of the help that a parameter belongs to."""
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or "Options"
+
+
+def write_groups(formatter: Any, groups: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Each group that has options under its title."""
+    for title, records in groups.items():
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def is_taken(parameter: Any, group: str, options: Collection[str]) -> bool:
+    """Whether a data set with these `options` of its own takes an option of `ingest`."""
+    if group != READING and parameter.name not in OF_DATASETS:
+        return True
+    name = parameter.name.rstrip("_").removeprefix("init_")
+    return ("source" if name == "kind" else name) in options

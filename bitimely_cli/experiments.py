@@ -6,10 +6,12 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from bitimely_cli.app import app
 from bitimely_cli.completion import complete
@@ -17,6 +19,7 @@ from bitimely_cli.options import (
     BuildOptions,
     CommonOptions,
     Devices,
+    OptionGroup,
     Out,
     Run,
     Set,
@@ -31,7 +34,7 @@ from bitimely_core.errors import Exit, Reason, UserError, usage_error
 
 On = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--on",
         metavar="DEVICE",
         help="With --dry-run: hours on this accelerator, h100 or h200, instead.",
@@ -39,58 +42,60 @@ On = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(OptionGroup):
+    """What of a recipe is run, how, and where."""
+
+    only: Annotated[
+        list[str] | None,
+        Option(help="Only trainings whose row or data hold this text; may be repeated."),
+    ] = None
+    jobs: Annotated[int, Option(min=1, max=1024, help="Cells at a time.")] = 1
+    devices: Devices = None
+    part: Annotated[
+        str | None, Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
+    ] = None
+    leak_free: Annotated[
+        bool,
+        Option(
+            "--leak-free",
+            help="Split by subject, strict objective, where the recipe has the paper's.",
+        ),
+    ] = False
+    preset: Annotated[
+        str | None,
+        Option(
+            help="Train at this preset, under a name of its own; paper: the paper's.",
+            autocompletion=complete("presets"),
+        ),
+    ] = None
+    set_: Set = None
+    on: On = None
+    slurm: Annotated[
+        Path | None,
+        Option(
+            metavar="OUT.sh",
+            help="Write a script for sbatch in the place of running: an array of --jobs tasks.",
+        ),
+    ] = None
+    sbatch: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="With --slurm: an option of sbatch; may be repeated."),
+    ] = None
+
+
 @expand_options
 def run(
     pipeline: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Name of a shipped recipe or path of a TOML file.",
             metavar="PIPELINE",
             autocompletion=complete("pipelines"),
         ),
     ],
     *,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only trainings whose row or data hold this text; may be repeated."),
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Cells at a time.")] = 1,
-    devices: Devices = None,
-    part: Annotated[
-        str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
-    ] = None,
-    leak_free: Annotated[
-        bool,
-        typer.Option(
-            "--leak-free",
-            help="Split by subject, strict objective, where the recipe has the paper's.",
-        ),
-    ] = False,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Train at this preset, under a name of its own; paper: the paper's.",
-            autocompletion=complete("presets"),
-        ),
-    ] = None,
-    set_: Set = None,
-    on: On = None,
-    slurm: Annotated[
-        Path | None,
-        typer.Option(
-            "--slurm",
-            metavar="OUT.sh",
-            help="Write a script for sbatch in the place of running: an array of --jobs tasks.",
-        ),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sbatch",
-            metavar="NAME=VALUE",
-            help="With --slurm: an option of sbatch; may be repeated.",
-        ),
-    ] = None,
+    options: RecipeOptions,
     write: WriteOptions,
 ) -> int:
     """Run an experiment; finished stages are skipped, stopped ones continue. Several calls on one
@@ -100,101 +105,88 @@ def run(
     """
     from bitimely_core import pipeline as recipes
 
-    if on is not None and not write.dry_run:
+    if options.on is not None and not write.dry_run:
         raise usage_error(
             "--on without --dry-run",
             "expected an estimate, which --dry-run shows",
             "Add --dry-run, or leave --on out",
         )
-    given: dict[str, Sequence[object]] = {
-        "--only": only or [],
-        "--preset": [preset] if preset else [],
-        "--set": set_ or [],
-        "--devices": [devices] if devices else [],
-        "--workspace": [write.workspace],
-    }
-    arguments = [
-        pipeline,
-        *(f"{flag}={value}" for flag, values in given.items() for value in values),
-        *["--leak-free"] * leak_free,
-    ]
-    script = (
-        _format_script(arguments, slurm, sbatch or [], jobs, part)
-        if slurm is not None or sbatch
-        else None
-    )
+    arguments = {**options.collect(), **write.collect()}
+    slurm, sbatch = (arguments.pop(name, None) for name in ("slurm", "sbatch"))
+    script = None
+    if slurm is not None or sbatch:
+        script = _format_script(pipeline, options, write.workspace)
+        arguments["dry_run"] = True
+    arguments["assignments"] = arguments.pop("set_", [])
+    arguments["shard"] = parse_shard(arguments.pop("part", None))
     with (
-        screen.show_partial(lambda found: _list_stages(**found)),
+        screen.show_partial(lambda computed: _list_stages(computed["stages"])),
         screen.stages() as (progress, watch),
     ):
-        result = recipes.run(
-            pipeline,
-            only=only or [],
-            jobs=jobs,
-            devices=devices or 1,
-            shard=parse_shard(part),
-            leak_free=leak_free,
-            preset=preset,
-            assignments=set_ or [],
-            on=on,
-            progress=progress,
-            say=screen.note,
-            watch=watch,
-            **{**write.collect(), **({} if script is None else {"dry_run": True})},
-        )
-    if script is not None and slurm is not None:
-        if not write.dry_run:
-            storage.write_bytes(slurm, script.encode())
-        lines = (
-            script.splitlines()
-            if write.dry_run
-            else [f"script: {slurm}", f"submit it with: sbatch {shlex.quote(str(slurm))}"]
-        )
-        screen.result({**result, "script": str(slurm), "text": script}, lines)
-        return Exit.OK
+        result = recipes.run(pipeline, progress=progress, say=screen.note, watch=watch, **arguments)
+    if script is not None:
+        return _show_script(result, script, slurm, write.dry_run)
     if "total" in result:
-        rows = []
-        for s in result["stages"]:
-            work = round(s["flops"] / 1e12, 2) if s.get("flops") else None
-            rows.append(
-                [s["stage"], s.get("parameters"), s.get("windows"), work, span(s.get("seconds"))]
-            )
-        screen.table(["stage", "parameters", "windows", "TFLOP", "time"], rows)
-        total = result["total"]
-        line = f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on {on or 'this device'}, "
-        line += f"{total['bytes'] / 2**30:.1f} GiB of runs"
-        line += (
-            f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""
-        )
-        screen.result(result, [line, f"rough: {result['assumptions']}"])
-        return Exit.OK
+        return _show_estimates(result, options.on or "this device")
     rows = [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
     screen.table(["stage", "state", "time", "detail"], rows)
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
 
 
-def _format_script(
-    arguments: list[str], out: Path | None, options: list[str], tasks: int, part: str | None
-) -> str:
+def _show_script(result: Mapping[str, Any], script: str, path: Path, dry_run: bool) -> int:
+    """Write the script of `--slurm`, or show it."""
+    lines = script.splitlines()
+    if not dry_run:
+        storage.write_bytes(path, script.encode())
+        lines = [f"script: {path}", f"submit it with: sbatch {shlex.quote(str(path))}"]
+    screen.result({**result, "script": str(path), "text": script}, lines)
+    return Exit.OK
+
+
+def _show_estimates(result: Mapping[str, Any], device: str) -> int:
+    """The table of a dry run, and its sum."""
+    rows = []
+    for stage in result["stages"]:
+        flops = stage.get("flops")
+        work = round(flops / 1e12, 2) if flops else None
+        time = span(stage.get("seconds"))
+        rows.append([stage["stage"], stage.get("parameters"), stage.get("windows"), work, time])
+    screen.table(["stage", "parameters", "windows", "TFLOP", "time"], rows)
+    total = result["total"]
+    line = (
+        f"{total['stages']} stages, {total['trainings']} trainings: about "
+        f"{span(total['seconds'])} on {device}, {total['bytes'] / 2**30:.1f} GiB of runs"
+    )
+    if total["unknown"]:
+        line += f"; {total['unknown']} not counted, their data is not here"
+    screen.result(result, [line, f"rough: {result['assumptions']}"])
+    return Exit.OK
+
+
+def _format_script(pipeline: str, options: RecipeOptions, workspace: Path) -> str:
     """The script of `--slurm`. Raises UserError (exit 2) for options that do not go together, and
     where it cannot be written.
     """
     from bitimely_core.pipeline import slurm
 
-    if out is None or part is not None:
-        text = (
-            "--sbatch without --slurm"
-            if out is None
-            else "--shard with --slurm, whose tasks share the stages by themselves"
-        )
+    if options.slurm is None or options.part is not None:
+        text = "--shard with --slurm, whose tasks share the stages by themselves"
         raise usage_error(
-            text,
+            "--sbatch without --slurm" if options.slurm is None else text,
             "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE",
             "Leave one of them out",
         )
-    slurm.check_script(out)
-    return slurm.format_script(arguments[0], arguments, tasks, options)
+    slurm.check_script(options.slurm)
+    arguments = [pipeline]
+    values = {**options.collect(), "workspace": workspace}
+    for name in ("only", "preset", "set_", "devices", "workspace"):
+        value = values.get(name, [])
+        flag = f"--{name.rstrip('_')}"
+        arguments += [f"{flag}={item}" for item in (value if isinstance(value, list) else [value])]
+    if options.leak_free:
+        arguments.append("--leak-free")
+    return slurm.format_script(pipeline, arguments, options.jobs, options.sbatch or [])
 
 
 def _list_stages(stages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -217,7 +209,8 @@ DEMO = Demonstration(  # the tutorial
         "ingest synthetic",
         "tokenize synthetic",
         "tokenize synthetic/staging",
-        "pretrain --preset tiny --data synthetic/staging --epochs 10 --lr 1e-3 --set model.tokenizer=patch --set model.patch=24",
+        "pretrain --preset tiny --data synthetic/staging --epochs 10 --lr 1e-3 "
+        "--set model.tokenizer=patch --set model.patch=24",
         "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3 --from-scratch",
         "evaluate tiny-staging-scratch",
         "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3",
@@ -233,7 +226,8 @@ DEMO = Demonstration(  # the tutorial
 CLAIMS = Demonstration(
     steps=(
         "ingest synthetic-claims --subjects 6000 --no-select --max-events 48",
-        "pretrain --preset tiny --data synthetic-claims --objective next-previous-strict --epochs 1 --lr 1e-3 --run tiny",
+        "pretrain --preset tiny --data synthetic-claims --objective next-previous-strict "
+        "--epochs 1 --lr 1e-3 --run tiny",
         "finetune tiny --data synthetic-claims --fraction 1 --epochs 2 --lr 1e-3 --from-scratch",
         "evaluate tiny-synthetic-claims-scratch",
         "finetune tiny --data synthetic-claims --fraction 1 --epochs 2 --lr 1e-3",
@@ -252,7 +246,7 @@ CLAIMS = Demonstration(
 def demo(
     *,
     claims: Annotated[
-        bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")
+        bool, Option("--claims", help="Claims histories in the place of sleep recordings.")
     ] = False,
     out: Out = None,
     write: WriteOptions,
@@ -332,14 +326,13 @@ def reproduce(run: Run, build: BuildOptions) -> int:
     if result["same_weights"]:
         lines.append("the weights are the same, bit for bit")
     else:
-        lines.append(
-            f"last loss {result['loss'][1]}, it was {result['loss'][0]}: {'the same to rounding' if result['same_loss'] else 'the numbers differ'}"
-        )
+        former, loss = result["loss"]
+        verdict = "the same to rounding" if result["same_loss"] else "the numbers differ"
+        lines.append(f"last loss {loss}, it was {former}: {verdict}")
     lines += [f"differs: {line}" for line in result["changes"]]
-    screen.result(
-        result,
-        [*lines, *(["one seed cannot decide between two methods"] if result["changes"] else [])],
-    )
+    if result["changes"]:
+        lines.append("one seed cannot decide between two methods")
+    screen.result(result, lines)
     return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 
@@ -349,13 +342,10 @@ def export(
     *,
     out: Out = None,
     push: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")
+        str | None, Option(metavar="REPO", help="Repository of a model hub (extra hub).")
     ] = None,
     format: Annotated[  # noqa: A002
-        str,
-        typer.Option(
-            metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx)."
-        ),
+        str, Option(metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx).")
     ] = "safetensors",
     write: WriteOptions,
 ) -> int:
@@ -382,7 +372,7 @@ def dashboard(
     *,
     out: Out = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")
+        bool, Option("--dry-run", help="Show what would be written; write nothing.")
     ] = False,
     common: CommonOptions,
 ) -> int:

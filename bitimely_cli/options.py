@@ -8,12 +8,12 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
+from typer import Argument, Option
 from typer.models import OptionInfo
 
 from bitimely_cli.completion import complete
@@ -34,48 +34,42 @@ def _debug(value: bool) -> bool:
 
 
 def declare_setting(
-    section: type[Section], key: str, metavar: str | None = None, more: str = ""
+    section: type[Section], key: str, metavar: str | None = None, note: str = ""
 ) -> Any:
     """An option with the name, the help, the choices and the bounds of a field of the settings;
-    `more` is added to the help.
+    `note` is added to the help.
     """
     field = section.model_fields[key]
     # a flag has none
-    choices = [] if bool in get_args(field.annotation) else _choices(field.annotation)
-    listed = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
-    least = next(
-        (
-            bound
-            for item in field.metadata
-            if (bound := getattr(item, "ge", getattr(item, "gt", None))) is not None
-        ),
-        None,
-    )
-    most = next(
-        (bound for item in field.metadata if (bound := getattr(item, "le", None)) is not None), None
-    )
-    text = f"{listed}{field.description}{more}"
-    return typer.Option(
+    choices = [] if bool in get_args(field.annotation) else _list_choices(field.annotation)
+    names = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
+    return Option(
         f"--{key.replace('_', '-')}",
-        help=text,
+        help=f"{names}{field.description}{note}",
         metavar=metavar,
-        min=least,
-        max=most,
+        min=_find_bound(field.metadata, "ge", "gt"),
+        max=_find_bound(field.metadata, "le"),
         autocompletion=(lambda: choices) if choices else None,
     )
 
 
-def _choices(annotation: Any) -> list[str]:
+def _list_choices(annotation: Any) -> list[str]:
     """The values of the first Literal in an annotation."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation) if value is not None]
-    return next((found for part in get_args(annotation) if (found := _choices(part))), [])
+    return next(filter(None, map(_list_choices, get_args(annotation))), [])
+
+
+def _find_bound(metadata: Sequence[Any], *names: str) -> float | None:
+    """The first bound of one of the names, such as `ge`, in the metadata of a field."""
+    bounds = (getattr(item, name, None) for item in metadata for name in names)
+    return next((bound for bound in bounds if bound is not None), None)
 
 
 VIEWS = complete("datasets", "views")
 Encoding = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--encoding",
         metavar="NAME",
         help="Encoding of text tables without a byte order mark (default: UTF-8).",
@@ -84,7 +78,7 @@ Encoding = Annotated[
 
 Data = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--data",
         help="Data set or view, for example sleep-edf/staging; may be repeated.",
         autocompletion=VIEWS,
@@ -92,17 +86,14 @@ Data = Annotated[
 ]
 OneData = Annotated[
     str | None,
-    typer.Option(
-        "--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS
-    ),
+    Option("--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS),
 ]
 Run = Annotated[
-    str,
-    typer.Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")),
+    str, Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Any setting, for example model.tokenizer=patch; may be repeated.",
@@ -111,23 +102,23 @@ Set = Annotated[
 Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
 Devices = Annotated[int | None, declare_setting(TrainConfig, "devices")]
 Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
-Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
+Out = Annotated[Path | None, Option("--out", help="Where to write.")]
 
 
+@dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Base of the groups: frozen dataclasses whose fields are options of the command line."""
+    """Base of the groups, whose fields are options of the command line."""
 
     def collect(self) -> dict[str, Any]:
         """The options that were given, under the names of the library: `no_verify` as
         `verify=False`; without those whose callbacks have acted.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        found = {
+        values = {
             name: value
-            for name, value in values.items()
+            for name, value in vars(self).items()
             if is_set(value) and name not in CALLBACK_OPTIONS
         }
-        return {**found, "verify": False} if found.pop("no_verify", False) else found
+        return {**values, "verify": False} if values.pop("no_verify", False) else values
 
 
 # their callbacks have acted; an unfinished run is continued anyway
@@ -140,7 +131,7 @@ class CommonOptions(OptionGroup):
 
     workspace: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--workspace",
             "-w",
             envvar="BITIMELY_WORKSPACE",
@@ -149,7 +140,7 @@ class CommonOptions(OptionGroup):
     ] = Path("workspace")
     json: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--json",
             callback=_json,
             is_eager=True,
@@ -157,7 +148,7 @@ class CommonOptions(OptionGroup):
         ),
     ] = False
     debug: Annotated[
-        bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")
+        bool, Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")
     ] = False
 
 
@@ -167,7 +158,7 @@ class WriteOptions(CommonOptions):
 
     dry_run: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--dry-run", help="Show what would be done, with sizes and estimates; write nothing."
         ),
     ] = False
@@ -178,8 +169,7 @@ class ReadOptions(WriteOptions):
     """Options of verbs that read runs or data and write reports."""
 
     no_verify: Annotated[
-        bool,
-        typer.Option("--no-verify", help="Do not compare checksums; recorded in every report."),
+        bool, Option("--no-verify", help="Do not compare checksums; recorded in every report.")
     ] = False
 
 
@@ -188,7 +178,7 @@ class ScoreOptions(ReadOptions):
     """Options of verbs that run a trained model."""
 
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Windows that the model reads at a time.")
+        int | None, Option(min=1, help="Windows that the model reads at a time.")
     ] = None
     device: Device = None
 
@@ -198,7 +188,7 @@ class BuildOptions(ReadOptions):
     """Options of verbs that build data sets or train again."""
 
     force_new: Annotated[
-        bool, typer.Option("--force-new", help="Replace what exists under other settings.")
+        bool, Option("--force-new", help="Replace what exists under other settings.")
     ] = False
 
 
@@ -213,8 +203,7 @@ class TrainOptions(OptionGroup):
     lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
     tune: Annotated[
         str | None,
-        typer.Option(
-            "--tune",
+        Option(
             metavar="N|LR,LR...",
             help="Try N rates around the preset's, or these; the best in validation.",
         ),
@@ -238,16 +227,17 @@ class TrainOptions(OptionGroup):
 class StartOptions(BuildOptions):
     """Options of a run that is started or continued."""
 
-    config: Annotated[Path | None, typer.Option(help="Recipe file (TOML).")] = None
+    config: Annotated[Path | None, Option(help="Recipe file (TOML).")] = None
     assignments: Set = None
     run: Annotated[
-        str | None, typer.Option(help="Name of the new run (default: made from the settings).")
+        str | None, Option(help="Name of the new run (default: made from the settings).")
     ] = None
     resume: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--resume",
-            help="Continue an unfinished run (also without this option when the settings are the same).",
+            help="Continue an unfinished run "
+            "(also without this option when the settings are the same).",
         ),
     ] = False
 
@@ -264,11 +254,8 @@ def parse_path(text: str | Path) -> Path:
     check_text("path", text)
     path = Path(text)
     refuse_url(path)
-    if (
-        "\0" in str(text)
-        or any(len(part.encode(errors="replace")) > 255 for part in path.parts)
-        or len(str(text)) > 4000
-    ):
+    longest = max((len(part.encode(errors="replace")) for part in path.parts), default=0)
+    if "\0" in str(text) or longest > 255 or len(str(text)) > 4000:
         raise usage_error(
             "no path has this form",
             "names are up to 255 bytes long",
@@ -288,38 +275,46 @@ def check_text(name: str, value: Any) -> None:
     """Refuse an empty text, bytes that are not UTF-8, NaN and infinities. Raises UserError (config,
     exit 2).
     """
-    for text in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(text, float) and not math.isfinite(text):
-            raise usage_error(f"found {text}", "expected a finite number", field=name)
-        if isinstance(text, str | Path) and not str(text).strip():
+    for item in _list_items(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            raise usage_error(f"found {item}", "expected a finite number", field=name)
+        if not isinstance(item, str | Path):
+            continue
+        text = str(item)
+        if not text.strip():
             raise usage_error(
                 "no value",
                 "expected a text that is not empty",
                 f"Leave {name} out, or give its value",
                 field=name,
             )
-        if isinstance(text, str | Path) and not str(text).isprintable():
+        if not text.isprintable():
             raise usage_error(
-                f"found {safe_text(str(text))}",
+                f"found {safe_text(text)}",
                 "expected text in UTF-8 without control characters",
                 field=name,
             )
 
 
-def describe_parameter(name: str, annotation: Any) -> str:
+def _list_items(value: Any) -> Sequence[Any]:
+    """The values of an option that may be repeated, or the value of another one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def describe_parameter(parameter: inspect.Parameter) -> str:
     """The flag of an option, or the metavar of an argument."""
-    info = next(iter(get_args(annotation)[1:]), typer.Option())
-    flags = [
-        flag
-        for flag in (info.default, *(info.param_decls or ()))
-        if isinstance(flag, str) and flag.startswith("--")
-    ]
-    derived = (
-        f"--{name.replace('_', '-')}"
-        if isinstance(info, OptionInfo)
-        else info.metavar or name.upper()
-    )
-    return next(iter(flags), derived)
+    info = _read_info(parameter)
+    for flag in (info.default, *(info.param_decls or ())):
+        if isinstance(flag, str) and flag.startswith("--"):
+            return flag
+    if isinstance(info, OptionInfo):
+        return f"--{parameter.name.replace('_', '-')}"
+    return info.metavar or parameter.name.upper()
+
+
+def _read_info(parameter: inspect.Parameter) -> Any:
+    """What a parameter is annotated with for typer."""
+    return next(iter(get_args(parameter.annotation)[1:]), Option())
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -332,66 +327,80 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
         for name, hint in hints.items()
         if isinstance(hint, type) and issubclass(hint, OptionGroup)
     }
-    shown: dict[str, tuple[Any, Any]] = {}
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name in groups:
-            group = groups[parameter.name]
-            types = get_type_hints(group, include_extras=True)
-            shown |= {field.name: (types[field.name], field.default) for field in fields(group)}  # type: ignore[arg-type]
-        else:
-            shown[parameter.name] = hints[parameter.name], parameter.default
-
-    labels = {name: describe_parameter(name, annotation) for name, (annotation, _) in shown.items()}
-    files = {
-        name
-        for name, (annotation, _) in shown.items()
-        if re.search(
-            "FILE|DIR", getattr((*get_args(annotation), None, None)[1], "metavar", None) or ""
-        )
-    }
-    for annotation, _ in shown.values():
-        kind, *more = get_args(annotation) or (annotation,)
-        if more and Path in (kind, *get_args(kind)):
-            more[0].parser, more[0].metavar = parse_path, more[0].metavar or "<path>"
+    parameters = _list_parameters(command, hints, groups)
+    for parameter in parameters.values():
+        _parse_paths(parameter)
 
     @functools.wraps(command)
-    def run_command(**given: Any) -> int:
-        for name, value in given.items():
-            check_text(labels[name], value)
-            for text in (
-                value if isinstance(value, list | tuple) else [value] * isinstance(value, str)
-            ):
-                if name in files:
-                    parse_path(text)
-        place = given.get("workspace", Path())
-        if not place.is_dir() and any(above.is_file() for above in (place, *place.parents)):
-            raise usage_error(
-                "is a file",
-                "expected a folder, there or to be made",
-                "Give another one",
-                code=Reason.NOT_FOUND,
-                file=str(place),
-            )
-        values = {
-            into: group(**{f.name: given.pop(f.name) for f in fields(group)})  # type: ignore[arg-type]
-            for into, group in groups.items()
+    def run_command(**values: Any) -> int:
+        for name, value in values.items():
+            _check_value(parameters[name], value)
+        _check_workspace(values.get("workspace", Path()))
+        options = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
         }
-        code = command(**given, **values)
-        write = next((group for group in values.values() if isinstance(group, WriteOptions)), None)
-        if write is not None and not write.dry_run and code in {Exit.OK, Exit.PARTIAL}:
-            refresh_page(write.workspace)
+        code = command(**values, **options)
+        if code in {Exit.OK, Exit.PARTIAL}:
+            for group in options.values():
+                if isinstance(group, WriteOptions) and not group.dry_run:
+                    refresh_page(group.workspace)
         return code
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in shown.items()
-    ]
-    run_command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
-    run_command.__annotations__ = {
-        **{name: annotation for name, (annotation, _) in shown.items()},
-        "return": int,
-    }
+    signature = inspect.Signature(list(parameters.values()), return_annotation=int)
+    run_command.__signature__ = signature  # type: ignore[attr-defined]
+    annotations = {name: parameter.annotation for name, parameter in parameters.items()}
+    run_command.__annotations__ = {**annotations, "return": int}
     return run_command
+
+
+def _list_parameters(
+    command: Callable[..., int], hints: Mapping[str, Any], groups: Mapping[str, type[OptionGroup]]
+) -> dict[str, inspect.Parameter]:
+    """The parameters of a command by name, those of its groups in their place."""
+    options: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            for field in fields(groups[name]):
+                options[field.name] = types[field.name], field.default
+        else:
+            options[name] = hints[name], parameter.default
+    return {
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+        )
+        for name, (hint, default) in options.items()
+    }
+
+
+def _check_value(parameter: inspect.Parameter, value: Any) -> None:
+    """Refuse texts that cannot be meant, and names of files that cannot be. Raises UserError."""
+    check_text(describe_parameter(parameter), value)
+    if re.search("FILE|DIR", _read_info(parameter).metavar or ""):
+        for item in _list_items(value):
+            if isinstance(item, str):
+                parse_path(item)
+
+
+def _parse_paths(parameter: inspect.Parameter) -> None:
+    """Let `parse_path` read a parameter that takes paths."""
+    kind, *_ = get_args(parameter.annotation) or [parameter.annotation]
+    info = _read_info(parameter)
+    if Path in (kind, *get_args(kind)):
+        info.parser, info.metavar = parse_path, info.metavar or "<path>"
+
+
+def _check_workspace(folder: Path) -> None:
+    """Raises UserError (not_found, exit 2) where the workspace, or a folder above it, is a file."""
+    if not folder.is_dir() and any(path.is_file() for path in (folder, *folder.parents)):
+        raise usage_error(
+            "is a file",
+            "expected a folder, there or to be made",
+            "Give another one",
+            code=Reason.NOT_FOUND,
+            file=str(folder),
+        )
 
 
 def refresh_page(workspace: Path) -> None:
@@ -419,20 +428,20 @@ def collect_settings(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The sections without what was not given: `{"train": {"lr": 1e-3}}` for
     `collect_settings(train={"lr": 1e-3, "seed": None}, model={})`.
     """
-    given = {
+    chosen = {
         name: {key: value for key, value in section.items() if is_set(value)}
         for name, section in sections.items()
     }
-    return {name: section for name, section in given.items() if section}
+    return {name: section for name, section in chosen.items() if section}
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:
     """`k/n` as (k, n) with 1 <= k <= n. Raises UserError (config)."""
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    if found and 1 <= int(found[1]) <= int(found[2]):
-        return int(found[1]), int(found[2])
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
     raise usage_error(
         f"--shard {safe_text(text)}", "expected k/n with 1 <= k <= n", "For example --shard 1/4"
     )

@@ -103,40 +103,9 @@ class Screen:
         """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for
         people.
         """
-        out = []
-        for key, value in result.items():
-            name = key.replace("_", " ")
-            if key == "format_version":
-                continue
-            if key == "memory_bytes":
-                out.append(
-                    "memory: "
-                    + ", ".join(f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items())
-                )
-            elif key == "bytes":
-                out.append(f"size: {value / 2**20:,.1f} MiB")
-            elif key in {"seconds", "seconds_per_step"} and value is not None:
-                out.append(f"{name}: {span(value)}")
-            elif isinstance(value, dict):
-                out.append(
-                    f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items())
-                )
-            elif isinstance(value, (list, tuple)):
-                items = [
-                    show(
-                        item.get("unit", item.get("message", ""))
-                        if isinstance(item, dict)
-                        else item
-                    )
-                    for item in value
-                ]
-                listed = ", ".join(items[:8]) + (
-                    f" and {len(items) - 8} more" if len(items) > 8 else ""
-                )
-                out.append(f"{name}: {listed or 'none'}")
-            else:
-                out.append(f"{name}: {show(value)}")
-        return out
+        return [
+            describe_fact(key, value) for key, value in result.items() if key != "format_version"
+        ]
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
         """A plain table; foreign text is shown as it is, never as markup."""
@@ -147,27 +116,31 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
-        cells = [[show(name) for name in columns], *([show(cell) for cell in row] for row in rows)]
-        widths = fit_columns(cells, width)
-        kept = len(widths)
+        is_fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
+        width = Console().width if is_fitted else WIDTH
+        names, *cells = (list(map(show, row)) for row in (columns, *rows))
+        widths = fit_columns([names, *cells], width)
         table = Table(
             box=box.SIMPLE_HEAD,
             title=Text(show(title)) if title else None,
             title_justify="left",
             pad_edge=False,
         )
-        for i, wide in enumerate(widths):
-            right = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
+        for i, column_width in enumerate(widths):
+            is_number = all(isinstance(row[i], int | float | None) for row in rows)
             table.add_column(
-                Text(cells[0][i]), justify="right" if right else "left", overflow="fold", width=wide
+                Text(names[i]),
+                justify="right" if is_number else "left",
+                overflow="fold",
+                width=column_width,
             )
-        for row in cells[1:]:
-            table.add_row(*map(Text, row[:kept]))
+        for texts in cells:
+            table.add_row(*map(Text, texts[: len(widths)]))
         Console(soft_wrap=False, width=width).print(table)
-        if kept < len(columns):
+        if hidden := names[len(widths) :]:
             self.print_line(
-                f"Not shown at {width} columns: {', '.join(cells[0][kept:])}. Widen the terminal or use --json."
+                f"Not shown at {width} columns: {', '.join(hidden)}. "
+                "Widen the terminal or use --json."
             )
 
     @contextmanager
@@ -199,22 +172,15 @@ class Screen:
             began: dict[str, tuple[float, int]] = {}
 
             def report(what: str, done: int, total: int | None) -> None:
-                name, _, detail = what.partition("\t")
-                name = clean(name, 60)
+                name, detail = split_progress(what)
                 if name not in tasks:
-                    tasks[name], began[name] = (
-                        bar.add_task(name, total=total, rate=""),
-                        (time.monotonic(), done),
-                    )
+                    tasks[name] = bar.add_task(name, total=total, rate="")
+                    began[name] = time.monotonic(), done
                 start, first = began[name]
                 spent = time.monotonic() - start
                 rate = f"{(done - first) / spent:.1f}/s" if spent > 0.5 and done > first else ""
-                bar.update(
-                    tasks[name],
-                    completed=done,
-                    total=total,
-                    rate=" ".join(filter(None, (rate, clean(detail, 40)))),
-                )
+                text = " ".join(filter(None, (rate, detail)))
+                bar.update(tasks[name], completed=done, total=total, rate=text)
 
             yield report
 
@@ -241,12 +207,9 @@ class Screen:
         ):
 
             def report(what: str, done: int, total: int | None) -> None:
-                name, _, detail = what.partition("\t")
-                bar[0] = (
-                    f"{clean(name, 60)}: {done:,}"
-                    + (f" of {total:,}" if total else "")
-                    + (f", {clean(detail, 40)}" if detail else "")
-                )
+                name, detail = split_progress(what)
+                count = f"{done:,} of {total:,}" if total else f"{done:,}"
+                bar[0] = ", ".join(filter(None, (f"{name}: {count}", detail)))
 
             yield report, lambda now: status.__setitem__(0, now)
 
@@ -254,15 +217,12 @@ class Screen:
         printed: set[tuple[str, str]] = set()
 
         def watch(now: ExperimentStatus) -> None:
-            left = f"; about {span(now.left)} left" if now.left else ""
+            rest = describe_time_left(now)
             for label, state in now.stages:
                 if state.state != "waiting" and (label, state.state) not in printed:
                     printed.add((label, state.state))
-                    self.note(
-                        f"{state.state}: {label}"
-                        + (f": {state.detail}" if state.detail else "")
-                        + left
-                    )
+                    detail = f": {state.detail}" if state.detail else ""
+                    self.note(f"{state.state}: {label}{detail}{rest}")
 
         return watch
 
@@ -272,16 +232,43 @@ class Screen:
 
         def report(what: str, done: int, total: int | None) -> None:
             now = time.monotonic()
-            name, _, detail = what.partition("\t")
+            name, detail = split_progress(what)
             if name in last and now - last[name] < LINE_EVERY and done != total:
                 return
             last[name] = now
             count = f"{done}" if total is None else f"{done} of {total}"
-            self.note(
-                f"{clean(name, 60)}: {count}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)"
-            )
+            text = ", ".join(filter(None, (count, detail)))
+            self.note(f"{name}: {text} ({now - start:.0f} s)")
 
         return report
+
+
+def split_progress(what: str) -> tuple[str, str]:
+    """The name of what is counted, and the detail behind a tab; fit to print."""
+    name, _, detail = what.partition("\t")
+    return clean(name, 60), clean(detail, 40)
+
+
+def describe_fact(key: str, value: Any) -> str:
+    """One fact of a flat result as a line."""
+    name = key.replace("_", " ")
+    if key == "memory_bytes":
+        sizes = (f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items())
+        return f"memory: {', '.join(sizes)}"
+    if key == "bytes":
+        return f"size: {value / 2**20:,.1f} MiB"
+    if key in {"seconds", "seconds_per_step"}:
+        return f"{name}: {span(value)}"
+    if isinstance(value, list | tuple):
+        items = [show(_name_item(item)) for item in value]
+        rest = f" and {len(items) - 8} more" if len(items) > 8 else ""
+        return f"{name}: {', '.join(items[:8]) or 'none'}{rest}"
+    return f"{name}: {show(value)}"
+
+
+def _name_item(item: Any) -> Any:
+    """What stands for an item of a list: the unit or the message of a dict."""
+    return item.get("unit", item.get("message", "")) if isinstance(item, dict) else item
 
 
 def span(seconds: float | None) -> str:
@@ -302,23 +289,22 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    rows, left = status[0]
-    ended = [row for row in rows if row.state.state not in {"waiting", "running"}]
+    rows = status[0].stages
+    waiting = [row for row in rows if row.state.state == "waiting"]
     running = [row for row in rows if row.state.state == "running"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "state", "time"):
-        table.add_column(name)
-    for label, state in [
-        *ended[-AROUND:],
-        *running,
-        *[row for row in rows if row.state.state == "waiting"][:AROUND],
-    ]:
-        table.add_row(
-            Text(show(label)), Text(state.state), Text(span(state.seconds) if state.seconds else "")
-        )
+    ended = [row for row in rows if row.state.state not in {"waiting", "running"}]
+    table = Table("stage", "state", "time", box=box.SIMPLE_HEAD, pad_edge=False)
+    for label, state in (*ended[-AROUND:], *running, *waiting[:AROUND]):
+        seconds = span(state.seconds) if state.seconds else ""
+        table.add_row(Text(show(label)), Text(state.state), Text(seconds))
     failed = sum(row.state.state == "failed" for row in rows)
-    more = (f", {failed} failed" if failed else "") + (f"; about {span(left)} left" if left else "")
-    return Group(table, Text(f"{len(ended)} of {len(rows)} stages{more}"), Text(bar[0]))
+    text = f"{len(ended)} of {len(rows)} stages" + (f", {failed} failed" if failed else "")
+    return Group(table, Text(text + describe_time_left(status[0])), Text(bar[0]))
+
+
+def describe_time_left(status: ExperimentStatus) -> str:
+    """The estimated time to the end as the last part of a line; empty where it is unknown."""
+    return f"; about {span(status.seconds_left)} left" if status.seconds_left else ""
 
 
 def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
@@ -338,11 +324,12 @@ def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
         needed.pop()
     spare = max(0, width - sum(needed) - 3 * len(needed) + 1)
     wanted = [max(map(len, column)) - least for column, least in zip(columns, needed, strict=False)]
-    out = [min(least, width) for least in needed]
-    for ahead, k in enumerate(sorted(range(len(out)), key=wanted.__getitem__)):
-        more = min(wanted[k], spare // (len(out) - ahead))
-        out[k], spare = out[k] + more, spare - more
-    return out
+    widths = [min(least, width) for least in needed]
+    for ahead, k in enumerate(sorted(range(len(widths)), key=wanted.__getitem__)):
+        growth = min(wanted[k], spare // (len(widths) - ahead))
+        widths[k] += growth
+        spare -= growth
+    return widths
 
 
 def show(cell: Any) -> str:

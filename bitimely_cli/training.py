@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from bitimely_cli.completion import complete
 from bitimely_cli.options import (
     Data,
     Device,
     OneData,
+    OptionGroup,
     Out,
     ReadOptions,
     Run,
@@ -35,6 +38,7 @@ from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
 
 if TYPE_CHECKING:
+    from bitimely_core.schemas.scores import MetricValue, Scores
     from bitimely_core.workflows.train import TrainingResult
 
 
@@ -52,42 +56,168 @@ class BaselineChoice(StrEnum):
     cheap = "cheap"
 
 
-@expand_options
-def pretrain(
-    *,
+# options of `evaluate` that only a run has
+RUN_OPTIONS = ("compare", "margin", "predictions", "ids", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(OptionGroup):
+    """What is pre-trained, and on what."""
+
     preset: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="See: bitimely list presets (default: the recipe file's, else tiny).",
             autocompletion=complete("presets"),
         ),
-    ] = None,
-    data: Data = None,
+    ] = None
+    data: Data = None
     model: Annotated[
-        str | None,
-        typer.Option(help="See: bitimely list models.", autocompletion=complete("models")),
-    ] = None,
+        str | None, Option(help="See: bitimely list models.", autocompletion=complete("models"))
+    ] = None
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="table (the paper's widths) or matched (as many parameters as bitimelygpt)."
-        ),
-    ] = None,
+        Option(help="table (the paper's widths) or matched (as many parameters as bitimelygpt)."),
+    ] = None
     objective: Annotated[
         str | None,
-        typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives")),
-    ] = None,
+        Option(help="See: bitimely list objectives.", autocompletion=complete("objectives")),
+    ] = None
     init: Annotated[
         Path | None,
-        typer.Option(
-            help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub."
+        Option(help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(OptionGroup):
+    """How a run is fine-tuned."""
+
+    readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
+    layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None
+    freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False
+    from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False
+    fraction: Annotated[
+        float | None,
+        declare_setting(
+            DataConfig,
+            "fraction",
+            note=" Default: 0.2 on the data set of the pre-training, else 1.",
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions(OptionGroup):
+    """Vectors that are scored in the place of a run."""
+
+    vectors: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated."),
+    ] = None
+    runs: Annotated[
+        list[str] | None,
+        Option(
+            "--run",
+            metavar="RUN",
+            help="With --vectors: runs to compare.",
+            autocompletion=complete("runs"),
+        ),
+    ] = None
+    sequences: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="With --vectors: windows of each split, drawn as by analyze probing "
+            "(default: all of test).",
+        ),
+    ] = None
+    out: Annotated[Path | None, Option(metavar="DIR", help="With --vectors: where to write.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(OptionGroup):
+    """How predictions are scored."""
+
+    split: Annotated[str, Option(help="train, validation or test.")] = "test"
+    bootstrap: Annotated[
+        int,
+        Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals."),
+    ] = 1000
+    by: Annotated[
+        ResamplingUnit, Option(help="subject, or window (to reproduce papers; stamped).")
+    ] = ResamplingUnit.subject
+    compare: Annotated[
+        str | None,
+        Option(metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")),
+    ] = None
+    margin: Annotated[
+        float | None,
+        Option(
+            help="With --compare: a margin for the difference, in points or the unit of the error."
+        ),
+    ] = None
+    predictions: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write predictions as MEDS-evaluation reads them (tokenize --task).",
+        ),
+    ] = None
+    ids: Annotated[
+        Path | None, Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")
+    ] = None
+    baselines: Annotated[
+        BaselineChoice, Option(help="cheap: without those that are fitted; recorded.")
+    ] = BaselineChoice.all
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(OptionGroup):
+    """What an analysis reads beside runs, and where it writes."""
+
+    data: OneData = None
+    model: Annotated[
+        str | None,
+        Option(
+            help="Model to analyze instead of a run (leakage, complexity).",
+            autocompletion=complete("models"),
+        ),
+    ] = None
+    objective: Annotated[
+        str | None,
+        Option(
+            help="Objective to analyze instead of that of a run (leakage).",
+            autocompletion=complete("objectives"),
+        ),
+    ] = None
+    preset: Annotated[
+        str,
+        Option(
+            help="Sizes of that model, see: bitimely list presets.",
+            autocompletion=complete("presets"),
+        ),
+    ] = "tiny"
+    sequences: Annotated[
+        int | None, Option(min=1, help="Largest number of sequences to analyze.")
+    ] = None
+    seed: Seed = None
+    device: Device = None
+    name: Annotated[str | None, Option(help="Name of the report.")] = None
+    out: Out = None
+
+
+@expand_options
+def pretrain(
+    *,
+    source: PretrainOptions,
     training: TrainOptions,
     ties: Annotated[
-        str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")
+        str | None, Option(help="Events at one time: canonical, shuffle or group.")
     ] = None,
-    rotary: Annotated[str | None, typer.Option(help="Rotation by token index or by time.")] = None,
+    rotary: Annotated[str | None, Option(help="Rotation by token index or by time.")] = None,
     start: StartOptions,
 ) -> int:
     """Pre-train a model on unlabelled windows. The same command again continues a stopped run
@@ -96,20 +226,20 @@ def pretrain(
     Example: bitimely pretrain --preset 18m
     """
     flags = collect_settings(
-        model={"name": model, "ties": ties, "rotary": rotary},
-        objective={"name": objective},
-        data={"names": data},
+        model={"name": source.model, "ties": ties, "rotary": rotary},
+        objective={"name": source.objective},
+        data={"names": source.data},
         **training.sections(),
     )
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
+    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
         result = workflows.pretrain(
-            preset=preset,
-            budget=budget,
+            preset=source.preset,
+            budget=source.budget,
             flags=flags,
-            init=init,
+            init=source.init,
             progress=progress,
             say=screen.note,
             **start.collect(),
@@ -122,18 +252,7 @@ def finetune(
     source: Run,
     *,
     data: OneData = None,
-    readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None,
-    layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None,
-    freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False,
-    from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False,
-    fraction: Annotated[
-        float | None,
-        declare_setting(
-            DataConfig,
-            "fraction",
-            more=" Default: 0.2 on the data set of the pre-training, else 1.",
-        ),
-    ] = None,
+    head: FinetuneOptions,
     training: TrainOptions,
     start: StartOptions,
 ) -> int:
@@ -141,20 +260,13 @@ def finetune(
 
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
-    flags = collect_settings(
-        finetune={
-            "readout": readout,
-            "layers": layers,
-            "freeze": freeze,
-            "from_scratch": from_scratch,
-        },
-        data={"fraction": fraction},
-        **training.sections(),
-    )
+    choices = head.collect()
+    fraction = choices.pop("fraction", None)
+    flags = collect_settings(finetune=choices, data={"fraction": fraction}, **training.sections())
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
+    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
         result = workflows.finetune(
             source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect()
         )
@@ -163,9 +275,10 @@ def finetune(
 
 Margin = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--margin",
-        help="Test non-inferiority and equivalence within this margin, in points or the unit of the error.",
+        help="Test non-inferiority and equivalence within this margin, "
+        "in points or the unit of the error.",
     ),
 ]
 
@@ -174,74 +287,12 @@ Margin = Annotated[
 def evaluate(
     run: Annotated[
         str | None,
-        typer.Argument(
-            help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")
-        ),
+        Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")),
     ] = None,
     *,
     data: OneData = None,
-    vectors: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated."
-        ),
-    ] = None,
-    runs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--run",
-            metavar="RUN",
-            help="With --vectors: runs to compare.",
-            autocompletion=complete("runs"),
-        ),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --vectors: windows of each split, drawn as by analyze probing (default: all of test).",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="With --vectors: where to write.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    bootstrap: Annotated[
-        int,
-        typer.Option(
-            min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals."
-        ),
-    ] = 1000,
-    by: Annotated[
-        ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")
-    ] = ResamplingUnit.subject,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")
-        ),
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            "--margin",
-            help="With --compare: a margin for the difference, in points or the unit of the error.",
-        ),
-    ] = None,
-    predictions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write predictions as MEDS-evaluation reads them (tokenize --task).",
-        ),
-    ] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions."),
-    ] = None,
-    baselines: Annotated[
-        BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")
-    ] = BaselineChoice.all,
+    encoder: VectorOptions,
+    choices: EvaluateOptions,
     score: ScoreOptions,
 ) -> int:
     """Score a run, or the vectors of any encoder, on the test split: metrics with 95 % intervals,
@@ -251,92 +302,69 @@ def evaluate(
     """
     from bitimely_core import workflows
 
-    of_run = {
-        "--compare": compare,
-        "--margin": margin,
-        "--predictions": predictions,
-        "--ids": ids,
-        "--split": split if split != "test" else None,
-    }
-    of_vectors = {"--run": runs, "--sequences": sequences, "--out": out}
-    if (run is None) > bool(vectors):
+    if run is None and not encoder.vectors:
         raise usage_error(
             "no run",
             "expected RUN, or the vectors of an encoder",
             "For example: bitimely evaluate 18m-staging",
             field="RUN",
         )
-    for flag, value in (of_run if vectors else of_vectors).items():
-        if value is not None and value != []:
-            raise usage_error(
-                f"is an option {'without' if vectors else 'of'} --vectors",
-                "expected one that fits",
-                "Leave it out",
-                field=flag,
-            )
-    verb: Callable[..., Mapping[str, Any]] = (
-        partial(
-            workflows.evaluate_vectors,
-            vectors,
-            runs=[*filter(None, [run]), *(runs or [])],
-            sequences=sequences,
-            out=out,
-        )
-        if vectors
-        else partial(
-            workflows.evaluate,
-            run or "",
-            split=split,
-            compare=compare,
-            margin=margin,
-            predictions=predictions,
-            ids=ids,
-        )
-    )
-    common = {"data": data, "bootstrap": bootstrap, "by": by.value, "baselines": baselines.value}
+    options = choices.collect()
+    verb: Callable[..., Mapping[str, Any]] = workflows.evaluate_vectors
+    if encoder.vectors:
+        if options["split"] == "test":
+            del options["split"]
+        _refuse_options([name for name in RUN_OPTIONS if name in options], "without")
+        options |= encoder.collect()
+        options["runs"] = [*filter(None, [run]), *(encoder.runs or [])]
+    else:
+        _refuse_options(encoder.collect(), "of")
+        verb = partial(workflows.evaluate, run or "")
+    options |= {"by": choices.by.value, "baselines": choices.baselines.value}
     with screen.show_partial(_show_scores), screen.progress() as progress:
-        result = verb(**common, progress=progress, **score.collect())
+        result = verb(data=data, progress=progress, **options, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, _show_scores(result))
     return Exit.OK
 
 
+def _refuse_options(names: Iterable[str], where: str) -> None:
+    """Raises UserError (config, exit 2) for options that do not fit what is scored."""
+    for name in names:
+        raise usage_error(
+            f"is an option {where} --vectors",
+            "expected one that fits",
+            "Leave it out",
+            field="--run" if name == "runs" else f"--{name}",
+        )
+
+
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
-    """Print the table of scores; the lines below it."""
-    from bitimely_core.evaluate import MetricUnit, describe_units
-    from bitimely_core.evaluate.verdicts import choose_places
+    """Print the tables of scores; the lines below them."""
+    from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
     scores = Scores.model_validate(
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
-    plain = scores.baselines.get("majority", Baseline()).metrics
+    majority = scores.baselines.get("majority", Baseline()).metrics
+    rows = []
+    for name, metric in scores.metrics.items():
+        chance = metric.undefined_reason or majority.get(name, MetricValue()).value
+        rows.append([name, *_list_numbers(metric), chance])
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
-        [
-            [
-                name,
-                m.value,
-                m.se,
-                m.lo,
-                m.hi,
-                m.undefined_reason or (plain[name].value if name in plain else None),
-            ]
-            for name, m in scores.metrics.items()
-        ],
+        rows,
         f"{scores.run} on {scores.data} ({scores.split})",
     )
     if scores.main:
-        found = {
-            name.replace("_", " "): one.metrics.get(scores.main, MetricValue())
-            for name, one in scores.baselines.items()
-        }
-        rows = [
-            [name, m.value, m.se, m.lo, m.hi, m.difference and m.difference.difference]
-            for name, m in found.items()
-        ]
+        rows = []
+        for name, baseline in scores.baselines.items():
+            metric = baseline.metrics.get(scores.main, MetricValue())
+            difference = metric.difference and metric.difference.difference
+            rows.append([name.replace("_", " "), *_list_numbers(metric), difference])
         screen.table(
             ["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"],
             rows,
@@ -348,20 +376,30 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         *scores.notices,
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
     ]
-    if scores.comparison is not None:
-        for name, d in scores.comparison.metrics.items():
-            unit = MetricUnit(d.unit or "1", d.factor or 1.0)
-            numbers = [
-                None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)
-            ]
-            places = choose_places(2 if unit.factor > 1 else 4, numbers[3], *numbers[1:3])
-            value, lo, hi = ("undefined" if v is None else f"{v:+.{places}f}" for v in numbers[:3])
-            interval = f" (95 % CI {lo} to {hi})" if d.lo is not None else ""
-            lines.append(
-                f"{name}: {scores.run} minus {scores.comparison.run} = {value}{unit.suffix if d.difference is not None else ''}{interval}"
-            )
-        lines += [scores.comparison.sentence] if scores.comparison.sentence else []
-    return lines
+    return lines if scores.comparison is None else lines + _describe_comparison(scores)
+
+
+def _list_numbers(metric: MetricValue) -> list[float | None]:
+    return [metric.value, metric.se, metric.lo, metric.hi]
+
+
+def _describe_comparison(scores: Scores) -> list[str]:
+    """Lines about the differences to another run."""
+    from bitimely_core.evaluate import MetricUnit
+    from bitimely_core.evaluate.verdicts import choose_places
+
+    assert scores.comparison is not None
+    lines = []
+    for name, d in scores.comparison.metrics.items():
+        unit = MetricUnit(d.unit or "1", d.factor or 1.0)
+        numbers = [None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)]
+        places = choose_places(2 if unit.factor > 1 else 4, numbers[3], *numbers[1:3])
+        value, lo, hi = ("undefined" if v is None else f"{v:+.{places}f}" for v in numbers[:3])
+        suffix = "" if d.difference is None else unit.suffix
+        interval = "" if d.lo is None else f" (95 % CI {lo} to {hi})"
+        runs = f"{scores.run} minus {scores.comparison.run}"
+        lines.append(f"{name}: {runs} = {value}{suffix}{interval}")
+    return [*lines, *filter(None, [scores.comparison.sentence])]
 
 
 @expand_options
@@ -369,14 +407,12 @@ def predict(
     run: Run,
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."
-        ),
+        Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."),
     ],
     *,
     channel_map: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--map",
             metavar="WANTED=FOUND",
             help="Channel of the run = channel of the files, or a TOML file; may be repeated.",
@@ -384,17 +420,16 @@ def predict(
     ] = None,
     calibrate_on: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
-            help="One person's own labelled recordings, to calibrate on instead of the validation split.",
+            help="One person's own labelled recordings, "
+            "to calibrate on instead of the validation split.",
         ),
     ] = None,
     out: Out = None,
     jobs: Annotated[
         int,
-        typer.Option(
-            min=1, max=1024, help="Recordings that are read at a time, while the model works."
-        ),
+        Option(min=1, max=1024, help="Recordings that are read at a time, while the model works."),
     ] = 1,
     score: ScoreOptions,
 ) -> int:
@@ -438,9 +473,9 @@ def embed(
     run: Run,
     *,
     data: OneData = None,
-    readout: Annotated[str | None, typer.Option(help="As for finetune.")] = None,
-    layers: Annotated[str, typer.Option(help="last or last-two.")] = "last",
-    split: Annotated[str, typer.Option(help="train, validation, test or all.")] = "all",
+    readout: Annotated[str | None, Option(help="As for finetune.")] = None,
+    layers: Annotated[str, Option(help="last or last-two.")] = "last",
+    split: Annotated[str, Option(help="train, validation, test or all.")] = "all",
     out: Out = None,
     score: ScoreOptions,
 ) -> int:
@@ -473,48 +508,20 @@ def embed(
 def analyze(
     kind: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="See: bitimely list analyses.", metavar="KIND", autocompletion=complete("analyses")
         ),
     ],
     run: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Names or folders of runs, and options of the kind.",
             metavar="[RUN...] [--OPTION VALUE...]",
             autocompletion=complete("runs"),
         ),
     ] = None,
     *,
-    data: OneData = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to analyze instead of a run (leakage, complexity).",
-            autocompletion=complete("models"),
-        ),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help="Objective to analyze instead of that of a run (leakage).",
-            autocompletion=complete("objectives"),
-        ),
-    ] = None,
-    preset: Annotated[
-        str,
-        typer.Option(
-            help="Sizes of that model, see: bitimely list presets.",
-            autocompletion=complete("presets"),
-        ),
-    ] = "tiny",
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")
-    ] = None,
-    seed: Seed = None,
-    device: Device = None,
-    name: Annotated[str | None, typer.Option(help="Name of the report.")] = None,
-    out: Out = None,
+    choices: AnalyzeOptions,
     read: ReadOptions,
 ) -> int:
     """Answer a question about runs with figures, their data and controls.
@@ -526,28 +533,12 @@ def analyze(
     from bitimely_core import workflows
 
     names, options = _split_options(run or [])
-    verb = partial(
-        workflows.analyze,
-        kind,
-        names,
-        data=data,
-        model=model,
-        objective=objective,
-        preset=preset,
-        sequences=sequences,
-    )
     with (
-        screen.show_partial(lambda found: [found["verdict"], *found["notices"]]),
+        screen.show_partial(lambda computed: [computed["verdict"], *computed["notices"]]),
         screen.progress() as progress,
     ):
-        result = verb(
-            options=options,
-            seed=seed or 0,
-            device=device or "auto",
-            name=name,
-            out=out,
-            progress=progress,
-            **read.collect(),
+        result = workflows.analyze(
+            kind, names, options=options, progress=progress, **choices.collect(), **read.collect()
         )
     if read.dry_run:
         return _show_plan(result)
@@ -560,7 +551,7 @@ def analyze(
 def report(
     run: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs")
         ),
     ],
@@ -593,11 +584,11 @@ def _launch_processes(devices: int | None) -> None:
     if (code := launch(sys.argv[1:], devices)) is not None:
         raise typer.Exit(code)
     if LAUNCHED not in os.environ and devices != get_world_size():
-        text = f"{devices} does not count: RANK or WORLD_SIZE is set, for {get_world_size()} processes in all"
         screen.print_finding(
             input_warning(
                 Reason.CONFIG,
-                text,
+                f"{devices} does not count: RANK or WORLD_SIZE is set, "
+                f"for {get_world_size()} processes in all",
                 "",
                 "Unset both, or start as many with the launcher",
                 field="--devices",
@@ -605,20 +596,11 @@ def _launch_processes(devices: int | None) -> None:
         )
 
 
-def _show_losses(steps: int, loss: float | None, rel: float | None) -> list[str]:
+def _show_losses(steps: int, loss: float | None, rel: float | None) -> str:
     """The number of steps and the losses of the last one."""
-    return [
-        ", ".join(
-            [
-                f"{steps:,} steps",
-                *(
-                    f"{name} {value:.4g}"
-                    for name, value in (("loss", loss), ("rel", rel))
-                    if value is not None
-                ),
-            ]
-        )
-    ]
+    losses = {"loss": loss, "rel": rel}
+    texts = [f"{name} {value:.4g}" for name, value in losses.items() if value is not None]
+    return ", ".join([f"{steps:,} steps", *texts])
 
 
 def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:
@@ -627,7 +609,7 @@ def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int
     if not result["writer"]:
         return Exit.OK
     final: Mapping[str, Any] = result["final"] or {}
-    (losses,) = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
+    losses = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
     lines = [
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",
         *([] if result["trained"] else ["already finished under these settings: nothing to do"]),

@@ -44,27 +44,28 @@ def run_command(arguments: Sequence[str]) -> int:
 def convert_usage_error(error: Any) -> UserError:
     """A usage error of Click as a UserError, with the closest known names."""
     context = error.ctx
-    action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
+    command = None if context is None else context.command
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        known = (
-            [name for parameter in context.command.params for name in parameter.opts]
-            if context is not None
-            else []
-        )
-        # before the verb, where there are few
-        is_early = context is not None and hasattr(context.command, "commands")
-        close = difflib.get_close_matches(option, known, n=2, cutoff=0.8 if is_early else 0.5)
-        action = (
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else "Write the options of a verb after it"
-            if is_early
-            else action
-        )
-        return usage_error(f"no option {safe_text(option)}", hint=action)
-    commands = list(getattr(context.command, "commands", {})) if context is not None else []
+        hint = _suggest_option(option, command) or _suggest_help(context)
+        return usage_error(f"no option {safe_text(option)}", hint=hint)
+    commands = list(getattr(command, "commands", ()))
     if commands and "No such command" in error.message:
-        name = error.message.split("'")[1] if "'" in error.message else ""
+        name = error.message.partition("'")[2].partition("'")[0]
         return unknown_name_error("command", name, commands)
-    return usage_error(error.format_message().rstrip("."), hint=action)
+    return usage_error(error.format_message().rstrip("."), hint=_suggest_help(context))
+
+
+def _suggest_help(context: Any) -> str:
+    return f"See {'bitimely' if context is None else context.command_path} --help"
+
+
+def _suggest_option(option: str, command: Any) -> str:
+    """The closest options, or where options stand; empty: neither."""
+    options = [] if command is None else [name for item in command.params for name in item.opts]
+    # before the verb, where there are few
+    is_early = hasattr(command, "commands")
+    close = difflib.get_close_matches(option, options, n=2, cutoff=0.8 if is_early else 0.5)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return "Write the options of a verb after it" if is_early else ""

@@ -24,57 +24,44 @@ from bitimely_core.config import build_model_config, list_presets, load_preset, 
 from bitimely_core.errors import check_choice
 
 Row = dict[str, Any]  # of a listing, column -> value
+SIZES = ("18m", "7.5m", "3m", "tiny")  # presets with a column of parameters
+MODEL_FACTS = ("family", "objective", "readout", "attention", "source", "known")
+DIMENSIONS = ("layers", "heads", "dim", "value_dim", "ffn_dim")
 COLUMNS = {
     "datasets": ["name", "title", "views", "licence", "paper"],
     "views": ["name", "task", "channels", "rate", "window", "classes", "split"],
     "models": [
-        "name",
-        "alias",
-        "family",
-        "input",
-        "objective",
-        "readout",
-        "attention",
-        "18m",
-        "7.5m",
-        "3m",
-        "tiny",
-        "train s",
-        "infer s",
+        *("name", "alias", "family", "input", "objective", "readout", "attention"),
+        *(*SIZES, "train s", "infer s"),
     ],
     "objectives": ["name", "leak_free", "help"],
-    "presets": [
-        "name",
-        "layers",
-        "heads",
-        "dim",
-        "value_dim",
-        "ffn_dim",
-        "data",
-        "parameters",
-        "paper_parameters",
-        "models",
-    ],
+    "presets": [*("name", *DIMENSIONS), *("data", "parameters", "paper_parameters", "models")],
     "analyses": ["name", "takes", "options", "help"],
     "pipelines": ["name", "title", "description"],
     "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
 }
 # second table of models: what the paper claims, what is known
 CLAIMED = ["name", "data kept", "both ways", "full rank", "known", "paper"]
-
-
+CLAIMS = {  # the paper's table of key advantages: data preserved, bidirectional, full rank
+    "patchtst": (False, True, False),
+    "crt": (False, True, False),
+    "timelygpt": (True, False, True),
+    "timelybert": (False, True, False),
+    "bitimelygpt": (True, True, True),
+}
+KNOWN = {
+    "data kept": "nothing is hidden in pre-training; next-previous shows the model its targets "
+    "instead, gap hides tokens and alters none that is seen",
+    "both ways": "a layer of an alternating stack reads one way, the stack both; "
+    "the same holds of any encoder and of TimelyBERT in every layer",
+    "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: "
+    "compare effective ranks (bitimely analyze svd)",
+}
+COSTS = Path(__file__).parent / "models" / "costs.toml"
 LISTINGS = Path(__file__).with_name("listings.json")
 SOURCES = (
-    "models",
-    "objectives",
-    "zoo",
-    "analyses",
-    "insight",
-    "datasets",
-    "claims",
-    "config.py",
-    "registry.py",
-    "catalog.py",
+    *("models", "objectives", "zoo", "analyses", "insight", "datasets", "claims"),
+    *("config.py", "registry.py", "catalog.py"),
 )
 
 
@@ -83,16 +70,15 @@ def list_rows(kind: str, workspace: Path) -> list[Row]:
     check_choice("kind", kind, COLUMNS)
     if kind == "runs":
         return _list_runs(workspace)
-    has_plugins = any(
-        not registry.is_own(point) for point in entry_points(group="bitimely.plugins")
-    )
+    plugins = entry_points(group="bitimely.plugins")
+    has_plugins = not all(map(registry.is_own, plugins))
     stored = {} if has_plugins or not LISTINGS.is_file() else json.loads(LISTINGS.read_bytes())
-    rows: list[Row] = (
-        stored["rows"][kind] if stored.get("sources") == hash_sources() else compute_rows(kind)
-    )
+    if stored.get("sources") != hash_sources():
+        return compute_rows(kind)
+    rows: list[Row] = stored["rows"][kind]
     book = getattr(registry, kind, None)
     # registered by the program that calls
-    added = set(() if book is None else book.list_loaded()) - {row["name"] for row in rows}
+    added = book is not None and set(book.list_loaded()) - {row["name"] for row in rows}
     return compute_rows(kind) if added else rows
 
 
@@ -113,18 +99,14 @@ def compute_rows(kind: str) -> list[Row]:
 def hash_sources() -> str:
     """SHA-256 of the names and contents of all files that the stored rows were made from."""
     core = Path(__file__).parent
-    roots = [*(core / name for name in SOURCES), registry.RECIPES]
-    paths = [
-        path
-        for root in roots
-        for path in ([root] if root.is_file() else root.rglob("*"))
-        if path.suffix in {".py", ".toml"}
-    ]
+    paths: list[Path] = []
+    for root in (*(core / name for name in SOURCES), registry.RECIPES):
+        paths += [root] if root.is_file() else root.rglob("*")
     digest = hashlib.sha256()
     for path in sorted(paths, key=lambda path: (path.parent.name, path.name)):
-        digest.update(
-            f"{path.parent.name}/{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes()
-        )
+        if path.suffix in {".py", ".toml"}:
+            name = f"{path.parent.name}/{path.name}\0{path.stat().st_size}\0"
+            digest.update(name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -135,24 +117,23 @@ def format_listings() -> str:
         if kind != "runs":
             rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in compute_rows(kind))
             kinds.append(f'"{kind}": [\n{rows}\n]')
-    return (
-        f'{{"format_version": 1, "sources": "{hash_sources()}", "rows": {{\n'
-        + ",\n".join(kinds)
-        + "\n}}\n"
-    )
+    head = f'{{"format_version": 1, "sources": "{hash_sources()}", "rows": {{\n'
+    return head + ",\n".join(kinds) + "\n}}\n"
 
 
 def list_notes(kind: str) -> list[str]:
     """Notes on the columns of `bitimely list KIND`."""
     if kind != "models":
         return []
-    costs = read_toml(COSTS) if COSTS.is_file() else {}
+    costs = _read_costs()
     measured = "train s, infer s: CPU seconds for 1,000 windows, preset {preset}, {device}, {date}."
-    claims = (
-        f"{claim}: what the paper says of a model. Known: {known}."
-        for claim, known in KNOWN.items()
-    )
+    claims = (f"{claim}: what the paper says of a model. Known: {KNOWN[claim]}." for claim in KNOWN)
     return [*([measured.format(**costs)] if costs else []), *claims]
+
+
+def _read_costs() -> dict[str, Any]:
+    """Measured CPU seconds of the models, and on what they were measured."""
+    return read_toml(COSTS) if COSTS.is_file() else {}
 
 
 def _list_datasets() -> list[Row]:
@@ -175,15 +156,12 @@ def _list_datasets() -> list[Row]:
 
 def _format_paper(statistics: Row) -> str:
     """The paper's sequences and their length by view, in words."""
-    views = {
-        view: facts
-        for view, facts in statistics.items()
-        if isinstance(facts, dict) and "sequences" in facts
-    }
-    return "; ".join(
-        f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}"
-        for view, facts in views.items()
-    )
+    texts = []
+    for view, facts in statistics.items():
+        if isinstance(facts, dict) and "sequences" in facts:
+            name = f"{view}: " if view else ""
+            texts.append(f"{name}{facts['sequences']:,} x {facts['length']}")
+    return "; ".join(texts)
 
 
 def _list_views() -> list[Row]:
@@ -202,62 +180,48 @@ def _list_views() -> list[Row]:
     ]
 
 
-CLAIMS = {  # the paper's table of key advantages: data preserved, bidirectional, full rank
-    "patchtst": (False, True, False),
-    "crt": (False, True, False),
-    "timelygpt": (True, False, True),
-    "timelybert": (False, True, False),
-    "bitimelygpt": (True, True, True),
-}
-KNOWN = {
-    "data kept": "nothing is hidden in pre-training; next-previous shows the model its targets instead, gap hides tokens and alters none that is seen",
-    "both ways": "a layer of an alternating stack reads one way, the stack both; the same holds of any encoder and of TimelyBERT in every layer",
-    "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: compare effective ranks (bitimely analyze svd)",
-}
-COSTS = Path(__file__).parent / "models" / "costs.toml"
-
-
 def _list_models() -> list[Row]:
     """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for
     1,000 windows where they were measured.
     """
     from bitimely_core import objectives
 
-    costs = read_toml(COSTS) if COSTS.is_file() else {}
+    costs = _read_costs()
+    measured = costs.pop("models", {})
     presets = _list_presets()
-    sizes = {
-        name: {
+    aliases = registry.models.aliases.items()
+    rows = []
+    for name, entry in registry.models.items():
+        facts = entry.facts
+        sizes = {
             preset["name"]: preset["models"][name] for preset in presets if name in preset["models"]
         }
-        for name in registry.models
-    }
-    return [
-        {
-            "name": name,
-            "alias": [alias for alias, of in registry.models.aliases.items() if of == name],
-            **{
-                size: f"{sizes[name][size] / 1e6:.2f} M" if size in sizes[name] else None
-                for size in ("18m", "7.5m", "3m", "tiny")
-            },
-            "parameters": sizes[name],
-            # CPU seconds for 1,000 windows
-            "train s": costs.get("models", {}).get(name, {}).get("train"),
-            "infer s": costs.get("models", {}).get(name, {}).get("infer"),
-            "measured": {key: value for key, value in costs.items() if key != "models"},
-            "claims": dict(zip(KNOWN, CLAIMS[name], strict=True)) if name in CLAIMS else None,
-            **dict(zip(KNOWN, CLAIMS.get(name, (None,) * len(KNOWN)), strict=True)),
-            "paper": " ".join(re.split(r"(?<=\d{4})", e.facts.source)[:1]),
-            **{
-                key: getattr(e.facts, key)
-                for key in ("family", "objective", "readout", "attention", "source", "known")
-            },
-            "input": list(e.facts.input),
-            "objectives": objectives.compatible_objectives(name),
-            "directions": list(e.facts.directions),
-            "help": e.help,
-        }
-        for name, e in registry.models.items()
-    ]
+        seconds = measured.get(name, {})
+        claims = dict.fromkeys(KNOWN) | dict(zip(KNOWN, CLAIMS.get(name, ()), strict=False))
+        rows.append(
+            {
+                "name": name,
+                "alias": [alias for alias, model in aliases if model == name],
+                **{size: _format_millions(sizes.get(size)) for size in SIZES},
+                "parameters": sizes,
+                "train s": seconds.get("train"),
+                "infer s": seconds.get("infer"),
+                "measured": costs,
+                "claims": claims if name in CLAIMS else None,
+                **claims,
+                "paper": re.split(r"(?<=\d{4})", facts.source)[0],
+                **{key: getattr(facts, key) for key in MODEL_FACTS},
+                "input": list(facts.input),
+                "objectives": objectives.compatible_objectives(name),
+                "directions": list(facts.directions),
+                "help": entry.help,
+            }
+        )
+    return rows
+
+
+def _format_millions(count: int | None) -> str | None:
+    return None if count is None else f"{count / 1e6:.2f} M"
 
 
 def _list_objectives() -> list[Row]:
@@ -275,23 +239,19 @@ def _list_presets() -> list[Row]:
     """
     from bitimely_core import models
 
-    out = []
+    rows = []
     for name in sorted(list_presets(), key=lambda n: -load_preset(n).get("paper_parameters", 0)):
         shipped = load_preset(name)
         counts, dimensions = {}, {}
         for model, entry in registry.models.items():
             family = shipped.get(entry.facts.family)
-            if family is None or (
-                family.get("tokenizer") == "codes" and "events" not in entry.facts.input
-            ):
+            reads_codes = family is not None and family.get("tokenizer") == "codes"
+            if family is None or (reads_codes and "events" not in entry.facts.input):
                 continue
             config = build_model_config(model, name, **models.default_shape(name))
             counts[model] = models.count_configured(config)
-            dimensions[model] = {
-                key: getattr(config, key)
-                for key in ("layers", "heads", "dim", "value_dim", "ffn_dim")
-            }
-        out.append(
+            dimensions[model] = {key: getattr(config, key) for key in DIMENSIONS}
+        rows.append(
             {
                 "name": name,
                 **dimensions["bitimelygpt"],
@@ -303,7 +263,7 @@ def _list_presets() -> list[Row]:
                 "description": shipped["description"],
             }
         )
-    return out
+    return rows
 
 
 def _list_analyses() -> list[Row]:
@@ -336,21 +296,21 @@ def _list_pipelines() -> list[Row]:
 def _list_runs(workspace: Path) -> list[Row]:
     from bitimely_core.schemas.runs import RunRecord
 
-    paths = [
-        path
-        for path in sorted((workspace / "runs").glob("*/run.json"))
-        if not storage.is_temporary(path.parent.name)
-    ]
-    records = ((path.parent.name, RunRecord.load(path.parent / "run.json")) for path in paths)
-    return [
-        {
-            **{key: getattr(record, key) for key in ("kind", "model", "finished", "leak_free")},
-            "name": name,
-            "data": [one.name for one in record.data],
-            "step": record.final.step if record.final else None,
-        }
-        for name, record in records
-    ]
+    rows = []
+    for path in sorted((workspace / "runs").glob("*/run.json")):
+        name = path.parent.name
+        if storage.is_temporary(name):
+            continue
+        record = RunRecord.load(path)
+        rows.append(
+            {
+                **{key: getattr(record, key) for key in ("kind", "model", "finished", "leak_free")},
+                "name": name,
+                "data": [data.name for data in record.data],
+                "step": record.final.step if record.final else None,
+            }
+        )
+    return rows
 
 
 EXTRAS = {
@@ -403,72 +363,57 @@ def check_installation(workspace: Path) -> Installation:
 
     from bitimely_core.ops import operator
 
-    checks: list[InstallationCheck] = [
-        {"what": "bitimely", "found": __version__, "note": ""},
-        {"what": "python", "found": platform.python_version(), "note": platform.platform()},
-        {
-            "what": "cores",
-            "found": str(os.cpu_count()),
-            "note": f"torch uses {torch.get_num_threads()} threads",
-        },
-        {
-            "what": "memory",
-            "found": _format_gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-            "note": "",
-        },
-    ]
-    place = workspace if workspace.exists() else Path()
-    checks.append(
-        {
-            "what": "disk",
-            "found": f"{_format_gib(shutil.disk_usage(place).free)} free",
-            "note": f"at {place.resolve()}",
-        }
+    threads, memory = (
+        torch.get_num_threads(),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(i)
-            checks.append(
-                {
-                    "what": f"cuda:{i}",
-                    "found": properties.name,
-                    "note": _format_gib(properties.total_memory),
-                }
-            )
-    else:
-        note = "Metal is used" if torch.backends.mps.is_available() else "training runs on the CPU"
-        checks.append({"what": "cuda", "found": "none", "note": note})
-    backend = {
+    folder = workspace if workspace.exists() else Path()
+    free = _format_gib(shutil.disk_usage(folder).free)
+    backend = operator.find_backend()
+    kernels = {
         "triton": "kernels of Triton",
         "torch": "products with masks: pip install 'bitimely[triton]', and a C compiler",
-    }[operator.find_backend()]
-    checks.append(
-        {
-            "what": "retention",
-            "found": operator.find_backend() if torch.cuda.is_available() else "cpu",
-            "note": f"on CUDA {backend}",
-        }
-    )
+    }[backend]
+    rows = [
+        ("bitimely", __version__, ""),
+        ("python", platform.python_version(), platform.platform()),
+        ("cores", str(os.cpu_count()), f"torch uses {threads} threads"),
+        ("memory", _format_gib(memory), ""),
+        ("disk", f"{free} free", f"at {folder.resolve()}"),
+        *_list_devices(),
+        ("retention", backend if torch.cuda.is_available() else "cpu", f"on CUDA {kernels}"),
+    ]
     missing = []
     for name in NEEDED:
         try:
-            checks.append({"what": name, "found": version(name), "note": ""})
+            rows.append((name, version(name), ""))
         except PackageNotFoundError:
             missing.append(name)
-            checks.append(
-                {"what": name, "found": "missing", "note": f"pip install -c constraints.txt {name}"}
-            )
+            rows.append((name, "missing", f"pip install -c constraints.txt {name}"))
     for extra, (module, purpose) in EXTRAS.items():
-        present = find_spec(module) is not None
-        note = purpose if present else f"{purpose}: pip install 'bitimely[{extra}]'"
-        checks.append(
-            {
-                "what": f"extra {extra}",
-                "found": "installed" if present else "not installed",
-                "note": note,
-            }
-        )
+        if find_spec(module) is not None:
+            rows.append((f"extra {extra}", "installed", purpose))
+        else:
+            note = f"{purpose}: pip install 'bitimely[{extra}]'"
+            rows.append((f"extra {extra}", "not installed", note))
+    checks: list[InstallationCheck] = [
+        {"what": what, "found": state, "note": note} for what, state, note in rows
+    ]
     return {"format_version": 1, "checks": checks, "missing": missing, "good": not missing}
+
+
+def _list_devices() -> list[tuple[str, str, str]]:
+    """Name, product and memory of each GPU; one row where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        note = "Metal is used" if torch.backends.mps.is_available() else "training runs on the CPU"
+        return [("cuda", "none", note)]
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [
+        (f"cuda:{i}", device.name, _format_gib(device.total_memory))
+        for i, device in enumerate(devices)
+    ]
 
 
 def _format_gib(count: int) -> str:

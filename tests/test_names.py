@@ -167,9 +167,9 @@ def test_plug_ins_cannot_register_names_that_leave_the_workspace(
 
 def list_path_options() -> list[tuple[str, str]]:
     names = [
-        (str(command.name), describe_parameter(name, parameter.annotation))
+        (str(command.name), describe_parameter(parameter))
         for command in app.registered_commands
-        for name, parameter in inspect.signature(command.callback or main).parameters.items()
+        for parameter in inspect.signature(command.callback or main).parameters.values()
         if parameter.annotation.__metadata__[0].parser is parse_path
     ]
     assert {

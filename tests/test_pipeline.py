@@ -521,10 +521,10 @@ def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path)
     plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
     estimates: list[float | None] = []
     watch = pipeline._add_time_left(
-        plan, set(plan.nodes), lambda now: estimates.append(now.left), 1
+        plan, set(plan.nodes), lambda now: estimates.append(now.seconds_left), 1
     )
     shared = pipeline._add_time_left(
-        plan, set(plan.nodes), lambda now: estimates.append(now.left), 2
+        plan, set(plan.nodes), lambda now: estimates.append(now.seconds_left), 2
     )
     assert watch is not None
     assert shared is not None

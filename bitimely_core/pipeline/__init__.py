@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
-from bitimely_core.errors import Exit, UserError, unknown_name_error, usage_error
+from bitimely_core.errors import Exit, unknown_name_error, usage_error
 from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
-from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
+from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.types import Progress
 from bitimely_core.workspace import locate_new
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
 Say = Callable[[str], None]
+# that --set changes in the recipe itself
+RECIPE_SECTIONS = ("ingest", "tokenize", "build", "evaluate", "matrix")
 
 
 class StageRow(NamedTuple):
@@ -38,7 +40,7 @@ class ExperimentStatus(NamedTuple):
     """The stages of a run and the estimated seconds to its end; None: unknown."""
 
     stages: list[StageRow]
-    left: float | None
+    seconds_left: float | None
 
 
 Watch = Callable[[ExperimentStatus], object]
@@ -108,8 +110,8 @@ def run(
             present device.
         progress: called with what is counted, how far, of how many.
         say: called with one line of information.
-        watch: called whenever a stage changes: states, and `left`, the estimated seconds to the
-            end.
+        watch: called whenever a stage changes: states, and `seconds_left`, the estimated
+            seconds to the end.
         began: seconds since the epoch, of processes that share the work; what failed since is not
             tried again. None: now.
 
@@ -127,18 +129,29 @@ def run(
     recipe_changes, per_training = _split_assignments(assignments or [])
     recipe = load(pipeline, leak_free=leak_free, preset=preset, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
+    run_again = functools.partial(
+        run,
+        workspace=workspace,
+        only=only,
+        devices=devices,
+        shard=shard,
+        preset=preset,
+        assignments=assignments,
+        began=began,
+    )
     if recipe.recipes:
         plans = _plan_recipes(recipe, pipeline, preset, workspace)
-        chosen = [one for one, plan in plans.items() if not only or find_matches(plan, only)]
-        if not chosen:
-            raise _no_match_error(only or [], plans.values())
+        _check_matches(only, plans.values())
         call = functools.partial(
-            run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, preset=preset, assignments=assignments,
-            dry_run=dry_run, on=on, progress=progress, say=say, watch=watch, began=began,
-        )  # fmt: skip
-        return _join_recipes(
-            recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress
+            run_again, jobs=jobs, dry_run=dry_run, on=on, progress=progress, say=say, watch=watch
         )
+        results = {
+            plan.name: call(part)
+            for part, plan in plans.items()
+            if not only or find_matches(plan, only)
+        }
+        result = _join_recipes(recipe, home, workspace, list(plans.values()), results, progress)
+        return {"format_version": 1, "pipeline": pipeline, **result}
     plan = plan_experiment(
         recipe,
         name,
@@ -149,16 +162,12 @@ def run(
         progress=progress,
         say=say,
     )
-    if only and not find_matches(plan, only):
-        raise _no_match_error(only, [plan])
+    _check_matches(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
-        found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **found}
-    same_run = functools.partial(
-        run, pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, preset=preset,
-        assignments=assignments, began=began,
-    )  # fmt: skip
+        estimates = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **estimates}
+    same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
     with workers.limit_threads(jobs), workers.start_processes(jobs, same_run, devices):
         states = graph.execute(
             plan.nodes,
@@ -167,26 +176,15 @@ def run(
             began=began,
             watch=_add_time_left(plan, selected, watch, jobs),
         )
-    stages = [
-        {"stage": label, **state._asdict()}
-        for label, state in states.items()
-        if state.state != "not run"
-    ]
-    failed = [state.exit_code for state in states.values() if state.state == "failed"]
-    partial = any(state.state == "partial" for state in states.values())
-    page /= "report.html"
-    return {
-        "format_version": 1,
-        "pipeline": pipeline,
-        "stages": stages,
-        "report": str(page) if page.is_file() else None,
-        "exit_code": int(failed[0] if failed else Exit.PARTIAL if partial else Exit.OK),
-    }
+    stages = [row for row in graph.list_states(states) if row["state"] != "not run"]
+    codes = [row["exit_code"] for row in stages if row["state"] in {"failed", "partial"}]
+    result = _describe_end(stages, page, codes)
+    return {"format_version": 1, "pipeline": pipeline, **result}
 
 
 def _name_experiment(pipeline: str, *, leak_free: bool = False, preset: str | None = None) -> str:
     """The name of a recipe, or of its variant, in the workspace."""
-    return "-".join(filter(None, [Path(pipeline).stem, "leak-free" if leak_free else "", preset]))
+    return join_names(Path(pipeline).stem, "leak-free" if leak_free else "", preset)
 
 
 def _plan_recipes(
@@ -195,139 +193,168 @@ def _plan_recipes(
     """The plan of each recipe of several, which are checked before any of them runs. Raises
     UserError (config, exit 2).
     """
-    parts = {one: load(one, preset=preset) for one in recipe.recipes}
-    if nested := [one for one, part in parts.items() if part.recipes]:
-        raise usage_error(
-            f"{nested[0]} lists recipes itself",
-            "expected recipes with stages of their own",
-            field="recipes",
-            file=pipeline,
-        )
-    plans = {
-        one: plan_experiment(part, _name_experiment(one, preset=preset), workspace, assignments=[])
-        for one, part in parts.items()
-    }
+    recipes = {part: load(part, preset=preset) for part in recipe.recipes}
+    for part, part_recipe in recipes.items():
+        if part_recipe.recipes:
+            raise usage_error(
+                f"{part} lists recipes itself",
+                "expected recipes with stages of their own",
+                field="recipes",
+                file=pipeline,
+            )
+    plans = {}
+    for part, part_recipe in recipes.items():
+        name = _name_experiment(part, preset=preset)
+        plans[part] = plan_experiment(part_recipe, name, workspace, assignments=[])
     families.check_families(recipe, list(plans.values()))
     return plans
 
 
 def _join_recipes(
     recipe: Recipe,
-    plans: dict[str, ExperimentPlan],
-    pipeline: str,
     home: Path,
     workspace: Path,
+    plans: list[ExperimentPlan],
     results: dict[str, dict[str, Any]],
     progress: Progress | None,
 ) -> dict[str, Any]:
     """The results of several recipes as one, and the page of the families that are tested over
-    them.
+    them. `results`: name of a plan -> result of `run`.
     """
     stages = [
-        {**stage, "stage": f"{stage['stage']} ({plans[one].name})"}
-        for one, result in results.items()
+        {**stage, "stage": f"{stage['stage']} ({name})"}
+        for name, result in results.items()
         for stage in result["stages"]
     ]
     totals = [result["total"] for result in results.values() if "total" in result]
     if totals:
-        total = {key: sum(one[key] for one in totals) for key in totals[0]}
-        about = next(iter(results.values()))["assumptions"]
         return {
-            "format_version": 1, "pipeline": pipeline, "exit_code": 0, "stages": stages, "report": None, "total": total, "assumptions": about,
-        }  # fmt: skip
-    page = workspace / "reports" / home.name
+            "exit_code": 0,
+            "stages": stages,
+            "report": None,
+            "total": {key: sum(total[key] for total in totals) for key in totals[0]},
+            "assumptions": next(iter(results.values()))["assumptions"],
+        }
+    reports = workspace / "reports"
 
     def call(_: graph.States) -> graph.StageResult:
-        families.write_families(recipe, home.name, list(plans.values()), workspace, progress)
+        families.write_families(recipe, home.name, plans, workspace, progress)
         return graph.StageResult()
 
-    read = tuple(workspace / "reports" / plans[one].name / "summary.json" for one in results)
-    settings = {"families": [one.model_dump() for one in recipe.family]}
     node = graph.Node(
-        label="families", settings=settings, call=call, output=page / "summary.json", inputs=read
+        label="families",
+        settings={"families": [family.model_dump() for family in recipe.family]},
+        call=call,
+        output=reports / home.name / "summary.json",
+        inputs=tuple(reports / name / "summary.json" for name in results),
     )
-    state = graph.execute({"families": node}, home)["families"]
+    states = graph.execute({"families": node}, home)
     codes = [result["exit_code"] for result in results.values()]
-    failed = [code for code in (*codes, state.exit_code) if code not in {Exit.OK, Exit.PARTIAL}]
+    return _describe_end(
+        [*stages, *graph.list_states(states)],
+        reports / home.name,
+        [*codes, states["families"].exit_code],
+    )
+
+
+def _describe_end(stages: list[dict[str, Any]], page: Path, codes: list[int]) -> dict[str, Any]:
+    """The stages, the page and the exit code of a run: that of the first failure in `codes`, else
+    the largest.
+    """
+    failed = [code for code in codes if code not in {Exit.OK, Exit.PARTIAL}]
+    report = page / "report.html"
     return {
-        "format_version": 1,
-        "pipeline": pipeline,
-        "stages": [*stages, {"stage": "families", **state._asdict()}],
-        "report": str(page / "report.html") if (page / "report.html").is_file() else None,
-        "exit_code": int(failed[0] if failed else max(codes)),
+        "stages": stages,
+        "report": str(report) if report.is_file() else None,
+        "exit_code": int(failed[0] if failed else max(codes, default=Exit.OK)),
     }
 
 
 def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
     """`--set`: changes of the recipe itself, and the pairs that every training gets."""
-    own = ("ingest", "tokenize", "build", "evaluate", "matrix")
-    return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [
-        p for p in pairs if p.split(".")[0] not in own
-    ]
+    changes: list[str] = []
+    per_training: list[str] = []
+    for pair in pairs:
+        is_change = pair.split(".")[0] in RECIPE_SECTIONS
+        (changes if is_change else per_training).append(pair)
+    return parse_assignments(changes), per_training
 
 
 def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     """Labels of the stages in whose block, values, arm, row or data one of the texts occurs."""
     return {
-        label for label, words in plan.search_texts.items() if any(text in words for text in only)
+        label
+        for label, owner in plan.owners.items()
+        if any(text in owner.search_text for text in only)
     }
 
 
-def _no_match_error(only: list[str], plans: Iterable[ExperimentPlan]) -> UserError:
+def _check_matches(only: list[str] | None, plans: Collection[ExperimentPlan]) -> None:
+    """Raises UserError (config, exit 2) where no stage of the plans matches."""
+    if not only or any(find_matches(plan, only) for plan in plans):
+        return
     rows = dict.fromkeys(
         f"{entry.row} {entry.column}".strip()
         for plan in plans
         for entry in plan.table
         if entry.run is not None
     )
-    examples = ", ".join(list(rows)[:5])
-    return usage_error(
+    raise usage_error(
         f"no cell holds {' or '.join(map(repr, only))}",
-        f"expected a part of a cell such as {examples}",
+        f"expected a part of a cell such as {', '.join(list(rows)[:5])}",
         field="--only",
     )
 
 
 def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
     """Labels of the stages that this call runs."""
-    selected = {label for label in plan.nodes if label not in plan.cell_of}
     matched = find_matches(plan, only)
-    for label, owner in plan.cell_of.items():
-        in_shard = (
-            shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
-        )
-        if in_shard and (not only or label in matched):
-            selected.add(label)
-    return selected
+    return {
+        label
+        for label in plan.nodes
+        if label not in plan.owners
+        or ((not only or label in matched) and _is_in_shard(plan.owners[label].cell, shard))
+    }
+
+
+def _is_in_shard(cell: str, shard: tuple[int, int] | None) -> bool:
+    if shard is None:
+        return True
+    part, count = shard
+    return int(sha256(cell.encode()).hexdigest(), 16) % count == part - 1
 
 
 def _add_time_left(
     plan: ExperimentPlan, selected: set[str], watch: Watch | None, jobs: int
 ) -> Callable[[graph.States], object] | None:
-    """`watch` with the time left: a training takes as long as those of the same verb and model
-    took, else as those of the same verb.
-
-    `jobs`: processes that share the trainings.
-    """
+    """`watch` with the time left; `jobs` processes share the trainings."""
     if watch is None:
         return None
 
     def report(states: graph.States) -> None:
-        took: dict[tuple[str, ...], list[float]] = {}
-        for label, training in plan.trainings.items():
-            if label in states and states[label].state == "done":
-                for kind in ((training.verb, plan.model_name(label)), (training.verb,)):
-                    took.setdefault(kind, []).append(states[label].seconds)
-        left = 0.0
-        for label in selected & plan.trainings.keys():
-            if label not in states or states[label].state == "running":
-                verb = plan.trainings[label].verb
-                left += mean(took.get((verb, plan.model_name(label))) or took.get((verb,)) or [0.0])
         rows = [
             StageRow(label, states.get(label, StageState("waiting")))
             for label in plan.nodes
             if label in selected
         ]
-        watch(ExperimentStatus(rows, left / jobs or None))
+        seconds = _estimate_seconds(plan, selected, states)
+        watch(ExperimentStatus(rows, seconds / jobs or None))
 
     return report
+
+
+def _estimate_seconds(plan: ExperimentPlan, selected: set[str], states: graph.States) -> float:
+    """Seconds of the trainings that have not ended: a training takes as long as those of the same
+    verb and model took, else as those of the same verb.
+    """
+    took: dict[tuple[str, ...], list[float]] = {}
+    waiting = []
+    for label, training in plan.trainings.items():
+        kind = (training.verb, plan.model_name(label))
+        state = states.get(label, StageState("waiting"))
+        if state.state == "done":
+            took.setdefault(kind, []).append(state.seconds)
+            took.setdefault(kind[:1], []).append(state.seconds)
+        elif label in selected and state.state in {"waiting", "running"}:
+            waiting.append(kind)
+    return sum(mean(took.get(kind) or took.get(kind[:1]) or [0.0]) for kind in waiting)

@@ -1,5 +1,5 @@
-"""Rough estimates before an experiment runs: parameters, floating-point operations, hours on the
-present device, disk.
+"""Rough estimates before an experiment runs: parameters, floating-point operations, hours and
+disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bitimely_core.config import (
     read_toml,
 )
 from bitimely_core.errors import UserError, unknown_name_error
-from bitimely_core.pipeline.plan import ExperimentPlan
+from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingStage
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
 from bitimely_core.types import Progress
@@ -35,8 +35,6 @@ UTILIZATION = 0.3
 TRAIN_SHARE = 0.8  # of all windows, where nothing has been tokenized yet
 STATES = 3  # a checkpoint holds the weights and the two moments of AdamW
 QUADRATIC = {"attention"}  # families whose maps grow with the square of the length
-
-
 OVERHEAD = 2.0  # seconds of a training or an evaluation beside its windows: opening, files, page
 # operations of a window of signals up to which a step is timed: models of the preset tiny
 EXACT = 1e10
@@ -66,7 +64,7 @@ class TrainingCost:
     bytes: int | None = None  # on the disk
     slowness: float = 1.0  # measured time for an operation relative to GPT
     seen: float = 0.0  # windows of steps, trials and validation, a forward pass as a part of one
-    each: float | None = None  # seconds a window, timed here
+    timed: float | None = None  # seconds a window, timed here
     steps: float = 0.0
     layers: int = 1
 
@@ -79,11 +77,14 @@ class TrainingCost:
                 max(self.flops * self.slowness / on.flops, self.steps * self.layers * on.launch)
                 + OVERHEAD
             )
-        return OVERHEAD + (
-            self.seen * self.each
-            if self.each is not None
-            else self.flops * self.slowness / (UTILIZATION * speed)
-        )
+        if self.timed is not None:
+            return OVERHEAD + self.seen * self.timed
+        return OVERHEAD + self.flops * self.slowness / (UTILIZATION * speed)
+
+    def list_cells(self, speed: float, on: Accelerator | None) -> dict[str, object]:
+        """The estimates as cells of a row of the plan."""
+        cells = {key: getattr(self, key) for key in ("parameters", "windows", "flops", "bytes")}
+        return {**cells, "slow": self.slowness, "seconds": self.seconds(speed, on)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,47 +110,61 @@ def estimate_costs(
 ) -> dict[str, Any]:
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what
     they rest on.
+
+    `on` is a key of `ACCELERATORS`. Raises UserError (unknown_name, exit 2).
     """
-    device = None if on is None else ACCELERATORS.get(on.lower())
+    device = ACCELERATORS.get((on or "").lower())
     if on is not None and device is None:
         raise unknown_name_error("accelerator", on, list(ACCELERATORS))
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
-    costs, trainings = {}, [label for label in labels if label in plan.trainings]
+    trainings = [label for label in labels if label in plan.trainings]
+    costs: dict[str, TrainingCost] = {}
     for done, label in enumerate(trainings, 1):
         costs[label] = estimate_training(plan, label, workspace, timed=device is None)
         if progress is not None:
             progress("estimates", done, len(trainings))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for label in labels:
-        row: dict[str, object] = {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
-        if label in costs:
-            cost = costs[label]
-            row |= {key: getattr(cost, key) for key in ("parameters", "windows", "flops", "bytes")}
-            row |= {"slow": cost.slowness, "seconds": cost.seconds(speed, device)}
-        rows.append(row)
-    known = [cost for cost in costs.values() if cost.flops is not None]
-    timed = (
-        f"{on}: {device.flops / 1e12:.0f} TFLOP/s in float32 and {device.launch * 1e3:.2f} ms a layer and step, computed, not measured"
-        if device
-        else f"steps of this device, timed now; where that takes long, {UTILIZATION:.0%} of its speed in a matrix product ({speed / 1e9:,.0f} GFLOP/s)"
-    )
+        cells = costs[label].list_cells(speed, device) if label in costs else {}
+        rows.append({"stage": label, "state": "planned", "detail": "", "exit_code": 0, **cells})
+
+    def add_up(key: str) -> float:
+        return sum((row.get(key) or 0 for row in rows), 0.0)
+
     return {
         "stages": rows,
         "report": None,
         "total": {
-            "flops": sum(cost.flops or 0.0 for cost in known),
-            "seconds": sum(cost.seconds(speed, device) or 0.0 for cost in known),
-            "bytes": sum(cost.bytes or 0 for cost in known),
+            "flops": add_up("flops"),
+            "seconds": add_up("seconds"),
+            "bytes": int(add_up("bytes")),
             "stages": len(rows),
             "trainings": len(costs),
-            "unknown": len(costs) - len(known),
+            "unknown": sum(cost.flops is None for cost in costs.values()),
         },
-        "assumptions": "nothing is trained; ingest, tokens and pages are not counted"
-        if not costs
-        else f"6 operations per parameter, token and pass; {timed}; one training at a time; evaluations and analyses are not counted; "
-        "sizes of missing data as the paper gives them",
+        "assumptions": _describe_assumptions(on, device, speed)
+        if costs
+        else "nothing is trained; ingest, tokens and pages are not counted",
     }
+
+
+def _describe_assumptions(on: str | None, device: Accelerator | None, speed: float) -> str:
+    """What the estimates of trainings rest on."""
+    if device:
+        timed = (
+            f"{on}: {device.flops / 1e12:.0f} TFLOP/s in float32 and {device.launch * 1e3:.2f} ms "
+            "a layer and step, computed, not measured"
+        )
+    else:
+        timed = (
+            f"steps of this device, timed now; where that takes long, {UTILIZATION:.0%} of its "
+            f"speed in a matrix product ({speed / 1e9:,.0f} GFLOP/s)"
+        )
+    return (
+        f"6 operations per parameter, token and pass; {timed}; one training at a time; evaluations "
+        "and analyses are not counted; sizes of missing data as the paper gives them"
+    )
 
 
 def estimate_training(
@@ -159,79 +174,99 @@ def estimate_training(
     its own data.
     """
     training, first = plan.trainings[label], plan.pretraining_of(label)
-    preset = first.preset or "tiny"
-    sizes = [
-        _measure_data(name, plan, workspace)
-        for name in dict.fromkeys(training.flags["data"]["names"])
-    ]
+    is_pretraining = training.verb == "pretrain"
     pairs = parse_assignments(list(training.assignments))
     flags = merge_layers(training.flags, pairs)
-    widest = max(
-        (_measure_data(name, plan, workspace) for name in first.flags["data"]["names"]),
-        key=lambda size: size.length,
-    )
     model = {**first.flags.get("model", {}), **pairs.get("model", {})}
-    entry = registry.models[model.get("name", "bitimelygpt")]
-    own = storage.encode_json({**model, "name": entry.name}).decode()
+    entry = registry.models[model.get("name", DEFAULT_MODEL)]
+    preset = first.preset or "tiny"
+    shape = _find_longest(_measure_tokens(first, plan, workspace))
     try:
         config, parameters = _count_parameters(
-            own, preset, first.budget or "table", widest.channels, widest.length, widest.codes
+            storage.encode_json({**model, "name": entry.name}).decode(),
+            preset,
+            first.budget or "table",
+            shape.channels,
+            shape.length,
+            shape.codes,
         )
     except UserError as error:
         raise_system_error(error)
         return TrainingCost()
-    defaults = load_preset(preset).get("train" if training.verb == "pretrain" else "finetune", {})
-    train, data = {**defaults, **flags.get("train", {})}, flags.get("data", {})
     objective = flags.get("objective", {}).get("name") or entry.facts.objective
-    steps = 0 if training.verb == "pretrain" and objective == "none" else train.get("steps")
-    if steps is not None:
-        windows = steps * train.get("batch_size", 64)
+    train = load_preset(preset).get("train" if is_pretraining else "finetune", {})
+    train = {**train, **flags.get("train", {})}
+    if not is_pretraining:
+        objective = "none"
+    elif objective == "none":
+        train["steps"] = 0
+    data, sizes = flags.get("data", {}), _measure_tokens(training, plan, workspace)
+    available = sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)
+    batch = train.get("batch_size", 64)
+    if train.get("steps") is not None:
+        windows = train["steps"] * batch
     elif any(size.windows is None for size in sizes):
         return TrainingCost(parameters=parameters)
     else:
-        available = sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)
         windows = min(available, data.get("limit") or available) * train.get("epochs", 20)
-    samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)  # of a token
-    tokens = max(size.events or size.length / samples for size in sizes)
-    passes = registry.objectives[objective].facts.passes if training.verb == "pretrain" else 1
-    flops = 6.0 * parameters * tokens + (
-        12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0
-    )
-    rates = parse_learning_rates(flags.get("tune", {}).get("rates"))  # text where --set gives them
-    trials = (rates if isinstance(rates, int) else len(rates)) / TRIAL_SHARE if rates else 0.0
-    weights, batch = 4 * parameters, train.get("batch_size", 64)
-    seen, updates = windows * (1 + trials), windows * (1 + trials) / batch
-    every = (
-        train.get("checkpoint_every")
-        or (sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)) / batch
-    )
-    held = sum(size.held for size in sizes) * updates / max(every, 1.0)
-    reads = max(sizes, key=lambda size: size.length)
-    tried = (
-        config
-        if reads.codes
-        else config.model_copy(update={"channels": reads.channels, "length": reads.length})
-    )
-    cheap = (
-        windows > 0
-        and flops * passes < EXACT
-        and _predict_trial(entry.name, config, parameters, tokens) < TRIAL
-    )
+    tokens = _count_tokens(config, sizes)
+    flops = 6.0 * parameters * tokens
+    if entry.facts.family in QUADRATIC:
+        flops += 12.0 * config.layers * tokens**2 * config.dim
+    flops *= registry.objectives[objective].facts.passes
+    trainings = 1 + _count_trials(flags.get("tune", {}).get("rates"))
+    updates = windows * trainings / batch
+    between_checkpoints = train.get("checkpoint_every") or available / batch
+    held = sum(size.held for size in sizes) * updates / max(between_checkpoints, 1.0)
+    trial = _predict_trial(entry.name, config, parameters, tokens)
+    is_cheap = windows > 0 and flops < EXACT and trial < TRIAL
     return TrainingCost(
         parameters=parameters,
         windows=int(windows),
-        flops=flops * passes * windows * (1 + trials),
-        bytes=weights + 2 * STATES * weights,
+        flops=flops * windows * trainings,
+        bytes=4 * parameters * (1 + 2 * STATES),
         slowness=_measured_slowness(entry.name),
-        seen=seen + held * HELD_SHARE,
-        each=_time_window(
-            tried, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed
-        )
-        if cheap and timed
+        seen=windows * trainings + held * HELD_SHARE,
+        timed=_time_window(_fit_shape(config, sizes), objective, batch, sizes[0].observed)
+        if timed and is_cheap
         else None,
         steps=updates,
         layers=config.layers,
     )
+
+
+def _measure_tokens(
+    training: TrainingStage, plan: ExperimentPlan, workspace: Path
+) -> list[DataSize]:
+    """The sizes of the tokens that a training reads."""
+    names = dict.fromkeys(training.flags["data"]["names"])
+    return [_measure_data(name, plan, workspace) for name in names]
+
+
+def _find_longest(sizes: list[DataSize]) -> DataSize:
+    return max(sizes, key=lambda size: size.length)
+
+
+def _fit_shape(config: ModelConfig, sizes: list[DataSize]) -> ModelConfig:
+    """The model for windows of signals of the longest data; of claims it stays as it is."""
+    size = _find_longest(sizes)
+    shape = {"channels": size.channels, "length": size.length}
+    return config if size.codes else config.model_copy(update=shape)
+
+
+def _count_tokens(config: ModelConfig, sizes: list[DataSize]) -> float:
+    """Tokens of a window: the mean length of histories, or samples by those that a token takes."""
+    samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)
+    return max(size.events or size.length / samples for size in sizes)
+
+
+def _count_trials(rates: Any) -> float:
+    """Trainings that the trials of learning rates amount to; `rates` is text where --set gives
+    them.
+    """
+    rates = parse_learning_rates(rates)
+    count = rates if isinstance(rates, int) else len(rates or ())
+    return count / TRIAL_SHARE
 
 
 @cache
@@ -252,13 +287,13 @@ def _time_window(config: ModelConfig, objective: str, batch: int, observed: floa
             values = torch.randn(batch, config.length, config.channels)
             mask = None if observed == 1 else torch.rand(values.shape) < observed
             times = None if mask is None else torch.arange(float(config.length)).expand(batch, -1)
-            found = estimate(
+            cost = estimate(
                 models.from_config(config), Batch(values, times, mask), 1, objective=loss
             )
     except (UserError, RuntimeError) as error:
         raise_system_error(error)
         return None
-    return found["seconds_per_step"] / batch
+    return cost["seconds_per_step"] / batch
 
 
 def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
@@ -319,28 +354,23 @@ def _count_parameters(
     from bitimely_core import models
     from bitimely_core.models.adapters import grid_shape
 
-    own = json.loads(model)
-    name = own.pop("name")
-    entry = registry.models[name]
-    family = load_preset(preset).get(entry.facts.family, {})
-    shape = {
-        "channels": channels,
-        "length": length,
-        **({"codes": codes, "tokenizer": "codes"} if codes else {}),
-    }
-    reads = shape
-    if codes and "grid" in {
-        own.get("events"),
-        family.get("events"),
-        None if "events" in entry.facts.input else "grid",
-    }:
-        reads = {**grid_shape(codes, own.get("horizon", ModelConfig().horizon)), "events": "grid"}
-    config = build_model_config(name, preset, **merge_layers(reads, own))
+    settings = json.loads(model)
+    name = settings.pop("name")
+    facts = registry.models[name].facts
+    family = load_preset(preset).get(facts.family, {})
+    shape: dict[str, Any] = {"channels": channels, "length": length}
+    events = settings.get("events"), family.get("events")
+    if codes and ("grid" in events or "events" not in facts.input):
+        horizon = settings.get("horizon", ModelConfig().horizon)
+        shape = {**grid_shape(codes, horizon), "events": "grid"}
+    elif codes:
+        shape |= {"codes": codes, "tokenizer": "codes"}
+    config = build_model_config(name, preset, **merge_layers(shape, settings))
     if budget == "matched":
         widths = models.match_parameters(
             name, preset, channels=channels, length=length, codes=codes, events=config.events
         )
-        config = build_model_config(name, preset, **merge_layers(reads, own, widths))
+        config = build_model_config(name, preset, **merge_layers(shape, settings, widths))
     return config, models.count_configured(config)
 
 
@@ -355,20 +385,10 @@ def _predict_trial(model: str, config: ModelConfig, parameters: int, tokens: flo
     measured = _read_costs()
     costs, share = measured.get("models", {}), (samples / 1000) ** 2
     if model not in costs:
-        return float(
-            max((row["train"] for row in costs.values()), default=0.0)
-            / 1000
-            * share
-            * parameters
-            / 10_000
-        )
-    larger = (
-        parameters
-        / _count_parameters(f'{{"name": "{model}"}}', measured["preset"], "table", 7, 1000, None)[1]
-    )
-    return float(
-        costs[model]["train"] / 1000 * share * max(1.0, config.channels / 7) * max(1.0, larger)
-    )
+        slowest = max((row["train"] for row in costs.values()), default=0.0)
+        return float(slowest / 1000 * share * parameters / 10_000)
+    growth = max(1.0, config.channels / 7) * max(1.0, parameters / _count_measured(model))
+    return float(costs[model]["train"] / 1000 * share * growth)
 
 
 @cache
@@ -376,20 +396,22 @@ def _read_costs() -> Mapping[str, Any]:
     return read_toml(COSTS) if COSTS.is_file() else {}
 
 
+def _count_measured(model: str) -> int:
+    """Parameters of a model in the measurement of `models/costs.toml`."""
+    preset = _read_costs()["preset"]
+    return _count_parameters(f'{{"name": "{model}"}}', preset, "table", 7, 1000, None)[1]
+
+
 @cache
 def _measured_slowness(model: str) -> float:
     """Measured time of `model` for an operation beside GPT's, at the preset of the measurement
     (`models/costs.toml`); 1 where it was not measured.
     """
-    measured = _read_costs()
-    costs = measured.get("models", {})
+    costs = _read_costs().get("models", {})
     if model not in costs or "gpt" not in costs:
         return 1.0
-    sizes = [
-        _count_parameters(f'{{"name": "{name}"}}', measured["preset"], "table", 7, 1000, None)[1]
-        for name in (model, "gpt")
-    ]
-    return float(max(1.0, costs[model]["train"] / costs["gpt"]["train"] * sizes[1] / sizes[0]))
+    relative = costs[model]["train"] / costs["gpt"]["train"]
+    return float(max(1.0, relative * _count_measured("gpt") / _count_measured(model)))
 
 
 @cache

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import usage_error
 from bitimely_core.evaluate import baselines, folds, result_table
+from bitimely_core.evaluate.multiple import RunEstimates
 from bitimely_core.evaluate.paired import Predictions, parse_predictions
-from bitimely_core.evaluate.result_table import OpenWindows, ScoreColumn, ScoredRun
+from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
     describe_difference,
@@ -52,15 +53,10 @@ class RegisteredTest(NamedTuple):
     @property
     def margin(self) -> float | None:
         """The margin in units of the score."""
-        share = self.family.margin_share
-        stated = self.family.margin.get(self.column)
-        return (
-            stated / self.metric.factor
-            if stated is not None
-            else share * self.rival_value
-            if share is not None
-            else None
-        )
+        stated, share = self.family.margin.get(self.column), self.family.margin_share
+        if stated is not None:
+            return stated / self.metric.factor
+        return None if share is None else share * self.rival_value
 
 
 class ColumnRuns(NamedTuple):
@@ -77,90 +73,104 @@ class ColumnRuns(NamedTuple):
         self, family: RegisteredFamily, rival: str, progress: Progress | None
     ) -> RegisteredTest:
         """The difference of the family's row to one rival where every seed of both is there."""
-        sides = [
-            self.rows.get(name, {})
-            for name in (family.row, rival)
-            if name in self.rows or name == family.row
-        ]
-        runs = [list(side.values()) for side in sides]
-        found = [[one for one in side if one is not None] for side in runs]
-        test = RegisteredTest(family, self.column, rival, sum(map(len, found)), sum(map(len, runs)))
-        if not test.cells or test.done < test.cells:
+        row, other = self.rows.get(family.row, {}), self.rows.get(rival, {})
+        cells = [*row.values(), *other.values()]
+        runs = [run for run in cells if run is not None]
+        test = RegisteredTest(family, self.column, rival, len(runs), len(cells))
+        if not cells or len(runs) < len(cells):
             return test
-        # their predictions would show it
-        if any(result_table.has_withheld(one.scores) for side in found for one in side):
-            problem = f"scores of {family.row} or {rival} are withheld: labels of few people"
-            hint = "Set build.small_counts = true where that is allowed"
+        self._refuse_withheld(family, rival, runs)
+        runs, rivals = runs[: len(row)], runs[len(row) :]
+        predictions = {f"a{k}": _read_predictions(run) for k, run in enumerate(runs)}
+        if rival in self.rows:
+            predictions |= {f"b{k}": _read_predictions(run) for k, run in enumerate(rivals)}
+        else:
+            predictions |= {f"b{k}": self._fit(rival, run, progress) for k, run in enumerate(runs)}
+        return self._measure(test, runs[0], predictions)
+
+    def _refuse_withheld(
+        self, family: RegisteredFamily, rival: str, runs: Sequence[ScoredRun]
+    ) -> None:
+        """Raises UserError (config, exit 2) for scores that are withheld, which the predictions
+        would show.
+        """
+        if any(result_table.has_withheld(run.scores) for run in runs):
             raise usage_error(
-                problem,
+                f"scores of {family.row} or {rival} are withheld: labels of few people",
                 f"expected all scores, for the family {family.name}",
-                hint,
+                "Set build.small_counts = true where that is allowed",
                 field=self.column,
             )
-        first = found[0][0].scores
-        predictions = {f"a{k}": self._read(one) for k, one in enumerate(found[0])}
-        others = (
-            [self._read(one) for one in found[1]]
-            if len(found) > 1
-            else [self._fit(rival, one, progress) for one in found[0]]
-        )
-        predictions |= {f"b{k}": one for k, one in enumerate(others)}
-        column = ScoreColumn(
-            self.column, self.column, evaluate.MAIN[first.task or ""], None, first.task or ""
-        )
+
+    def _measure(
+        self, test: RegisteredTest, run: ScoredRun, predictions: Mapping[str, Predictions]
+    ) -> RegisteredTest:
+        """`test` with the difference between the predictions whose names begin with a, those of the
+        row, and with b, those of the rival; `run` is any of the row.
+        """
+        scores = run.scores
+        task, unit = scores.task or "", evaluate.name_unit(scores)
+        metric = evaluate.MAIN[task]
         measured = evaluate.estimate_runs(
-            column.task, predictions, class_names=list(first.by_class), metric=column.metric, unit=first.unit, subject=evaluate.name_unit(first)
-        )  # fmt: skip
-        sets = [[name for name in predictions if name[0] == side] for side in "ab"]
-        means = [evaluate.mean_over_seeds(measured, names).value for names in sets]
-        own, other = (float("nan") if mean is None else mean for mean in means)
-        middle, of_rival = (median(measured.runs[name].value for name in names) for names in sets)
+            task,
+            predictions,
+            class_names=list(scores.by_class),
+            metric=metric,
+            unit=scores.unit,
+            subject=unit,
+        )
+        row, rival = ([name for name in predictions if name[0] == side] for side in "ab")
         return test._replace(
-            difference=evaluate.paired_difference(measured, sets[0], sets[1]),
-            metric=PrintedMetric(str(column.metric), first.unit),
-            unit=evaluate.name_unit(first),
-            value=own,
-            rival_value=other,
-            medians=middle - of_rival,
+            difference=evaluate.paired_difference(measured, row, rival),
+            metric=PrintedMetric(str(metric), scores.unit),
+            unit=unit,
+            value=_mean(measured, row),
+            rival_value=_mean(measured, rival),
+            medians=_median(measured, row) - _median(measured, rival),
         )
 
-    def _read(self, one: ScoredRun) -> Predictions:
-        read = result_table.read_predictions(one)
-        assert read is not None  # it has been scored
-        return read[1]
-
-    def _fit(self, rival: str, one: ScoredRun, progress: Progress | None) -> Predictions:
+    def _fit(self, rival: str, run: ScoredRun, progress: Progress | None) -> Predictions:
         """A baseline with the labels of one seed, all folds together."""
-        kind = (
-            next(
-                iter(baselines.find_registered(self.open_windows(one.runs[0].record.data[0].name))),
-                rival,
-            )
-            if rival == SIGNAL
-            else rival
-        )
-        also = [part.folder / baselines.FOLDER for part in one.runs]
-        fitted = [
-            baselines.fit_baseline(
+        kind = rival
+        if rival == SIGNAL:
+            windows = self.open_windows(run.runs[0].record.data[0].name)
+            kind = next(iter(baselines.find_registered(windows)), rival)
+        also = [fold.folder / baselines.FOLDER for fold in run.runs]
+        fitted = []
+        for fold in run.runs:
+            baseline = baselines.fit_baseline(
                 kind,
-                p.record,
-                p.scores,
+                fold.record,
+                fold.scores,
                 keep=self.keep,
                 open_windows=self.open_windows,
                 also=also,
                 progress=progress,
             )
-            for p in one.runs
-        ]
-        made = next((each for each in fitted if isinstance(each, str)), "") or folds.pool_baseline(
-            [each for each in fitted if not isinstance(each, str)], one.scores
-        )
-        if isinstance(made, str):
-            raise usage_error(
-                f"no baseline {kind}: {made}", "expected one of every fold", field=self.column
-            )
-        frame = made[1]
-        return parse_predictions(one.scores.task or "", frame, evaluate.list_classes(frame))
+            if isinstance(baseline, str):
+                raise usage_error(
+                    f"no baseline {kind}: {baseline}",
+                    "expected one of every fold",
+                    field=self.column,
+                )
+            fitted.append(baseline)
+        _, frame = folds.pool_baseline(fitted, run.scores)
+        return parse_predictions(run.scores.task or "", frame, evaluate.list_classes(frame))
+
+
+def _read_predictions(run: ScoredRun) -> Predictions:
+    read = result_table.read_predictions(run)
+    assert read is not None  # it has been scored
+    return read[1]
+
+
+def _mean(measured: RunEstimates, names: Sequence[str]) -> float:
+    value = evaluate.mean_over_seeds(measured, names).value
+    return float("nan") if value is None else value
+
+
+def _median(measured: RunEstimates, names: Sequence[str]) -> float:
+    return median(measured.runs[name].value for name in names)
 
 
 def check_families(recipe: Recipe, plans: Sequence[ExperimentPlan]) -> None:
@@ -172,99 +182,100 @@ def check_families(recipe: Recipe, plans: Sequence[ExperimentPlan]) -> None:
         rows.setdefault(entry.column, set()).add(entry.row)
     for family in recipe.family:
         for column in family.columns:
-            if column not in rows:
-                _refuse_name(family, "columns", column, sorted(rows))
-            if family.row not in rows[column]:
-                _refuse_name(family, "row", family.row, sorted(rows[column]))
-            dataset, _, view = column.partition("/")
-            registered = (
-                registry.datasets[dataset].facts.baselines if dataset in registry.datasets else ()
-            )
-            signal = [one.name for one in registered if not one.views or view in one.views]
-            known = [
-                *sorted(rows[column]),
-                *baselines.DESCRIPTIONS,
-                *signal,
-                *([SIGNAL] if signal else []),
-            ]
+            _check_name(family, "columns", column, sorted(rows))
+            names = sorted(rows[column])
+            _check_name(family, "row", family.row, names)
+            names += _list_baselines(column)
             for rival in family.rivals:
-                if rival not in known:
-                    _refuse_name(family, "rivals", rival, known)
+                _check_name(family, "rivals", rival, names)
 
 
-def _refuse_name(family: RegisteredFamily, key: str, name: str, known: Sequence[str]) -> NoReturn:
-    raise usage_error(
-        f"found {name!r} in the family {family.name}",
-        f"expected one of {', '.join(known)}",
-        "Correct it",
-        field=f"family.{key}",
-    )
+def _list_baselines(column: str) -> list[str]:
+    """The baselines that a row of a column can be compared with."""
+    dataset, _, view = column.partition("/")
+    facts = registry.datasets[dataset].facts if dataset in registry.datasets else None
+    signal = [
+        baseline.name
+        for baseline in (facts.baselines if facts else ())
+        if not baseline.views or view in baseline.views
+    ]
+    return [*baselines.DESCRIPTIONS, *signal, *([SIGNAL] if signal else [])]
+
+
+def _check_name(family: RegisteredFamily, key: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise usage_error(
+            f"found {name!r} in the family {family.name}",
+            f"expected one of {', '.join(names)}",
+            "Correct it",
+            field=f"family.{key}",
+        )
 
 
 def correct_families(tests: Sequence[RegisteredTest]) -> dict[int, CorrectedDifference]:
     """Position of a test -> its difference, corrected within its family; of complete families
     alone, and of each descriptive one by itself.
     """
-    out: dict[int, CorrectedDifference] = {}
+    corrected: dict[int, CorrectedDifference] = {}
     for name in dict.fromkeys(test.family.name for test in tests):
-        own = [k for k, test in enumerate(tests) if test.family.name == name]
-        known = [d for k in own if (d := tests[k].difference) is not None]
-        if tests[own[0]].family.descriptive:
-            out |= {
-                k: evaluate.holm_correct([d])[0]
-                for k in own
-                if (d := tests[k].difference) is not None
-            }
-        elif len(known) == len(own):
-            signs, margins = [tests[k].metric.sign for k in own], [tests[k].margin for k in own]
-            out |= dict(
-                zip(
-                    own,
-                    evaluate.apply_margins(evaluate.holm_correct(known), margins, signs),
-                    strict=True,
-                )
-            )
-    return out
+        family = {k: test for k, test in enumerate(tests) if test.family.name == name}
+        differences = {
+            k: test.difference for k, test in family.items() if test.difference is not None
+        }
+        if next(iter(family.values())).family.descriptive:
+            for k, difference in differences.items():
+                corrected[k] = evaluate.holm_correct([difference])[0]
+        elif len(differences) == len(family):
+            holm = evaluate.holm_correct(list(differences.values()))
+            margins = [test.margin for test in family.values()]
+            signs = [test.metric.sign for test in family.values()]
+            judged = evaluate.apply_margins(holm, margins, signs)
+            corrected |= dict(zip(family, judged, strict=True))
+    return corrected
 
 
 def collect_columns(plans: Sequence[ExperimentPlan], workspace: Path) -> dict[str, ColumnRuns]:
     """The runs of every column of the recipes."""
-    opened = make_windows_opener(workspace)
-    out: dict[str, ColumnRuns] = {}
+    open_windows = make_windows_opener(workspace)
+    rows: dict[str, dict[str, dict[int, ScoredRun | None]]] = {}
+    keep: dict[str, Path] = {}
     for plan in plans:
-        keep = workspace / "reports" / plan.name / "kept"
+        folder = workspace / "reports" / plan.name / "kept"
         cells: dict[tuple[str, str, int], list[str]] = {}
         for entry in plan.table:
             if entry.run is not None:
                 cells.setdefault((entry.column, entry.row, entry.seed), []).append(entry.run)
         for (column, row, seed), names in cells.items():
-            parts = [
+            keep.setdefault(column, folder)
+            runs = [
                 result_table.read_scored_run(row, column, seed, workspace / "runs" / name)
                 for name in names
             ]
-            known = [part for part in parts if part is not None]
-            pooled = folds.pool_folds(known, keep, opened) if len(known) == len(names) else None
-            rows: dict[str, dict[int, ScoredRun | None]] = out.setdefault(
-                column, ColumnRuns(column, {}, keep, opened)
-            ).rows  # type: ignore[assignment]
-            rows.setdefault(row, {})[seed] = pooled
-    return out
+            parts = [run for run in runs if run is not None]
+            pooled = (
+                folds.pool_folds(parts, folder, open_windows) if len(parts) == len(runs) else None
+            )
+            rows.setdefault(column, {}).setdefault(row, {})[seed] = pooled
+    return {column: ColumnRuns(column, rows[column], keep[column], open_windows) for column in rows}
 
 
 def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> RegisteredResult:
     """The result of a test; `d`: its corrected difference, None before its family is complete."""
     family, metric = test.family, test.metric
-    out = RegisteredResult(
-        family=family.name, data=test.column, row=family.row, rival=test.rival, done=test.done, cells=test.cells,
+    result = RegisteredResult(
+        family=family.name,
+        data=test.column,
+        row=family.row,
+        rival=test.rival,
+        done=test.done,
+        cells=test.cells,
         descriptive=family.descriptive,
-    )  # fmt: skip
-    if d is None:
-        return out
-    pair, (lo, hi), verdict = (
-        (family.row, test.rival),
-        (d.corrected_lo, d.corrected_hi),
-        name_verdict(d, metric),
     )
+    if d is None:
+        return result
+    pair = family.row, test.rival
+    lo, hi = d.corrected_lo, d.corrected_hi
+    verdict = name_verdict(d, metric)
     sentence = describe_difference(pair, test.column, d, metric, test.unit)
     if d.against_margin is not None:
         verdict = name_margin_verdict(d, metric)
@@ -272,7 +283,7 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
         # empty where no verdict is allowed: the difference says why
         if against := describe_margin(pair, d, metric, planned=True):
             sentence = f"On {test.column}: {against}"
-    return out.model_copy(
+    return result.model_copy(
         update={
             "metric": metric.name,
             "unit": metric.suffix.strip(),
@@ -303,13 +314,10 @@ def write_families(
     tests = []
     for family in recipe.family:
         for column in family.columns:
-            runs = columns.get(column)
-            empty = [RegisteredTest(family, column, rival, 0, 0) for rival in family.rivals]
-            tests += (
-                [runs.compare(family, rival, progress) for rival in family.rivals]
-                if runs
-                else empty
-            )
+            for rival in family.rivals:
+                runs = columns.get(column)
+                empty = RegisteredTest(family, column, rival, 0, 0)
+                tests.append(runs.compare(family, rival, progress) if runs else empty)
     corrected = correct_families(tests)
     results = [judge_test(test, corrected.get(k)) for k, test in enumerate(tests)]
     questions = {family.name: family.question for family in recipe.family}

@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,14 +74,14 @@ class Node:
 
 def closure(nodes: Mapping[str, Node], wanted: set[str]) -> set[str]:
     """`wanted` and everything that it needs, directly or not."""
-    out: set[str] = set()
+    labels: set[str] = set()
     waiting = list(wanted)
     while waiting:
         label = waiting.pop()
-        if label not in out:
-            out.add(label)
+        if label not in labels:
+            labels.add(label)
             waiting += nodes[label].needs
-    return out
+    return labels
 
 
 def execute(
@@ -100,156 +100,165 @@ def execute(
     is not tried again. `watch` is called with all states whenever one has changed. Returns the
     state of each label.
     """
-    began = time.time() if began is None else began
-    states: dict[str, StageState] = {}
-    waiting = dict(nodes)
-
-    def record_result(label: str, state: StageState) -> None:
-        states[label] = state
-        del waiting[label]
-        if watch:
-            watch(states)
-
-    for label in [label for label in nodes if selected is not None and label not in selected]:
-        known = _load_state(nodes[label], nodes, folder, began, states)
-        record_result(label, known or StageState("not run", "not in this part"))
-    while waiting:
-        for label, node in list(waiting.items()):
-            failed = [
-                need
-                for need in node.needs
-                if need in states and states[need].state not in SUCCEEDED
-            ]
-            if failed:
-                record_result(label, StageState("left out", f"needs {failed[0]}"))
-                break
-            if any(other in waiting for other in (*node.needs, *node.after)):
-                continue
-            try:
-                with locks.lock_folder(folder / node.key):
-                    complete_results(folder / node.key, held=True)
-                    state = _load_state(node, nodes, folder, began, states)
-                    if state is None:
-                        if watch:
-                            watch({**states, label: StageState("running")})
-                        state = _run_stage(node, nodes, folder, states)
-            except UserError as error:
-                if error.exit_code != Exit.LOCKED:
-                    raise
-                continue
-            record_result(label, state)
-            break
-        else:
+    run = GraphRun(nodes, folder, time.time() if began is None else began, watch)
+    for label, node in nodes.items():
+        if selected is not None and label not in selected:
+            state = run.load_state(node)
+            run.record_state(label, state or StageState("not run", "not in this part"))
+    while len(run.states) < len(nodes):
+        if not any(label not in run.states and run.try_stage(label) for label in nodes):
             time.sleep(POLL)
-    return {label: states[label] for label in nodes}
+    return {label: run.states[label] for label in nodes}
 
 
-def _load_state(
-    node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States
-) -> StageState | None:
-    """The stored state where it still holds: no input or output has changed since, or the stage
-    failed since `began`.
-    """
-    path = folder / node.key / "stage.json"
-    if not has_result(path):
-        return None
-    known = StageRecord.load(path)
-    is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
-    if known.state == "failed":
-        return (
-            StageState("failed", known.detail, known.exit_code, known.seconds)
-            if is_recent
-            else None
+@dataclass(frozen=True)
+class GraphRun:
+    """The stages of a graph while they are run; the fields are the arguments of `execute`."""
+
+    nodes: Mapping[str, Node]
+    folder: Path
+    began: float
+    watch: Callable[[States], object] | None
+    states: dict[str, StageState] = field(default_factory=dict)
+
+    def record_state(self, label: str, state: StageState) -> None:
+        """Note how a stage ended, and show it."""
+        self.states[label] = state
+        if self.watch:
+            self.watch(self.states)
+
+    def try_stage(self, label: str) -> bool:
+        """Run a stage if it can be run now, or leave it out where what it needs has failed.
+
+        Returns whether it has ended: False where inputs are missing or another process runs it.
+        """
+        node = self.nodes[label]
+        for need in node.needs:
+            if need in self.states and not self._has_succeeded(need):
+                self.record_state(label, StageState("left out", f"needs {need}"))
+                return True
+        if not self.states.keys() >= {*node.needs, *node.after}:
+            return False
+        folder = self.folder / node.key
+        try:
+            with locks.lock_folder(folder):
+                complete_results(folder, held=True)
+                state = self.load_state(node) or self._run_stage(node)
+        except UserError as error:
+            if error.exit_code != Exit.LOCKED:
+                raise
+            return False
+        self.record_state(label, state)
+        return True
+
+    def load_state(self, node: Node) -> StageState | None:
+        """The stored state where it still holds: no input or output has changed since, or the stage
+        failed since `began`.
+        """
+        path = self.folder / node.key / "stage.json"
+        if not has_result(path):
+            return None
+        record = StageRecord.load(path)
+        # a time in the future: the clock was set back
+        is_recent = self.began <= record.time <= time.time()
+        if record.state == "failed":
+            holds = is_recent
+        else:
+            holds = (
+                record.made is not None
+                and record.made == _hash(node.output)
+                and record.read == self._hash_inputs(node)
+                and not find_missing(node.output.parent)
+            )
+        if not holds:
+            return None
+        is_old = record.state == "done" and not is_recent
+        state = "already done" if is_old else record.state
+        return StageState(state, record.detail, record.exit_code, record.seconds)
+
+    def _has_succeeded(self, label: str) -> bool:
+        return label in self.states and self.states[label].state in SUCCEEDED
+
+    def _run_stage(self, node: Node) -> StageState:
+        """Run one stage under its lock and store how it ended."""
+        if self.watch:
+            self.watch({**self.states, node.label: StageState("running")})
+        start = time.monotonic()
+        read = self._hash_inputs(node)
+        path = self.folder / node.key / "stage.json"
+        frames: list[str] = []
+        try:
+            result = node.call(self.states)
+            code, detail = result.exit_code, result.detail
+            state = "done" if result.is_new else "already done"
+            state = "partial" if code == Exit.PARTIAL else state
+        except Exception as error:
+            # a defect fails one stage, not the experiment
+            state = "failed"
+            fault = (
+                error
+                if isinstance(error, UserError)
+                else find_system_error(error) or find_plugin_error(error)
+            )
+            if fault is None:
+                # the frames give the place without the values of the data
+                frames = [
+                    f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+                    for frame in traceback.extract_tb(error.__traceback__)
+                ]
+                code = Exit.INTERNAL_ERROR
+                detail = f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
+            elif fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
+                raise
+            else:
+                code, detail = fault.exit_code, _describe_fault(fault, node)
+        seconds = round(time.monotonic() - start, 3)
+        ended = StageState(state, detail, int(code), seconds)
+        record = StageRecord(
+            stage=node.label,
+            settings=dict(node.settings),
+            time=time.time(),
+            frames=frames,
+            state="done" if state == "already done" else state,
+            detail=detail,
+            exit_code=ended.exit_code,
+            seconds=seconds,
+            read=read,
+            made=_hash(node.output),
         )
-    changed = (
-        known.made is None
-        or known.made != _hash(node.output)
-        or known.read != _hash_inputs(node, nodes, folder, states)
-    )
-    if changed or find_missing(node.output.parent):
-        return None
-    state = "already done" if known.state == "done" and not is_recent else known.state
-    return StageState(state, known.detail, known.exit_code, known.seconds)
+        states = {**self.states, node.label: ended}
+        with attach_result(lambda: {"stages": list_states(states)}):
+            write_results(path.parent, {path.name: record.encode()}, held=True)
+        return ended
 
-
-def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> StageState:
-    """Run one stage under its lock and store how it ended."""
-    start = time.monotonic()
-    read = _hash_inputs(node, nodes, folder, states)
-    frames: list[str] = []
-    path = folder / node.key / "stage.json"
-    try:
-        result = node.call(states)
-        code, detail = result.exit_code, result.detail
-        state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
-    except Exception as error:
-        # a defect fails one stage, not the experiment; the frames give the place without the values
-        # of the data
-        fault = (
-            error
-            if isinstance(error, UserError)
-            else find_system_error(error) or find_plugin_error(error)
-        )
-        if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
-            raise
-        frames = [
-            f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
-            for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        state, code, detail = (
-            "failed",
-            int(Exit.INTERNAL_ERROR),
-            f"{type(error).__name__} in {frames[-1]}: a bug; see {path}",
-        )
-        if fault is not None:
-            # a recipe has no --run or --force-new, which the error of a verb advises
-            if fault.code == Reason.SETTINGS_DIFFER:
-                fault.hint = (
-                    f"Give the changed recipe another file name, or remove {node.output.parent}"
-                )
-            frames, code, detail = [], int(fault.exit_code), fault.finding.line()
-    ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
-    record = StageRecord(
-        stage=node.label,
-        settings=dict(node.settings),
-        time=time.time(),
-        frames=frames,
-        state="done" if state == "already done" else state,
-        detail=detail,
-        exit_code=ended.exit_code,
-        seconds=ended.seconds,
-        read=read,
-        made=_hash(node.output),
-    )
-    with attach_result(
-        lambda: {
-            "stages": [
-                {"stage": label, **one._asdict()}
-                for label, one in {**states, node.label: ended}.items()
-            ]
+    def _hash_inputs(self, node: Node) -> dict[str, str | None]:
+        """SHA-256 of every input by its path from the folder, so that a workspace can be moved;
+        None where it is missing, or where the stage that makes it has not succeeded now.
+        """
+        hashes: dict[Path, str | None] = {}
+        for label in node.after:
+            output = self.nodes[label].output
+            hashes[output] = _hash(output) if self._has_succeeded(label) else None
+        for path in (*(self.nodes[need].output for need in node.needs), *node.inputs):
+            hashes[path] = _hash(path)
+        return {
+            Path(os.path.relpath(path, self.folder)).as_posix(): content
+            for path, content in hashes.items()
         }
-    ):
-        write_results(path.parent, {path.name: record.encode()}, held=True)
-    return ended
 
 
-def _hash_inputs(
-    node: Node, nodes: Mapping[str, Node], folder: Path, states: States
-) -> dict[str, str | None]:
-    """SHA-256 of every input by its path from `folder`, so that a workspace can be moved; None
-    where it is missing, or where the stage that makes it has not succeeded now.
+def list_states(states: States) -> list[dict[str, Any]]:
+    """The states as rows of a result."""
+    return [{"stage": label, **state._asdict()} for label, state in states.items()]
+
+
+def _describe_fault(fault: UserError, node: Node) -> str:
+    """The line of an error. A recipe has no --run or --force-new, which the errors of verbs
+    advise.
     """
-    ended = [label for label in node.after if label in states and states[label].state in SUCCEEDED]
-    found = {
-        nodes[label].output: _hash(nodes[label].output) if label in ended else None
-        for label in node.after
-    }
-    found |= {
-        path: _hash(path) for path in (*(nodes[need].output for need in node.needs), *node.inputs)
-    }
-    return {
-        Path(os.path.relpath(path, folder)).as_posix(): content for path, content in found.items()
-    }
+    if fault.code == Reason.SETTINGS_DIFFER:
+        fault.hint = f"Give the changed recipe another file name, or remove {node.output.parent}"
+    return fault.finding.line()
 
 
 def _hash(path: Path) -> str | None:

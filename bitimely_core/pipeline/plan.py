@@ -15,7 +15,7 @@ from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
 from bitimely_core.errors import Exit, Reason, UserError, hide_credentials, input_error, usage_error
 from bitimely_core.evaluate import METRICS, NAMES
-from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
+from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, StageState, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
 from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_results
@@ -28,6 +28,11 @@ from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tok
 
 # they leave the pre-training as it is: it is shared
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}
+# sections of the settings of a cell that its fine-tunings read
+FINETUNE_SECTIONS = ("train", "finetune", "tune")
+DEFAULT_MODEL = "bitimelygpt"
+# options of an analysis that its verb takes as arguments
+MODEL_OPTIONS = {"model", "objective", "preset"}
 # option of an analysis: the report of an analysis of the recipe, by its kind
 OWN_REPORT = "report:"
 
@@ -69,13 +74,13 @@ class ExperimentCell:
         """The values that tell it from other cells; of the pre-training only those that matter to
         it.
         """
-        shown = [
+        values = [
             name_value(value)
             for key, value in self.values.items()
-            if not pretraining or key not in FINETUNE_FLAGS
+            if not (pretraining and key in FINETUNE_FLAGS)
         ]
-        last = ["init"] if pretraining and self.flags.get("from_scratch") else []
-        return "-".join(filter(None, [self.arm, *shown, *last]))
+        is_initial = pretraining and self.flags.get("from_scratch")
+        return join_names(self.arm, *values, "init" if is_initial else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +102,28 @@ class TrainingStage:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the verb."""
-        own = (
+        start = (
             {"source": self.source, "data": self.data}
             if self.verb == "finetune"
             else {"preset": self.preset, "budget": self.budget}
         )
-        return {**own, "run": self.run, "flags": self.flags, "assignments": list(self.assignments)}
+        return {
+            **start,
+            "run": self.run,
+            "flags": self.flags,
+            "assignments": list(self.assignments),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellTrainings:
+    """A cell in one block, and what its trainings share."""
+
+    block: RecipeBlock  # of several test folds: with the settings of one
+    cell: ExperimentCell
+    common: Flags  # flags of all its trainings
+    # view, "" for the pre-training -> run whose chosen learning rate its training takes
+    rate_runs: Mapping[str, str]
 
 
 class StageOwner(NamedTuple):
@@ -123,7 +144,6 @@ class TableEntry:
     seed: int
     run: str | None = None
     stage: str = ""  # label of its evaluation
-    trained: str = ""  # label of its training
     why: str = ""
 
 
@@ -135,8 +155,7 @@ class ExperimentPlan:
     recipe: Recipe
     nodes: dict[str, Node] = field(default_factory=dict)
     # label of a stage that belongs to one cell -> that cell
-    cell_of: dict[str, str] = field(default_factory=dict)
-    search_texts: dict[str, str] = field(default_factory=dict)  # label -> text that --only searches
+    owners: dict[str, StageOwner] = field(default_factory=dict)
     trainings: dict[str, TrainingStage] = field(default_factory=dict)
     table: list[TableEntry] = field(default_factory=list)
 
@@ -151,7 +170,12 @@ class ExperimentPlan:
 
     def model_name(self, label: str) -> str:
         """The model of a training."""
-        return str(self.pretraining_of(label).flags.get("model", {}).get("name", "bitimelygpt"))
+        return str(self.pretraining_of(label).flags.get("model", {}).get("name", DEFAULT_MODEL))
+
+
+def join_names(*parts: str | None) -> str:
+    """The parts that are not empty, joined by hyphens: a name in the workspace."""
+    return "-".join(filter(None, parts))
 
 
 def name_value(value: object) -> str:
@@ -169,22 +193,19 @@ def list_matrix_points(recipe: Recipe) -> Iterator[Flags]:
 
 
 def _list_cells(recipe: Recipe) -> Iterator[ExperimentCell]:
+    """Every arm at every point of the matrix."""
     arms = [
         (arm.name, arm.model_dump(exclude_none=True, exclude={"name", "set"}), arm.set)
         for arm in recipe.arm
     ] or [("", {}, {})]
-    for (arm, own, more), values in itertools.product(arms, list_matrix_points(recipe)):
-        flags = {**own, **values}
-        model = registry.models[flags.get("model") or recipe.pretrain.model or "bitimelygpt"]
+    for (name, arm_flags, settings), values in itertools.product(arms, list_matrix_points(recipe)):
+        flags = {**arm_flags, **values}
+        model = registry.models[flags.get("model") or recipe.pretrain.model or DEFAULT_MODEL]
         # no pre-training of a model that could have one
         if flags.get("objective") == "none" != model.facts.objective:
-            flags = {**flags, "objective": None, "from_scratch": True}
-        yield ExperimentCell(
-            arm=arm,
-            values=values,
-            flags={key: value for key, value in flags.items() if value is not None},
-            set=more,
-        )
+            flags |= {"objective": None, "from_scratch": True}
+        chosen = {key: value for key, value in flags.items() if value is not None}
+        yield ExperimentCell(arm=name, values=values, flags=chosen, set=settings)
 
 
 def plan_experiment(
@@ -199,22 +220,15 @@ def plan_experiment(
     say: Say | None = None,
 ) -> ExperimentPlan:
     """All stages of `recipe` under `name`, in an order in which they can be run."""
-    stages = [recipe.pretrain, *(block.pretrain for block in recipe.block), *recipe.arm]
-    for preset in {stage.preset for stage in stages} | set(recipe.matrix.get("preset", ())):
-        if preset is not None:
-            load_preset(preset)  # raises for a wrong name, also where nothing is run
+    _check_presets(recipe)
     plan = ExperimentPlan(name=name, recipe=recipe)
     builder = PlanBuilder(plan, recipe, workspace, assignments, devices, progress, say)
     for dataset in recipe.ingest.datasets:
         builder.add_ingest(dataset)
     for view in recipe.statistics:
         builder.add_tokens(view, recipe.tokenize, recipe.build, "")
-    blocks = recipe.block or (RecipeBlock(),)
     if recipe.pretrain.preset or recipe.block:
-        views = [view for block in blocks for view in _views(recipe, block)]
-        for block, cell in itertools.product(blocks, _list_cells(recipe)):
-            for fold in recipe.folds or (None,):
-                builder.add_cell(block, cell, views, fold)
+        builder.add_cells()
     elif recipe.matrix or recipe.arm or recipe.finetune.data:
         raise usage_error(
             "found no preset",
@@ -233,30 +247,47 @@ def plan_experiment(
     return plan
 
 
+def _check_presets(recipe: Recipe) -> None:
+    """Raises UserError for a wrong name of a preset, also of one that is not run."""
+    stages = [recipe.pretrain, *(block.pretrain for block in recipe.block), *recipe.arm]
+    presets = {stage.preset for stage in stages} | set(recipe.matrix.get("preset", ()))
+    for preset in presets:
+        if preset is not None:
+            load_preset(preset)
+
+
 def _check_columns(plan: ExperimentPlan) -> None:
     """What is stated by column: the page's columns, the margins, and the numbers of the paper.
     Raises UserError (config, exit 2).
     """
     read_paper(plan.recipe.paper)
-    margin, stated = plan.recipe.evaluate.margin, plan.recipe.evaluate.columns
+    stated, margin = plan.recipe.evaluate.columns, plan.recipe.evaluate.margin
     data = {entry.column for entry in plan.table}
     for column in stated:
-        of, _, part = column.partition(":")
-        if of not in data or not part:
-            known = f"expected DATA:METRIC or DATA:CLASS, DATA one of {', '.join(sorted(data))}"
-            raise usage_error(f"found {column!r}", known, "Correct it", field="evaluate.columns")
-        dataset, named = parse_view(of)
-        view = registry.datasets[dataset].facts.views[named]
+        _check_column(column, data)
+    replaced = {column.partition(":")[0] for column in stated}
+    columns = {*(data - replaced), *stated}
+    if isinstance(margin, dict) and (odd := sorted(margin.keys() - columns - {""})):
+        expected = f"expected some of {', '.join(sorted(columns))}, or '' for the others"
+        raise usage_error(f"found {odd[0]!r}", expected, "Correct it", field="evaluate.margin")
+
+
+def _check_column(column: str, data: set[str]) -> None:
+    """Raises UserError (config, exit 2) for a column of the page that is no metric and no class of
+    the `data` of the recipe.
+    """
+    name, _, part = column.partition(":")
+    if name in data and part:
+        dataset, view_name = parse_view(name)
+        view = registry.datasets[dataset].facts.views[view_name]
         parts = (*METRICS.get(view.task, ()), *view.classes)
         # without classes of its own a view takes those of its labels
-        if part not in parts and (view.classes or part in NAMES):
-            known = f"expected one of {', '.join(f'{of}:{one}' for one in parts)}"
-            raise usage_error(f"found {column!r}", known, "Correct it", field="evaluate.columns")
-    finer = {column.partition(":")[0] for column in stated}
-    columns = {"", *(data - finer), *stated}
-    if isinstance(margin, dict) and (odd := sorted(margin.keys() - columns)):
-        known = f"expected some of {', '.join(sorted(columns - {''}))}, or '' for the others"
-        raise usage_error(f"found {odd[0]!r}", known, "Correct it", field="evaluate.margin")
+        if part in parts or not (view.classes or part in NAMES):
+            return
+        expected = f"expected one of {', '.join(f'{name}:{part}' for part in parts)}"
+    else:
+        expected = f"expected DATA:METRIC or DATA:CLASS, DATA one of {', '.join(sorted(data))}"
+    raise usage_error(f"found {column!r}", expected, "Correct it", field="evaluate.columns")
 
 
 def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
@@ -280,41 +311,41 @@ class PlanBuilder:
         """Add a stage once, however many cells need it. Raises UserError (config, exit 2) where two
         would have one name.
         """
-        known = self.plan.nodes.setdefault(node.label, node)
-        if known.key != node.key:
+        present = self.plan.nodes.setdefault(node.label, node)
+        if present.key != node.key:
             raise usage_error(
                 f"two stages {node.label!r} with different settings",
                 "expected different names of blocks and arms",
                 "Give them different names",
             )
-        if known is node and owner:
-            self.plan.cell_of[node.label] = owner.cell
-            self.plan.search_texts[node.label] = owner.search_text
+        if present is node and owner:
+            self.plan.owners[node.label] = owner
         return node.label
 
     def add_ingest(self, dataset: str) -> None:
         """The stage that ingests a data set."""
-        recipe, out = (
-            self.recipe.ingest,
-            locate_new(self.workspace, "cache", registry.datasets[dataset].name),
-        )
+        recipe, entry = self.recipe.ingest, registry.datasets[dataset]
+        out = locate_new(self.workspace, "cache", entry.name)
         source = recipe.sources.get(dataset)
         options, encoding = recipe.options.get(dataset, {}), recipe.encoding.get(dataset)
         if source is not None and hide_credentials(source) != source:
-            problem, hint = "found credentials or a query in a URL", "Give them in the environment"
             raise usage_error(
-                problem, "recipes are stored and shared", hint, field=f"ingest.sources.{dataset}"
+                "found credentials or a query in a URL",
+                "recipes are stored and shared",
+                "Give them in the environment",
+                field=f"ingest.sources.{dataset}",
             )
 
         def call(_: States) -> StageResult:
-            if source is None and registry.datasets[dataset].facts.needs_source:
+            if source is None and entry.facts.needs_source:
                 if (out / "manifest.json").is_file():
                     return StageResult("existing cache")
                 raise input_error(
                     Reason.INCOMPLETE,
                     "no cache of this data set",
                     "expected its raw files",
-                    f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
+                    f"Give --set ingest.sources.{dataset}=FOLDER, "
+                    f"or run: bitimely ingest {dataset} FOLDER",
                     file=str(out),
                 )
             report = workflows.ingest(
@@ -328,39 +359,33 @@ class PlanBuilder:
             )
             return StageResult(exit_code=int(report["exit_code"]))
 
-        stated = {
-            "source": source,
-            "options": options,
-            **({"encoding": encoding} if encoding else {}),
-        }
-        self.add(
-            Node(
-                label=f"ingest {dataset}", settings=stated, call=call, output=out / "manifest.json"
-            )
-        )
+        settings = {"source": source, "options": options}
+        settings |= {"encoding": encoding} if encoding else {}
+        output = out / "manifest.json"
+        self.add(Node(label=f"ingest {dataset}", settings=settings, call=call, output=output))
 
-    def add_tokens(self, view: str, own: DataConfig, build: Flags, block: str) -> tuple[str, str]:
+    def add_tokens(
+        self, view: str, tokenize: DataConfig, build: Flags, block: str
+    ) -> tuple[str, str]:
         """The tokens of a view with the settings of the recipe: their name, and the label of the
         stage.
+
+        `tokenize` and `build` are the settings of the block, for signals and for claims.
         """
         dataset, _ = parse_view(view)
         kind = find_data_kind(view)
-        if kind.no_folds and own.test_fold is not None:
+        if kind.no_folds and tokenize.test_fold is not None:
             raise usage_error(
                 f"folds of {view}", "expected recordings", kind.no_folds, field="folds"
             )
-        choices = {
-            "tokenize": (_set_fields(self.recipe.tokenize), _set_fields(own)),
-            "build": (self.recipe.build, build),
-        }
-        common, local = choices[kind.section]
+        common, local = (
+            (self.recipe.build, build)
+            if kind.section == "build"
+            else (_set_fields(self.recipe.tokenize), _set_fields(tokenize))
+        )
         chosen = {**common, **local}
-        name = "-".join(
-            [
-                *([self.plan.name] if chosen else []),
-                *([block] if local and block else []),
-                name_tokens(view),
-            ]
+        name = join_names(
+            self.plan.name if chosen else "", block if local else "", name_tokens(view)
         )
         cached = locate(self.workspace, "cache", dataset) / "manifest.json"
         ingest = f"ingest {dataset}"
@@ -383,6 +408,15 @@ class PlanBuilder:
         )
         return name, self.add(node)
 
+    def add_cells(self) -> None:
+        """The stages of every cell in every block, for every test fold."""
+        recipe = self.recipe
+        blocks = recipe.block or (RecipeBlock(),)
+        views = [view for block in blocks for view in _views(recipe, block)]
+        for block, cell in itertools.product(blocks, _list_cells(recipe)):
+            for fold in recipe.folds or (None,):
+                self.add_cell(block, cell, views, fold)
+
     def add_cell(
         self,
         block: RecipeBlock,
@@ -392,185 +426,149 @@ class PlanBuilder:
         *,
         is_search: bool = False,
     ) -> dict[str, str]:
-        """All stages of one cell in one block, for one test fold where there are several; of a
-        search those that choose learning rates alone.
+        """All stages of one cell in one block, for one test fold where there are several.
 
-        Returns the run behind each data that its trainings read: "" of the pre-training, a view of
-        a fine-tuning.
+        Args:
+            block: where the cell is.
+            cell: arm, point of the matrix and flags.
+            views: those of all blocks; one that several blocks have is a column by block.
+            fold: the test fold, None without folds.
+            is_search: only trainings, which choose learning rates.
+
+        Returns:
+            The run behind each data that its trainings read: "" of the pre-training, a view of a
+            fine-tuning.
         """
-        recipe = self.recipe
-        # of several the block's name
+        tuning = self.recipe.tuning
         columns = {
-            view: view if views.count(view) == 1 else block.name for view in _views(recipe, block)
+            view: view if views.count(view) == 1 else block.name
+            for view in _views(self.recipe, block)
         }
         if why := self._find_exclusion(block, cell):
-            self.plan.table.extend(
-                TableEntry(row=cell.row, column=column, seed=cell.seed, why=why)
-                for column in columns.values()
-            )
+            for column in columns.values():
+                entry = TableEntry(row=cell.row, column=column, seed=cell.seed, why=why)
+                self.plan.table.append(entry)
             return {}
         compared = None if is_search else self._find_compared(block, cell)
-        rate_runs: dict[str, str] = {}
-        if recipe.tuning and not is_search:
-            rate_runs = self.add_cell(
-                block,
-                cell.tune(recipe.tuning, recipe.matrix),
-                views,
-                recipe.tuning.fold,
-                is_search=True,
-            )
-        # to all trainings of the cell
         common: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}
-        if recipe.tuning and is_search:
-            common["tune"] = {"rates": recipe.tuning.rates}
-        if fold is not None:
-            tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
-            block = block.model_copy(
-                update={
-                    "name": "-".join(filter(None, [block.name, f"fold-{fold}"])),
-                    "tokenize": tokenize,
-                }
-            )
-        owner = StageOwner(
-            f"{block.name}/{cell.name()}",
-            " ".join([block.name, *map(str, cell.flags.values()), cell.row]),
-        )
-        pretraining = self._plan_pretraining(block, cell, common, rate_runs.get(""))
+        rate_runs: dict[str, str] = {}
+        if tuning and is_search:
+            common["tune"] = {"rates": tuning.rates}
+        elif tuning:
+            search = cell.tune(tuning, self.recipe.matrix)
+            rate_runs = self.add_cell(block, search, views, tuning.fold, is_search=True)
+        block = _set_fold(block, fold)
+        trainings = CellTrainings(block=block, cell=cell, common=common, rate_runs=rate_runs)
+        text = " ".join([block.name, *map(str, cell.flags.values()), cell.row])
+        owner = StageOwner(f"{block.name}/{cell.name()}", text)
+        pretraining = self._plan_pretraining(trainings)
         source, runs = self._add_training(pretraining, owner), {"": pretraining.run}
         for view, column in columns.items():
-            short = view.partition("/")[2] or view
-            of_view = owner._replace(
-                search_text=" ".join(dict.fromkeys([owner.search_text, column, view]))
-            )
-            finetuning = self._plan_finetuning(
-                block, cell, view, self._name_run(block, cell.name(), short), source, common
-            )
-            runs[view] = run = finetuning.run
-            trained = self._add_training(
-                replace(finetuning, rate_from=rate_runs.get(view)), of_view
-            )
+            text = " ".join(dict.fromkeys([owner.search_text, column, view]))
+            finetuning = self._plan_finetuning(trainings, view, source)
+            runs[view] = finetuning.run
+            label = self._add_training(finetuning, owner._replace(search_text=text))
             if not is_search:
-                scored = self._add_evaluation(
-                    run,
-                    trained,
-                    self._name_run(block, compared.name(), short) if compared else None,
-                    of_view,
+                second = (
+                    self._name_run(block, compared.name(), _shorten(view)) if compared else None
                 )
-                self.plan.table.append(
-                    TableEntry(
-                        row=cell.row,
-                        column=column,
-                        seed=cell.seed,
-                        run=run,
-                        stage=scored,
-                        trained=trained,
-                    )
-                )
-                self._add_analyses("finetune", run, trained, of_view)
+                self._add_scores(cell, column, label, second)
         if not is_search:
-            self._add_analyses("pretrain", pretraining.run, source, owner)
+            self._add_analyses("pretrain", source)
         return runs
 
-    def _plan_pretraining(
-        self, block: RecipeBlock, cell: ExperimentCell, common: Flags, rate_from: str | None
-    ) -> TrainingStage:
-        recipe, stage = self.recipe, validate(RecipeStage, cell.flags)
+    def _add_scores(
+        self, cell: ExperimentCell, column: str, trained: str, second: str | None
+    ) -> None:
+        """The evaluation of a fine-tuning, its cell of the table, and its analyses.
+
+        `trained` is the label of the fine-tuning, `second` the run that it is compared with.
+        """
+        run = self.plan.trainings[trained].run
+        stage = self._add_evaluation(run, trained, second)
+        entry = TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=stage)
+        self.plan.table.append(entry)
+        self._add_analyses("finetune", trained)
+
+    def _plan_pretraining(self, trainings: CellTrainings) -> TrainingStage:
+        """The pre-training of a cell. One from scratch has no steps: it writes initial weights."""
+        recipe, block, cell = self.recipe, trainings.block, trainings.cell
+        stage = validate(RecipeStage, cell.flags)
         base = validate(
             RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)}
         )
-        names = base.data or load_preset(stage.preset or base.preset or "tiny").get(
-            "data", ["synthetic"]
-        )
+        chosen = base.model_copy(update=_set_fields(stage))
+        views = base.data or load_preset(chosen.preset or "tiny").get("data", ["synthetic"])
         tokens = [
             self.add_tokens(view, block.tokenize, block.build, block.name)
-            for view in ((names,) if isinstance(names, str) else names)
+            for view in ((views,) if isinstance(views, str) else views)
         ]
-        own = registry.models[stage.model or base.model or "bitimelygpt"].facts.objective
-        objective = (
-            recipe.objectives.get(own)
-            if stage.objective is None and base.objective is None
-            else None
-        )
+        shared = {key: value for key, value in cell.flags.items() if key not in FINETUNE_FLAGS}
         flags = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
-            {"objective": {"name": objective}} if objective else {},
-            {
-                section: values
-                for section, values in stage.model_copy(update={"fraction": None}).flags().items()
-                if section != "finetune"
-            },
+            self._replace_objective(chosen),
+            validate(RecipeStage, shared).flags(),
             cell.set,
             {"data": {"names": tuple(name for name, _ in tokens)}},
-            {"train": {"steps": 0}} if stage.from_scratch else common,
+            {"train": {"steps": 0}} if stage.from_scratch else trainings.common,
         )
-        assignments = tuple(self.assignments)
-        # a run with the initial weights, which depend on the settings of model and data alone
-        if stage.from_scratch:
-            assignments = tuple(
-                pair for pair in self.assignments if pair.startswith(("model.", "data."))
-            )
+        # initial weights depend on the settings of model and data alone
+        read = ("model.", "data.") if stage.from_scratch else ""
         return TrainingStage(
             verb="pretrain",
             run=self._name_run(block, cell.name(pretraining=True)),
-            preset=stage.preset or base.preset,
-            budget=stage.budget or base.budget,
+            preset=chosen.preset,
+            budget=chosen.budget,
             flags=flags,
-            assignments=assignments,
+            assignments=tuple(pair for pair in self.assignments if pair.startswith(read)),
             needs=tuple(label for _, label in tokens),
-            rate_from=None if stage.from_scratch else rate_from,
+            rate_from=None if stage.from_scratch else trainings.rate_runs.get(""),
         )
 
-    def _plan_finetuning(
-        self,
-        block: RecipeBlock,
-        cell: ExperimentCell,
-        view: str,
-        run: str,
-        source: str,
-        common: Flags,
-    ) -> TrainingStage:
+    def _replace_objective(self, stage: RecipeStage) -> Flags:
+        """What the recipe states in the place of a model's own objective, as flags."""
+        if stage.objective is not None:
+            return {}
+        model = registry.models[stage.model or DEFAULT_MODEL]
+        objective = self.recipe.objectives.get(model.facts.objective)
+        return {"objective": {"name": objective}} if objective else {}
+
+    def _plan_finetuning(self, trainings: CellTrainings, view: str, source: str) -> TrainingStage:
         """The fine-tuning of one view; `source`: label of its pre-training."""
-        name, tokenized = self.add_tokens(view, block.tokenize, block.build, block.name)
+        block, cell = trainings.block, trainings.cell
+        name, tokens = self.add_tokens(view, block.tokenize, block.build, block.name)
         stage = validate(RecipeStage, cell.flags)
-        own = stage.flags()
         flags = merge_layers(
             self.recipe.overrides("finetune", tokenize=False),
             block.finetune.flags(),
-            {section: own[section] for section in ("train", "finetune", "tune") if section in own},
+            _take_finetuning(stage.flags()),
             {"data": {"fraction": stage.fraction}} if stage.fraction else {},
-            {
-                section: values
-                for section, values in cell.set.items()
-                if section in {"train", "finetune", "tune"}
-            },
+            _take_finetuning(cell.set),
             {"data": {"names": (name,)}},
-            common,
+            trainings.common,
         )
         return TrainingStage(
             verb="finetune",
-            run=run,
+            run=self._name_run(block, cell.name(), _shorten(view)),
             source=self.plan.trainings[source].run,
             data=name,
             flags=flags,
             assignments=tuple(self.assignments),
-            needs=(source, tokenized),
+            needs=(source, tokens),
+            rate_from=trainings.rate_runs.get(view),
         )
 
     def _name_run(self, block: RecipeBlock, *parts: str) -> str:
-        return "-".join(filter(None, [self.plan.name, block.name, *parts]))
+        return join_names(self.plan.name, block.name, *parts)
 
     def _find_exclusion(self, block: RecipeBlock, cell: ExperimentCell) -> str:
         """Why the recipe leaves a cell out, or ""."""
         point = {"arm": cell.arm, "block": block.name, **cell.values}
-        return next(
-            (
-                out.why
-                for out in self.recipe.leave_out
-                if all(point.get(key) in known for key, known in out.where.items())
-            ),
-            "",
-        )
+        for rule in self.recipe.leave_out:
+            if all(point.get(key) in values for key, values in rule.where.items()):
+                return rule.why
+        return ""
 
     def _find_compared(self, block: RecipeBlock, cell: ExperimentCell) -> ExperimentCell | None:
         """The cell whose run `evaluate.compare` puts beside that of `cell`; None: there is nothing
@@ -579,17 +577,17 @@ class PlanBuilder:
         wanted, matrix = self.recipe.evaluate.compare, self.recipe.matrix
         if wanted is None:
             return None
-        if not any(str(value) == wanted for values in matrix.values() for value in values):
-            known = ", ".join(str(value) for values in matrix.values() for value in values)
+        texts = [str(value) for values in matrix.values() for value in values]
+        if wanted not in texts:
             raise usage_error(
                 f"{wanted!r} is no value of the matrix",
-                f"expected one of {known}",
+                f"expected one of {', '.join(texts)}",
                 "Correct it",
                 field="evaluate.compare",
             )
         values = {
-            key: next((value for value in matrix[key] if str(value) == wanted), own)
-            for key, own in cell.values.items()
+            key: next((choice for choice in matrix[key] if str(choice) == wanted), value)
+            for key, value in cell.values.items()
         }
         if values == cell.values:
             return None
@@ -605,10 +603,8 @@ class PlanBuilder:
 
     def _add_training(self, training: TrainingStage, owner: StageOwner) -> str:
         label = f"{training.verb} {training.run}"
-        settings = {
-            "verb": training.verb,
-            **{key: value for key, value in training.arguments().items() if key != "run"},
-        }
+        settings = {"verb": training.verb, **training.arguments()}
+        del settings["run"]
         needs = training.needs
         if training.rate_from is not None:
             settings["rate_from"] = training.rate_from
@@ -620,15 +616,11 @@ class PlanBuilder:
             Node(label=label, settings=settings, call=call, output=output, needs=needs), owner
         )
 
-    def _add_evaluation(self, run: str, trained: str, second: str | None, owner: StageOwner) -> str:
-        wanted = self.recipe.evaluate
-        chosen: Flags = {
-            "split": wanted.split,
-            "bootstrap": wanted.bootstrap,
-            "by": wanted.by,
-            "compare": second,
-        }
-        chosen |= {"baselines": wanted.baselines} if wanted.baselines != "all" else {}
+    def _add_evaluation(self, run: str, trained: str, second: str | None) -> str:
+        evaluate = self.recipe.evaluate
+        chosen: Flags = evaluate.model_dump(include={"split", "bootstrap", "by"})
+        chosen["compare"] = second
+        chosen |= {"baselines": evaluate.baselines} if evaluate.baselines != "all" else {}
         needs = (trained, *([f"evaluate {second}"] if second else []))
 
         def call(_: States) -> StageResult:
@@ -638,16 +630,15 @@ class PlanBuilder:
         output = locate_new(self.workspace, "runs", run) / "scores.json"
         return self.add(
             Node(label=f"evaluate {run}", settings=chosen, call=call, output=output, needs=needs),
-            owner,
+            self.plan.owners[trained],
         )
 
-    def _add_analyses(self, of: str, run: str, trained: str, owner: StageOwner) -> None:
+    def _add_analyses(self, verb: str, trained: str) -> None:
+        """The analyses of one training, a pre-training or a fine-tuning as `verb` says."""
+        run = self.plan.trainings[trained].run
         for analysis in self.recipe.analyze:
-            if (
-                analysis.of == of
-                and not analysis.together
-                and _input_of(analysis).startswith("run")
-            ):
+            if analysis.of == verb and not analysis.together and _reads_runs(analysis):
+                owner = self.plan.owners[trained]
                 self._add_analysis(analysis, [run], f"{analysis.kind}-{run}", (trained,), owner)
 
     def _add_analysis(
@@ -664,10 +655,10 @@ class PlanBuilder:
                 other = f"{value.removeprefix(OWN_REPORT)}-{self.plan.name}"
                 options[key] = str(locate_new(self.workspace, "reports", other))
                 needs = (*needs, f"analyze {other}")
+        model_options = MODEL_OPTIONS & options.keys() if _find_input(analysis) == "model" else ()
+        model: Flags = {key: options.pop(key) for key in model_options}
 
         def call(_: States) -> StageResult:
-            of_model = ("model", "objective", "preset") if _input_of(analysis) == "model" else ()
-            extra: Flags = {key: options.pop(key) for key in of_model if key in options}
             result = workflows.analyze(
                 analysis.kind,
                 names,
@@ -677,7 +668,7 @@ class PlanBuilder:
                 name=report,
                 workspace=self.workspace,
                 progress=self.progress,
-                **extra,
+                **model,
             )
             return StageResult(exit_code=int(result["exit_code"]))
 
@@ -692,65 +683,55 @@ class PlanBuilder:
         """The stages that depend on the complete recipe: analyses of all rows together or of none,
         statistics, the page of results.
         """
-        plan, recipe = self.plan, self.recipe
-        for number, analysis in enumerate(recipe.analyze):
-            takes = _input_of(analysis)
-            if takes.startswith("run") and analysis.together:
-                trained = [
-                    entry for entry in plan.trainings if plan.trainings[entry].verb == analysis.of
-                ]
-                both = any(
-                    (one.kind, one.together, one.of) == (analysis.kind, True, "pretrain")
-                    for one in recipe.analyze
-                )
-                suffix = f"-{analysis.of}" if both and analysis.of != "pretrain" else ""
-                self._add_analysis(
-                    analysis,
-                    [plan.trainings[t].run for t in trained],
-                    f"{analysis.kind}-{plan.name}{suffix}",
-                    tuple(trained),
-                )
+        for number, analysis in enumerate(self.recipe.analyze):
+            report = f"{analysis.kind}-{self.plan.name}"
+            if _reads_runs(analysis) and analysis.together:
+                self._add_joint_analysis(analysis, report)
             elif analysis.of == "both":
                 self._add_families(analysis)
-            elif not takes.startswith("run"):
-                self._add_analysis(
-                    analysis,
-                    [],
-                    f"{analysis.kind}-{plan.name}" + (f"-{number}" if number else ""),
-                    (),
-                )
-        out = locate_new(self.workspace, "reports", plan.name)
-        if recipe.statistics:
-            stages = tuple(label for label in plan.nodes if label.startswith("tokenize "))
-            stated: Flags = {"views": recipe.statistics}
-            call = partial(_write_statistics, recipe, plan.name, self.workspace)
-            self.add(
-                Node(
-                    label="statistics",
-                    settings=stated,
-                    call=call,
-                    output=out / "summary.json",
-                    after=stages,
-                )
-            )
-        if plan.table:
-            stages = tuple(entry.stage for entry in plan.table if entry.stage)
-            call = partial(_write_results, plan, self.workspace, leak_free, self.progress)
-            stated = {
-                "table": [[entry.row, entry.column, entry.seed, entry.run] for entry in plan.table],
-                "paper": recipe.paper,
-            }
-            stated |= {} if recipe.evaluate.margin is None else {"margin": recipe.evaluate.margin}
-            stated |= {"columns": recipe.evaluate.columns} if recipe.evaluate.columns else {}
-            self.add(
-                Node(
-                    label="results",
-                    settings=stated,
-                    call=call,
-                    output=out / "summary.json",
-                    after=stages,
-                )
-            )
+            elif not _reads_runs(analysis):
+                self._add_analysis(analysis, [], report + (f"-{number}" if number else ""), ())
+        output = locate_new(self.workspace, "reports", self.plan.name) / "summary.json"
+        if self.recipe.statistics:
+            self._add_statistics(output)
+        if self.plan.table:
+            self._add_results(output, leak_free)
+
+    def _add_joint_analysis(self, analysis: AnalyzeStage, report: str) -> None:
+        """One analysis of all pre-trainings or of all fine-tunings."""
+        trainings = {
+            label: training.run
+            for label, training in self.plan.trainings.items()
+            if training.verb == analysis.of
+        }
+        # where the recipe has the same analysis of the pre-trainings
+        twin = (analysis.kind, True, "pretrain")
+        if analysis.of != "pretrain" and any(
+            (other.kind, other.together, other.of) == twin for other in self.recipe.analyze
+        ):
+            report += f"-{analysis.of}"
+        self._add_analysis(analysis, list(trainings.values()), report, tuple(trainings))
+
+    def _add_statistics(self, output: Path) -> None:
+        """The page of statistics, after all tokens."""
+        tokens = tuple(label for label in self.plan.nodes if label.startswith("tokenize "))
+        settings: Flags = {"views": self.recipe.statistics}
+        call = partial(_write_statistics, self.recipe, self.plan.name, self.workspace)
+        node = Node(label="statistics", settings=settings, call=call, output=output, after=tokens)
+        self.add(node)
+
+    def _add_results(self, output: Path, leak_free: bool) -> None:
+        """The page of results, after all evaluations."""
+        table, evaluate = self.plan.table, self.recipe.evaluate
+        stages = tuple(entry.stage for entry in table if entry.stage)
+        call = partial(_write_results, self.plan, self.workspace, leak_free, self.progress)
+        settings: Flags = {
+            "table": [[entry.row, entry.column, entry.seed, entry.run] for entry in table],
+            "paper": self.recipe.paper,
+        }
+        settings |= {} if evaluate.margin is None else {"margin": evaluate.margin}
+        settings |= {"columns": evaluate.columns} if evaluate.columns else {}
+        self.add(Node(label="results", settings=settings, call=call, output=output, after=stages))
 
     def _add_families(self, analysis: AnalyzeStage) -> None:
         """The analysis of every pre-training together with what was fine-tuned from it, a page for
@@ -770,8 +751,30 @@ class PlanBuilder:
             )
 
 
-def _input_of(analysis: AnalyzeStage) -> str:
+def _set_fold(block: RecipeBlock, fold: int | None) -> RecipeBlock:
+    """A block with one test fold, which its name ends in; None: as it is."""
+    if fold is None:
+        return block
+    tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
+    name = join_names(block.name, f"fold-{fold}")
+    return block.model_copy(update={"name": name, "tokenize": tokenize})
+
+
+def _shorten(view: str) -> str:
+    """A view in the names of runs: `sleep-edf/staging` -> `staging`."""
+    return view.partition("/")[2] or view
+
+
+def _take_finetuning(settings: Flags) -> Flags:
+    return {section: settings[section] for section in FINETUNE_SECTIONS if section in settings}
+
+
+def _find_input(analysis: AnalyzeStage) -> str:
     return registry.analyses[analysis.kind].facts.takes
+
+
+def _reads_runs(analysis: AnalyzeStage) -> bool:
+    return _find_input(analysis).startswith("run")
 
 
 def _set_fields(section: Section) -> Flags:
@@ -835,47 +838,21 @@ def _write_results(
     states: States,
 ) -> StageResult:
     """The page of results: every cell of the table, with its state."""
-    # several runs are test folds of one cell
-    entries: dict[tuple[str, str, int], list[TableEntry]] = {}
-    for entry in plan.table:
-        entries.setdefault((entry.row, entry.column, entry.seed), []).append(entry)
-    cells = []
-    for place, parts in entries.items():
-        if parts[0].why:
-            cells.append(PlannedCell(*place, state="left out", detail=parts[0].why))
-        elif missing := [part for part in parts if states[part.stage].state not in SUCCEEDED]:
-            stage = missing[0].stage
-            failed = (
-                states[label]
-                for label in _list_needs(plan, stage)
-                if states[label].state in {"failed", "not run"}
-            )
-            cause = next(failed, states[stage])
-            of = f"{len(missing)} of {len(parts)} folds, the first: " if len(parts) > 1 else ""
-            cells.append(PlannedCell(*place, state=cause.state, detail=of + cause.detail))
-        else:
-            cells.append(
-                PlannedCell(
-                    *place, state="done", runs=tuple(part.run for part in parts if part.run)
-                )
-            )
     recipe, margin = plan.recipe, plan.recipe.evaluate.margin
-    variant = (
-        "The leak-free variant"
-        if leak_free
-        else "As the paper has it; --leak-free for the other variant"
-        if recipe.literal
-        else ""
-    )
+    title, variant = recipe.title, ""
+    if leak_free:
+        title, variant = f"{title} (leak-free variant)", "The leak-free variant"
+    elif recipe.literal:
+        variant = "As the paper has it; --leak-free for the other variant"
     write_results(
         ResultPlan(
             name=plan.name,
-            cells=cells,
-            title=recipe.title + (" (leak-free variant)" if leak_free else ""),
+            cells=_find_states(plan, states),
+            title=title,
             description=". ".join(filter(None, [recipe.description, variant])),
             paper=recipe.paper,
             columns=recipe.evaluate.columns,
-            margins=margin if isinstance(margin, dict) else {} if margin is None else {"": margin},
+            margins={"": margin} if isinstance(margin, float) else margin or {},
         ),
         workspace=workspace,
         out=workspace / "reports" / plan.name,
@@ -883,6 +860,37 @@ def _write_results(
         progress=progress,
     )
     return StageResult()
+
+
+def _find_states(plan: ExperimentPlan, states: States) -> list[PlannedCell]:
+    """The cells of the table with their states. The test folds of one cell are its runs."""
+    folds: dict[tuple[str, str, int], list[TableEntry]] = {}
+    for entry in plan.table:
+        folds.setdefault((entry.row, entry.column, entry.seed), []).append(entry)
+    cells = []
+    for place, entries in folds.items():
+        missing = [
+            entry for entry in entries if entry.run and states[entry.stage].state not in SUCCEEDED
+        ]
+        if why := entries[0].why:
+            cells.append(PlannedCell(*place, state="left out", detail=why))
+        elif missing:
+            cause = _find_cause(plan, missing[0].stage, states)
+            count = f"{len(missing)} of {len(entries)} folds, the first: "
+            detail = (count if len(entries) > 1 else "") + cause.detail
+            cells.append(PlannedCell(*place, state=cause.state, detail=detail))
+        else:
+            runs = tuple(entry.run for entry in entries if entry.run)
+            cells.append(PlannedCell(*place, state="done", runs=runs))
+    return cells
+
+
+def _find_cause(plan: ExperimentPlan, stage: str, states: States) -> StageState:
+    """The state of the first stage that failed or was not run, of all that `stage` depends on."""
+    for label in _list_needs(plan, stage):
+        if states[label].state in {"failed", "not run"}:
+            return states[label]
+    return states[stage]
 
 
 def _list_needs(plan: ExperimentPlan, label: str) -> Iterator[str]:

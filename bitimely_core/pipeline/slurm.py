@@ -61,13 +61,12 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
     """
     lines = []
     for option in options:
-        name, given, value = option.removeprefix("--").partition("=")
-        is_option = re.fullmatch(r"[a-z][a-z0-9-]*", name) and (value or not given)
+        name, sign, value = option.removeprefix("--").partition("=")
+        is_option = re.fullmatch(r"[a-z][a-z0-9-]*", name) and (value or not sign)
         if not (is_option and value.isprintable()):  # a second line would be a command
-            requirement = "expected NAME=VALUE of an option of sbatch"
             raise usage_error(
                 safe_text(option),
-                requirement,
+                "expected NAME=VALUE of an option of sbatch",
                 "For example --sbatch time=4:00:00",
                 field="--sbatch",
             )
@@ -78,7 +77,7 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
                 "Leave it out; --jobs N is the size of the array",
                 field="--sbatch",
             )
-        lines.append(f"#SBATCH --{name}{given}{shlex.quote(value) if value else ''}")
+        lines.append(f"#SBATCH --{name}{sign}{shlex.quote(value) if value else ''}")
     return SCRIPT.format(
         first=FIRST_LINES,
         name=re.sub(r"[^\w.-]", "_", f"bitimely-{Path(recipe).stem}", flags=re.ASCII),

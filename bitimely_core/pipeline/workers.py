@@ -66,19 +66,19 @@ def list_gpus() -> list[str]:
     import torch
 
     count = torch.cuda.device_count()
-    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return given[:count] if given else [str(number) for number in range(count)]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = [name for name in names if name.strip()]
+    return visible[:count] or [str(number) for number in range(count)]
 
 
 def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:
     """The GPUs of process `number`, as many as a training takes, in turn; none where there is one
     for all.
     """
-    return (
-        [gpus[(number * devices + k) % len(gpus)] for k in range(min(devices, len(gpus)))]
-        if len(gpus) > 1
-        else []
-    )
+    if len(gpus) < 2:
+        return []
+    first = number * devices
+    return [gpus[(first + k) % len(gpus)] for k in range(min(devices, len(gpus)))]
 
 
 def _run_process(jobs: int, gpus: Sequence[str], call: Callable[[], object]) -> None:
