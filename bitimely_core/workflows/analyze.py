@@ -17,7 +17,7 @@ from bitimely_core.privacy import NOTICE, has_small_count, is_small
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import open_run, prepare_windows
+from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 # words of columns
@@ -184,8 +184,8 @@ def _analyze_runs(entry: registry.Entry[Any], runs: list[Run], arguments: Option
         for run in runs:
             run.count_shared_subjects()
     page: Page = entry.function(runs or None, **arguments)
-    events = [run.windows() for run in runs if run.windows().vocabulary]
-    if not all(getattr(windows.options, "small_counts", None) for windows in events):
+    events = [run.windows() for run in runs if hides_counts(run.windows())]
+    if events:
         from bitimely_core.claims.disclosure import has_withheld_labels
 
         withheld = any(has_withheld_labels(windows.folder) for windows in events)

@@ -15,6 +15,8 @@ from bitimely_core.recipe import resolve_settings
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
+from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
@@ -79,6 +81,13 @@ def open_run(
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
+def hides_counts(windows: TokenSet) -> bool:
+    """Whether counts of 1 to 10 people in these windows are withheld: histories without
+    `small_counts`.
+    """
+    return isinstance(windows, EventSequences) and not windows.options.small_counts
+
+
 def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
     """A function from the name of tokens to the windows or sequences in `workspace`, made when they
     are missing.
@@ -107,12 +116,12 @@ def _open_or_build(
         workspace = make_scratch_workspace(workspace, dataset)
     out = locate_new(workspace, "tokens", name_tokens(data))
     kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
-    given = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
+    choices = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
     write_tokens(
         kind,
         source,
         out,
-        {"view": view, **given.get(kind.section, {})},
+        {"view": view, **choices.get(kind.section, {})},
         verify=verify,
         progress=progress,
     )
