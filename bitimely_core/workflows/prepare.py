@@ -1,4 +1,4 @@
-"""Tokens, caches and runs that a verb reads; missing tokens and caches are made."""
+"""What a verb reads: settings, tokens, caches and runs. Missing tokens and caches are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bitimely_core import cache, registry, storage
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
-from bitimely_core.recipe import resolve_settings
+from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
@@ -205,6 +205,11 @@ def ingest_cache(
             if notice is not None:
                 notice(fault)
     return report
+
+
+def open_recipe(path: Path | None) -> Recipe:
+    """The recipe of `--config`, empty without one. Raises UserError: as `load_recipe`."""
+    return load_recipe(path) if path else Recipe()
 
 
 def resolve_training(
