@@ -8,9 +8,9 @@ else by the loss of the objective there. The search has no access to the test sp
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,10 @@ from bitimely_core.schemas.runs import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
     from torch import nn
 
     from bitimely_core.tokens import Windows
     from bitimely_core.train.metrics_log import LogLine
-    from bitimely_core.train.state import Objective
 
 # a trial has a tenth of the steps of the training, and at least so many
 TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50
@@ -118,26 +116,23 @@ def plan_search(
 def select_learning_rate(
     search: LearningRateSearch,
     model: nn.Module,
-    batches: Batches,
-    objective: Objective,
-    validation: Batches | None,
+    fit: Callable[..., object],
     config: TrainConfig,
     folder: Path,
-    *,
-    identity: dict[str, JsonValue] | None = None,
-    log: Callable[[float, LogLine], None] | None = None,
+    log: Callable[[float, LogLine], None],
 ) -> TuningRecord:
     """Train `model` from its present weights at every rate and select one; the model has its
     present weights again afterwards.
 
+    `fit` is `loop.fit` of the model with its batches, validation, objective and identity. Rate and
+    steps of `config` are replaced. `log` is called with the rate and every line of its trial.
+
     The best value of the first metric of `search.measure` wins, among equals that of the next, at
     last the smaller rate. A rate whose training diverges loses. Each trial has a folder in `folder`
-    (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and steps
-    of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
+    (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes.
 
     Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
-    from bitimely_core.train import loop
     from bitimely_core.train.distributed import barrier, get_rank
 
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -149,18 +144,8 @@ def select_learning_rate(
             model.load_state_dict(start)
             changes = {"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}
             trained = config.model_copy(update=changes)
-            fit = functools.partial(
-                loop.fit,
-                model,
-                batches,
-                objective,
-                config=trained,
-                validation=validation,
-                folder=home,
-                identity=identity,
-                log=None if log is None else functools.partial(log, rate),
-            )
-            trial = _run_trial(search, model, fit, rate, home)
+            run = partial(fit, config=trained, folder=home, log=partial(log, rate))
+            trial = _run_trial(search, model, run, rate, home)
             if get_rank() == 0:
                 sealed = {"metrics.jsonl": None} if (home / "metrics.jsonl").is_file() else {}
                 write_results(home, {**sealed, path.name: trial.encode()}, finished=False)
@@ -178,14 +163,14 @@ def select_learning_rate(
 
 
 def _run_trial(
-    search: LearningRateSearch, model: nn.Module, fit: Callable[[], object], rate: float, home: Path
+    search: LearningRateSearch, model: nn.Module, run: Callable[[], object], rate: float, home: Path
 ) -> TrialRecord:
     """The scores of one trial, or why it has none; of process 0, which measures and writes."""
     from bitimely_core.train.distributed import get_rank
     from bitimely_core.train.metrics_log import read_metrics
 
     try:
-        fit()
+        run()
         if get_rank() > 0:
             return TrialRecord(lr=rate)
         lines = [line for line in read_metrics(home) if line.get("split") == "validation"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
@@ -242,29 +243,23 @@ def _train(
         if say is not None:
             say(finding.line())
 
+    fit = partial(loop.fit, job.model, job.batches, job.objective, validation=job.validation)
     if search:
         tuned = tuning.select_learning_rate(
             search,
             job.model,
-            job.batches,
-            job.objective,
-            job.validation,
+            partial(fit, identity=describe_identity(record)),
             record.settings.train,
             job.folder / "tuning",
-            identity=describe_identity(record),
-            log=lambda rate, line: log(line, f", rate {rate:g}"),
+            lambda rate, line: log(line, f", rate {rate:g}"),
         )
         record = _apply_search(record, tuned)
         if writer:
             write_results(job.folder, {"run.json": record.encode()}, finished=False)
         if say is not None:
             say(f"learning rate {tuning.describe_tuning(tuned)}")
-    fitted = loop.fit(
-        job.model,
-        job.batches,
-        job.objective,
+    fitted = fit(
         config=record.settings.train,
-        validation=job.validation,
         folder=job.folder,
         identity=describe_identity(record),
         log=log,
