@@ -16,7 +16,8 @@ from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
 
 if TYPE_CHECKING:
-    from torch import nn
+    from bitimely_core.heads import Head
+    from bitimely_core.models.base import Model
 
 PREPROCESSING = "preprocessing.json"
 FORMATS = ("safetensors", "onnx")
@@ -118,7 +119,7 @@ def _list_files(run: Run, weights: Path) -> dict[str, Path]:
     return files | {name: run.folder / name for name in PARTS if has_result(run.folder / name)}
 
 
-def _load_model(run: Run, weights: Path) -> nn.Module:
+def _load_model(run: Run, weights: Path) -> Model | Head:
     from bitimely_core import heads
     from bitimely_core.models import factory
 
