@@ -21,8 +21,9 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def scale_values(batch: Batch) -> Batch:
-    """The batch with the values that a model reads, where they are still as stored; the operations
-    are those of the host.
+    """The batch with the values that a model reads, also where they are still as stored.
+
+    The operations are those of the host.
     """
     if batch.affine is None:
         return batch
@@ -35,7 +36,9 @@ def split_rows(batch: Batch | None, parts: int) -> list[Batch]:
     if batch is None:
         return []
     rows = batch.values.shape[0]
-    bounds = [(a, b) for a, b in pairwise(rows * at // parts for at in range(parts + 1)) if b > a]
+    bounds = [
+        (a, b) for a, b in pairwise(rows * part // parts for part in range(parts + 1)) if b > a
+    ]
     return [map_tensors(batch, lambda x, a=a, b=b: x[a:b]) for a, b in bounds]  # type: ignore[misc]
 
 

@@ -1,5 +1,6 @@
-"""Checkpoints of a training run: one folder a step, written in one step, verified before use,
-without pickles.
+"""The checkpoints of a training run, from which it resumes: one folder a step.
+
+A folder appears at once, is verified before use and holds no pickle.
 
 `checkpoints/step-N/` holds `model.safetensors` (weights and buffers), `optimizer.safetensors`
 (moments by parameter name) and `meta.json`: step, epoch, seed, identity (settings and data of the
@@ -157,12 +158,12 @@ def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Findin
         return Checkpoint(path, meta), [
             input_warning(
                 Reason.INTEGRITY,
-                f"checkpoint step-{at} is damaged: {error.problem}",
+                f"checkpoint step-{number} is damaged: {error.problem}",
                 error.requirement,
                 f"Resuming from {path.name}",
                 file=error.file,
             )
-            for at, error in damaged
+            for number, error in damaged
         ]
     if not damaged:
         return None, []
@@ -238,11 +239,9 @@ def require_same_shapes(
     """
 
     def describe(tensors: Mapping[str, Tensor], key: str) -> str:
-        return (
-            f"{list(tensors[key].shape)} {str(tensors[key].dtype).removeprefix('torch.')}"
-            if key in tensors
-            else "nothing"
-        )
+        if key not in tensors:
+            return "nothing"
+        return f"{list(tensors[key].shape)} {str(tensors[key].dtype).removeprefix('torch.')}"
 
     differing = sorted(
         key
@@ -250,9 +249,10 @@ def require_same_shapes(
         if describe(saved, key) != describe(expected, key)
     )
     if differing:
+        words = "tensor differs" if len(differing) == 1 else "tensors differ"
         raise input_error(
             Reason.SHAPES_DIFFER,
-            f"{len(differing)} {'tensor differs' if len(differing) == 1 else 'tensors differ'}: {', '.join(differing)}",
+            f"{len(differing)} {words}: {', '.join(differing)}",
             "expected the architecture of the checkpoint",
             "Build the model with the settings of the run",
             file=str(checkpoint.folder),
@@ -270,13 +270,15 @@ def require_same_shapes(
 
 def encode_tensors(group: Mapping[str, Tensor]) -> bytes:
     """A safetensors file of the tensors as they are now. Shared memory (tied weights) is copied."""
-    out: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in group.items():
         cpu = tensor.detach().to("cpu").contiguous()
-        out[name] = cpu.clone() if cpu.untyped_storage().data_ptr() in seen else cpu
-        seen.add(out[name].untyped_storage().data_ptr())
-    return to_bytes(out)
+        if cpu.untyped_storage().data_ptr() in seen:
+            cpu = cpu.clone()
+        seen.add(cpu.untyped_storage().data_ptr())
+        tensors[name] = cpu
+    return to_bytes(tensors)
 
 
 def is_finite(group: Mapping[str, Tensor]) -> bool:

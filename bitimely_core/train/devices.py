@@ -1,4 +1,4 @@
-"""Devices: which one a name selects, and deterministic kernels."""
+"""The device of a training and how it computes there: precision, compilation, kernels, threads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, TrainConfig, check_device_name, missing_device
@@ -22,14 +23,27 @@ from bitimely_core.train.distributed import get_world_size
 
 
 @contextmanager
+def restore_model(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards `model` has its device and mode again, and the random numbers of the CPU and of
+    `device` go on as if nothing had been drawn.
+    """
+    home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training = model.training
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            model.train(training)
+            model.to(home)
+
+
+@contextmanager
 def deterministic_kernels(where: torch.device) -> Iterator[None]:
     """Deterministic forms of operations on the CPU that otherwise add in the order of threads;
     other devices keep their setting.
     """
-    before, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory
     if where.type == "cpu":
@@ -50,34 +64,32 @@ def select_device(name: str = "auto") -> torch.device:
     """
     check_device_name(name)
     if name == "auto":
-        name = (
-            "cuda"
-            if torch.cuda.is_available()
-            else "mps"
-            if torch.backends.mps.is_available() and get_world_size() == 1
-            else "cpu"
-        )
+        name = _choose_device()
     kind, _, index = name.partition(":")
-    device = torch.device(kind)
-    if kind == "cuda":
-        # all processes of a machine are refused, since the first alone prints
-        own = get_world_size() > 1
-        at, last = (
-            (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-            if own
-            else (int(index or 0), 0)
-        )
-        if (lacking := max(at, last - 1)) >= torch.cuda.device_count():
-            raise missing_device(
-                f"cuda:{lacking}", f"found {torch.cuda.device_count()} CUDA devices"
-            )
-        device = torch.device("cuda", at)
-        torch.cuda.set_device(device)
-        # torch's default for convolutions alone; a training in TF32 allows it for its time
-        torch.backends.cudnn.allow_tf32 = False
-    elif kind == "mps" and not torch.backends.mps.is_available():
+    if kind == "mps" and not torch.backends.mps.is_available():
         raise missing_device(name, "found no MPS device")
+    if kind != "cuda":
+        return torch.device(kind)
+    number, last = int(index or 0), 0
+    if get_world_size() > 1:
+        # all processes of a machine are refused, since the first alone prints
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        last = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) - 1
+    present = torch.cuda.device_count()
+    if max(number, last) >= present:
+        raise missing_device(f"cuda:{max(number, last)}", f"found {present} CUDA devices")
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    # torch's default for convolutions alone; a training in TF32 allows it for its time
+    torch.backends.cudnn.allow_tf32 = False
     return device
+
+
+def _choose_device() -> str:
+    """The device that `auto` stands for on this machine."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() and get_world_size() == 1 else "cpu"
 
 
 def _is_on_cuda(config: TrainConfig) -> bool:
@@ -113,28 +125,29 @@ def resolve_compile(
     With a warning where it is wanted on CUDA without Triton, or elsewhere without the C++ compiler
     of torch.compile: $CXX, else g++ (on a Mac clang++).
     """
-    able = (
-        where.type == "cuda"
-        and operator.find_backend() == "triton"
-        and bool(torch.version.cuda or torch.version.hip)
+    missing = _find_missing_compiler(where)
+    if config.compile == "auto":
+        able = where.type == "cuda" and missing is None
+        return config.model_copy(update={"compile": able and stack}), []
+    if not config.compile or missing is None:
+        return config, []
+    finding = input_warning(
+        Reason.CONFIG,
+        f"is left out: torch.compile needs {missing[0]}",
+        "",
+        f"Install {missing[1]}, or leave train.compile at auto",
+        field="train.compile",
     )
+    return config.model_copy(update={"compile": False}), [finding]
+
+
+def _find_missing_compiler(where: torch.device) -> tuple[str, str] | None:
+    """What torch.compile needs on a device and this machine lacks, and what to install."""
+    if where.type == "cuda":
+        ready = operator.find_backend() == "triton" and (torch.version.cuda or torch.version.hip)
+        return None if ready else ("Triton on CUDA", "Triton and a C compiler")
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    needed, lacking = (
-        ("Triton on CUDA", "Triton and a C compiler")
-        if where.type == "cuda"
-        else (f"the C++ compiler {compiler}", "it")
-    )
-    if config.compile is True and not (able if where.type == "cuda" else shutil.which(compiler)):
-        text, hint = (
-            f"is left out: torch.compile needs {needed}",
-            f"Install {lacking}, or leave train.compile at auto",
-        )
-        return config.model_copy(update={"compile": False}), [
-            input_warning(Reason.CONFIG, text, "", hint, field="train.compile")
-        ]
-    return config.model_copy(
-        update={"compile": able and stack}
-    ) if config.compile == "auto" else config, []
+    return None if shutil.which(compiler) else (f"the C++ compiler {compiler}", "it")
 
 
 def resolve_arithmetic(settings: Settings) -> Settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.system_errors import is_later_process
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def get_rank() -> int:
@@ -37,7 +40,10 @@ def _read_number(name: str, default: int, least: int = 0) -> int:
 
 def _environment_error(name: str, problem: str, requirement: str) -> UserError:
     """A variable that a launcher would have set otherwise (config, exit 2)."""
-    hint = "Start it with torchrun or --devices, which set it, or unset WORLD_SIZE to train in one process"
+    hint = (
+        "Start it with torchrun or --devices, which set it, "
+        "or unset WORLD_SIZE to train in one process"
+    )
     return usage_error(problem, requirement, hint, field=name)
 
 
@@ -137,23 +143,24 @@ def list_statistics(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def find_first_error(own: Exception | None) -> Exception:
-    """The exception to raise when any process failed: its own where that is a bug, else the first
-    of any, a bug as a UserError that names it.
+def find_first_error(error: Exception | None) -> Exception:
+    """The exception to raise when any process failed: that of this process where it is a bug, else
+    the first of any, a bug as a UserError that names it.
     """
-    shared = own
+    shared = error
     # the first process alone prints, so it must know
-    if own is not None and not isinstance(own, UserError):
-        text, hint = (
-            f"{type(own).__name__} in process {get_rank()}",
-            "This is a bug; repeat with --debug and report it",
-        )
-        shared = UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
+    if error is not None and not isinstance(error, UserError):
+        problem = f"{type(error).__name__} in process {get_rank()}"
+        hint = "This is a bug; repeat with --debug and report it"
+        shared = UserError(Reason.INTERNAL, problem, hint=hint, exit_code=Exit.INTERNAL_ERROR)
     gathered: list[Any] = [shared]
     if get_world_size() > 1:
         gathered = [None] * get_world_size()
         dist.all_gather_object(gathered, shared)
-    return own if own is not shared else next(error for error in gathered if error is not None)  # type: ignore[return-value]
+    if error is not None and error is not shared:
+        return error
+    first: Exception = next(filter(None, gathered))
+    return first
 
 
 LAUNCHED = "BITIMELY_LAUNCHED"  # set in the processes that `launch` has started
@@ -213,7 +220,8 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
-    usable = max(torch.cuda.device_count(), os.cpu_count() or 1, 2)
+    cores = os.cpu_count() or 1
+    usable = max(torch.cuda.device_count(), cores, 2)
     if devices > usable:
         raise usage_error(
             f"{devices} processes",
@@ -224,12 +232,12 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     import sys
     import uuid
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices)))
     os.environ[LAUNCHED] = "1"
     # of torchrun's own report of a failure; process 0 has printed the error
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    from torch.distributed.elastic.multiprocessing import errors
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
@@ -244,24 +252,31 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     )
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
-    except ChildFailedError as error:
-        # those that have lost it end by SIGTERM
-        rank, failure = min(
-            error.failures.items(),
-            key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp),
-        )
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGINT:
-            name = signal.Signals(-failure.exitcode).name
-            raise lost_peer_error(f"process {rank} of {devices} was ended by {name}") from error
-        # process 0 has not printed an error
-        if rank > 0 and error.failures.get(0, failure).exitcode == -signal.SIGTERM:
-            raise lost_peer_error(
-                f"process {rank} of {devices} has failed with exit code {failure.exitcode}"
-            ) from error
-        return 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
+    except errors.ChildFailedError as error:
+        return _report_failure(error, devices)
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _report_failure(error: ChildFailedError, devices: int) -> int:
+    """The exit code of the process that failed first, which has printed its error.
+
+    Raises UserError (incomplete, exit 6) where a signal ended it from outside, or none is printed.
+    """
+    # those that have lost it end by SIGTERM
+    rank, failure = min(
+        error.failures.items(),
+        key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp),
+    )
+    code, process = failure.exitcode, f"process {rank} of {devices}"
+    if code < 0 and code != -signal.SIGINT:
+        name = signal.Signals(-code).name
+        raise lost_peer_error(f"{process} was ended by {name}") from error
+    # process 0 has not printed an error
+    if rank > 0 and error.failures.get(0, failure).exitcode == -signal.SIGTERM:
+        raise lost_peer_error(f"{process} has failed with exit code {code}") from error
+    return 128 - code if code < 0 else int(code)
 
 
 def list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 def derive_seed(*key: object) -> int:
     """63 bits that depend on every part of `key`."""
-    return (
-        int.from_bytes(hashlib.sha256("|".join(map(str, key)).encode()).digest()[:8], "little") >> 1
-    )
+    digest = hashlib.sha256("|".join(map(str, key)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def make_generator(*key: object) -> torch.Generator:
@@ -62,11 +61,8 @@ def draw_rows(
             yield batch
             continue
         rows = range(rank, rank + world * len(batch.values), world)
-        # no value decides
-        shown = (
-            batch
-            if batch.affine is None
-            else batch._replace(values=torch.zeros(()).expand(batch.values.shape))
-        )
-        drawn = draw(model, shown, (make_generator(seed, "row", split, step, row) for row in rows))
+        shape = batch
+        if batch.affine is not None:  # values as stored: none decides
+            shape = batch._replace(values=torch.zeros(()).expand(batch.values.shape))
+        drawn = draw(model, shape, (make_generator(seed, "row", split, step, row) for row in rows))
         yield drawn._replace(values=batch.values)

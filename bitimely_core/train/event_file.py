@@ -44,11 +44,9 @@ def restore_events(home: Path, lines: Sequence[Mapping[str, object]]) -> None:
     path = storage.make_folder(home / FOLDER) / NAME
     content = path.read_bytes() if path.is_file() else b""
     ends = _find_ends(content)[: 1 + len(lines)]
-    missing = ([] if ends else [encode_version()]) + [
-        encode_event(line) for line in lines[max(len(ends) - 1, 0) :]
-    ]
-    kept = content[: ends[-1]] if ends else b""
-    storage.write_bytes(path, kept + b"".join(missing))
+    content = content[: ends[-1]] if ends else encode_version()
+    missing = map(encode_event, lines[max(len(ends) - 1, 0) :])
+    storage.write_bytes(path, content + b"".join(missing))
 
 
 def append_event(home: Path, line: Mapping[str, object]) -> None:
@@ -91,10 +89,10 @@ def _encode_record(event: bytes) -> bytes:
 
 def _find_ends(content: bytes) -> list[int]:
     """Where each whole record ends."""
-    ends, at = [], 0
-    while at + FRAME <= len(content):
-        at += FRAME + int(struct.unpack_from("<Q", content, at)[0])
-        if at > len(content):
+    ends, end = [], 0
+    while end + FRAME <= len(content):
+        end += FRAME + int(struct.unpack_from("<Q", content, end)[0])
+        if end > len(content):
             break
-        ends.append(at)
+        ends.append(end)
     return ends

@@ -1,4 +1,4 @@
-"""Errors of a training: signals, memory, non-finite values."""
+"""How a training stops early: by a signal, for lack of memory, by values that are not finite."""
 
 from __future__ import annotations
 
@@ -129,14 +129,17 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
             non_finite = f"; values are not finite in rows {format_numbers(bad)}" if bad else ""
     raise_write_error(state, wait=True)
-    kept = [] if state.home is None else checkpoints.list_steps(state.home / "checkpoints")
+    hint, file = "Check these rows, or lower --lr", None
+    if state.home is not None:
+        file = str(state.home)
+        if steps := checkpoints.list_steps(state.home / "checkpoints"):
+            hint += f"; the checkpoint of step {steps[0]} is kept"
     return input_error(
         Reason.NON_FINITE_LOSS,
         f"non-finite {quantity} ({value:g}) at step {state.step + 1}{rows}{non_finite}",
         "expected a finite number",
-        "Check these rows, or lower --lr"
-        + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
-        file=None if state.home is None else str(state.home),
+        hint,
+        file=file,
     )
 
 
@@ -170,9 +173,9 @@ def sync_step(
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:
         divisible = is_divisible(state.model, state.objective)
-        own = fault and (
+        error = fault and (
             out_of_memory_error(fault, state.batches, state.config, batch, divisible=divisible)
             or fault
         )
-        raise find_first_error(own) from (fault if own is not fault else None)
+        raise find_first_error(error) from (fault if error is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

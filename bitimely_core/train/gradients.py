@@ -61,14 +61,14 @@ class GradientSum:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        own = [p for p in parameters if p.requires_grad] if get_world_size() > 1 else []
-        self.buckets = [Bucket(part) for part in split_parameters(own[::-1], LIMIT)]
+        trained = [p for p in parameters if p.requires_grad] if get_world_size() > 1 else []
+        self.buckets = [Bucket(part) for part in split_parameters(trained[::-1], LIMIT)]
         self.sent = 0  # buckets of this step
         self.is_last = False
         self.hooks = [
-            p.register_post_accumulate_grad_hook(partial(self._count, one))
-            for one in self.buckets
-            for p in one.parameters
+            p.register_post_accumulate_grad_hook(partial(self._count, bucket))
+            for bucket in self.buckets
+            for p in bucket.parameters
         ]
 
     def _count(self, bucket: Bucket, parameter: Tensor) -> None:
@@ -120,13 +120,13 @@ def split_parameters(parameters: list[nn.Parameter], limit: int) -> list[list[nn
     parts: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        own = parameter.numel() * parameter.element_size()
+        bytes_needed = parameter.numel() * parameter.element_size()
         if (
             not parts
             or (parts[-1][0].dtype, parts[-1][0].device) != (parameter.dtype, parameter.device)
-            or size + own > limit
+            or size + bytes_needed > limit
         ):
             parts, size = [*parts, []], 0
         parts[-1].append(parameter)
-        size += own
+        size += bytes_needed
     return parts

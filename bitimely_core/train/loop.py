@@ -1,5 +1,6 @@
-"""`fit`: the training loop for pre-training and fine-tuning, on one device or several, which
-resumes exactly from a checkpoint.
+"""The training loop of pre-training and fine-tuning, on one device or several.
+
+It resumes exactly from a checkpoint.
 
 An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit`
 back-propagates `loss` and logs the scalars. Where `loss` is a mean over something other than rows
@@ -19,7 +20,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -42,6 +43,7 @@ from bitimely_core.train.devices import (
     deterministic_kernels,
     resolve_compile,
     resolve_precision,
+    restore_model,
     select_device,
     use_arithmetic,
 )
@@ -84,8 +86,7 @@ def fit(
     log: Log | None = None,
     notice: Notice | None = None,
 ) -> FitResult:
-    """Train `model` in place; with `folder`, log and save there, and resume from the checkpoint
-    there.
+    """Train `model` in place; with `folder`, log and save there and resume from its checkpoint.
 
     AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps,
     gradients clipped by their global norm. The same call again resumes after a kill and ends with
@@ -108,48 +109,27 @@ def fit(
     Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss
     (4); integrity (5); resource_limit, disk_full (6); locked (7); interrupted (130, 143).
     """
-    overrides = {
-        name: value
-        for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items()
-        if value is not None
-    }
-    stored = {
-        **(config or TrainConfig()).model_dump(),
-        **({} if epochs is None else {"steps": None}),
-    }
-    settings = resolve_precision(validate(TrainConfig, {**stored, **overrides}))
+    overrides = {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}
+    settings = _merge_settings(config or TrainConfig(), overrides)
     total = settings.count_steps(batches.steps)
     require_validation(settings, validation, total)
-    if not batches.steps and settings.count_steps(1):
-        raise input_error(
-            Reason.NO_INPUT,
-            "no training batch",
-            "expected at least one",
-            "Check the split: it may have no training subject",
-        )
+    _require_batches(settings, batches)
     distributed.join_group()
     device, home = select_device(settings.device), None if folder is None else Path(folder)
     with ExitStack() as stack:
-        if home is not None and distributed.get_rank() == 0:
-            stack.enter_context(locks.lock_folder(home))
-        checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
-        settings, missing = resolve_compile(
-            settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules())
-        )
+        checkpoint, findings = _claim_checkpoint(home, notice, settings.keep, stack)
+        has_stack = any(isinstance(module, StackLayer) for module in model.modules())
+        settings, missing = resolve_compile(settings, device, stack=has_stack)
         for finding in missing:
             faults.warn(finding, notice)
-        stack.enter_context(
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-        )
+        stack.enter_context(restore_model(model, device))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
             _measure_scale(model, batches, objective, settings)
-        stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
-        stack.callback(model.train, model.training)
         model.to(device)
         distributed.broadcast_parameters(model)
-        groups = group_parameters(model, settings.weight_decay)
-        trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
+        optimizer, names = _make_optimizer(model, settings, device)
+        training = _describe_training(settings, batches, total)
         state = TrainingState(
             model=model,
             objective=objective,
@@ -158,19 +138,13 @@ def fit(
             config=settings,
             total=total,
             device=device,
-            # which the optimizer does not take
-            names=[name for group in groups for name in group.pop("names")],
-            optimizer=torch.optim.AdamW(trained, lr=settings.lr, fused=device.type == "cuda"),
+            names=names,
+            optimizer=optimizer,
             home=home,
             log=log,
-            identity=json.loads(
-                storage.encode_json(
-                    {**(identity or {}), "train": _describe_training(settings, batches, total)}
-                )
-            ),
+            identity=json.loads(storage.encode_json({**(identity or {}), "train": training})),
         )
-        if checkpoint is not None:
-            _resume(state, checkpoint)
+        _resume(state, checkpoint)
         restore_log(home, checkpoint, track=settings.track)
         if checkpoint is None or not checkpoint.meta.finished:
             _train(state, stack)
@@ -187,6 +161,25 @@ def fit(
     }
 
 
+def _merge_settings(config: TrainConfig, overrides: Mapping[str, float | None]) -> TrainConfig:
+    """The settings with those of `overrides` that are not None; epochs replace steps."""
+    values = config.model_dump()
+    if overrides["epochs"] is not None:
+        values["steps"] = None
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    return resolve_precision(validate(TrainConfig, values))
+
+
+def _make_optimizer(
+    model: nn.Module, config: TrainConfig, device: torch.device
+) -> tuple[torch.optim.AdamW, list[str]]:
+    """The optimizer of the parameters that are trained, and their names in its order."""
+    groups = group_parameters(model, config.weight_decay)
+    names = [name for group in groups for name in group.pop("names")]
+    trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
+    return torch.optim.AdamW(trained, lr=config.lr, fused=device.type == "cuda"), names
+
+
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
     """What a resumed run must agree with."""
     shared = settings.model_dump(
@@ -200,16 +193,23 @@ def require_validation(config: TrainConfig, validation: Batches | None, total: i
     wanted and nothing validates.
     """
     if config.checkpoint == "best" and total and (validation is None or not validation.steps):
-        problem, expected = (
-            "no validation windows",
-            "the lowest validation loss chooses the weights",
-        )
         raise input_error(
             Reason.NO_INPUT,
-            problem,
-            expected,
+            "no validation windows",
+            "the lowest validation loss chooses the weights",
             "Use --checkpoint last, or ingest more subjects",
             field="--checkpoint",
+        )
+
+
+def _require_batches(config: TrainConfig, batches: Batches) -> None:
+    """Raises UserError (no_input, exit 4) where a training has nothing to read."""
+    if not batches.steps and config.count_steps(1):
+        raise input_error(
+            Reason.NO_INPUT,
+            "no training batch",
+            "expected at least one",
+            "Check the split: it may have no training subject",
         )
 
 
@@ -282,27 +282,20 @@ def _run_steps(state: TrainingState) -> None:
     stop = _validate(state)
     while state.step < state.total and not stop:
         epoch, start = divmod(state.step, state.batches.steps)
-        left = min(state.batches.steps - start, state.total - state.step)
-        with closing(
-            _open_stream(state, state.batches, "train", state.step + 1, epoch, start)
-        ) as stream:
-            for _ in range(left):
+        stream = _open_stream(state, state.batches, "train", state.step + 1, epoch, start)
+        with closing(stream):
+            for _ in range(min(state.batches.steps - start, state.total - state.step)):
                 line, stop = _run_step(state, stream)
-                if line is not None:
-                    _write_line(state, line)
+                _write_line(state, line)
                 stop = _validate(state) or stop
                 if stop:
                     break
                 if state.step % every == 0 and state.step < state.total:
                     _save_checkpoint(state, wait=False)
     _save_checkpoint(state, wait=True)
-    if stop or state.stop_signal:
-        raise faults.interrupted_error(
-            state,
-            stop or state.stop_signal,
-            f"after step {state.step} of {state.total}",
-            "it is saved",
-        )
+    if number := stop or state.stop_signal:
+        when = f"after step {state.step} of {state.total}"
+        raise faults.interrupted_error(state, number, when, "it is saved")
 
 
 def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
@@ -319,11 +312,12 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     try:
         faults.raise_write_error(state, wait=False)
         generator = None
-        setattr(state.model, "progress", state.step / state.total)  # noqa: B010  any module may be trained; some objectives read it
-        for at, micro in enumerate(micros):
+        # any module may be trained; some objectives read it
+        setattr(state.model, "progress", state.step / state.total)  # noqa: B010
+        for part, micro in enumerate(micros):
             generator = _make_generator(state, generator, "train", state.step + 1)
-            out = _evaluate_batch(state, micro, generator, "train", state.step + 1, at)
-            state.gradients.is_last = at == len(micros) - 1
+            out = _evaluate_batch(state, micro, generator, "train", state.step + 1, part)
+            state.gradients.is_last = part == len(micros) - 1
             (out.loss * out.count).backward()
             accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
             state.timesteps_read += micro.batch.values.shape[0] * micro.batch.values.shape[1]
@@ -337,13 +331,22 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     distributed.all_reduce_statistics(state.model)
     state.step += 1
     state.unlogged_steps += 1
-    if not (
-        state.step == 1
+    return _describe_step(state, norm, factor, parts) if _is_logged(state) else None, stop
+
+
+def _is_logged(state: TrainingState) -> bool:
+    """Whether the log has a line of this step: of the first and last, of the last of an epoch and
+    of every `log_every`-th.
+    """
+    return (
+        state.step in {1, state.total}
         or state.step % state.config.log_every == 0
         or state.step % state.batches.steps == 0
-        or state.step == state.total
-    ):
-        return None, stop
+    )
+
+
+def _describe_step(state: TrainingState, norm: float, factor: float, parts: Parts) -> LogLine:
+    """The line of this step, with means over the steps since the last line, which it ends."""
     if state.on_device is not None:
         norm, parts = _read_losses(state)
     timesteps, waited = distributed.all_reduce_sum([state.timesteps_read, state.data_wait])
@@ -360,7 +363,7 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
         "data_wait": waited / distributed.get_world_size() / state.unlogged_steps,
     }
     state.logged_at, state.timesteps_read, state.data_wait, state.unlogged_steps = now, 0, 0.0, 0
-    return _add_parts(line, parts), stop
+    return _add_parts(line, parts)
 
 
 def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
@@ -369,11 +372,11 @@ def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
 
     Raises UserError: no_input, non_finite_loss (exit 4).
     """
-    own, used = state.on_device, distributed.list_parameters(state.optimizer)
-    if own is not None:
-        torch._foreach_div_([p.grad for p in used if p.grad is not None], own.last[0])
-        own.judge(nn.utils.clip_grad_norm_(used, state.config.clip, foreach=True), state.step)
-        state.optimizer.found_inf = own.found_inf  # type: ignore[attr-defined]
+    losses, used = state.on_device, distributed.list_parameters(state.optimizer)
+    if losses is not None:
+        torch._foreach_div_([p.grad for p in used if p.grad is not None], losses.last[0])
+        losses.judge(nn.utils.clip_grad_norm_(used, state.config.clip, foreach=True), state.step)
+        state.optimizer.found_inf = losses.found_inf  # type: ignore[attr-defined]
         state.optimizer.step()
         return math.nan
     count, loss, rel, rel_count = sums
@@ -405,16 +408,17 @@ def _read_losses(state: TrainingState) -> tuple[float, Parts]:
     """Norm and parts of the last step, from the device, with `state.last`. Raises as
     `_apply_gradients`, for the first unusable step.
     """
-    own = state.on_device
-    if own is None or own.norm is None:
+    losses = state.on_device
+    if losses is None or losses.norm is None:
         return math.nan, Parts()
-    read = torch.cat((own.first, own.norm[None].to(own.last.dtype), own.last)).tolist()
-    (step, *unusable), (norm, count, loss, rel, rel_count), values = read[:4], read[4:9], read[9:]
+    norm_of_last = losses.norm[None].to(losses.last.dtype)
+    read = torch.cat((losses.first, norm_of_last, losses.last)).tolist()
+    step, *unusable, norm, count, loss, rel, rel_count = read[:9]
     if step >= 0:
         state.step = int(step)
         _require_usable(state, *unusable)
     state.last = {"loss": loss / count, "rel": _finite_or_none(rel / (rel_count or 1.0))}
-    return norm, {name: (count, value) for name, value in zip(own.names, values, strict=True)}
+    return norm, {name: (count, value) for name, value in zip(losses.names, read[9:], strict=True)}
 
 
 def _validate(state: TrainingState) -> int:
@@ -427,18 +431,15 @@ def _validate(state: TrainingState) -> int:
     _read_losses(state)
     state.model.eval()
     try:
-        with (
-            torch.no_grad(),
-            closing(_open_stream(state, state.validation, "validation", 0)) as stream,
-        ):
-            for at in range(state.validation.steps):
+        stream = _open_stream(state, state.validation, "validation", 0)
+        with torch.no_grad(), closing(stream):
+            for step in range(state.validation.steps):
                 micros, fault, _ = _read_parts(state, stream, 1)
                 try:
                     for micro in micros:
-                        generator = _make_generator(state, None, "validation", at)
-                        accumulate(
-                            sums, parts, _evaluate_batch(state, micro, generator, "validation", at)
-                        )
+                        generator = _make_generator(state, None, "validation", step)
+                        out = _evaluate_batch(state, micro, generator, "validation", step)
+                        accumulate(sums, parts, out)
                 except Exception as error:
                     fault = fault or error
                 _, stop = faults.sync_step(state, [], fault, state.step)
@@ -446,6 +447,12 @@ def _validate(state: TrainingState) -> int:
                     return stop  # the next call repeats the validation
     finally:
         state.model.train()
+    _log_validation(state, sums, parts)
+    return 0
+
+
+def _log_validation(state: TrainingState, sums: list[float], parts: Parts) -> None:
+    """Log the losses of a validation, and remember the weights where they are the lowest so far."""
     count, loss, rel, rel_count = distributed.all_reduce_sum(sums)
     entry: LogLine = {
         "step": state.step,
@@ -463,12 +470,10 @@ def _validate(state: TrainingState) -> int:
             "loss": entry["loss"],
             "rel": entry["rel"],
         }
-        state.best_weights = (
-            _copy_tensors(state.model) if state.config.checkpoint == "best" else None
-        )
+        if state.config.checkpoint == "best":
+            state.best_weights = _copy_tensors(state.model)
     _write_line(state, _add_parts(entry, parts))
     state.logged_at = time.perf_counter()
-    return 0
 
 
 def _needs_validation(state: TrainingState) -> bool:
@@ -525,21 +530,20 @@ def _read_parts(
     started = time.perf_counter()
     waited = 0.0
     try:
-        batch = next(stream, None)
+        whole = next(stream, None)
         waited = time.perf_counter() - started
-        batches = split_rows(batch, parts)
+        batches = split_rows(whole, parts)
         if counter is not None:
-            counts = [
-                counter(
-                    state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))
-                )
-                for one in batches
-            ]
+            counts = [counter(state.model, _move_batch(state, batch)) for batch in batches]
     except Exception as error:
         batches, counts, fault = [], [], error
     if counter is None:
-        return [targets.MicroBatch(one) for one in batches], fault, waited
+        return [targets.MicroBatch(batch) for batch in batches], fault, waited
     return targets.weigh_batches(batches, counts, state.device), fault, waited
+
+
+def _move_batch(state: TrainingState, batch: Batch) -> Batch:
+    return map_tensors(batch, lambda x: x.to(state.device, non_blocking=True))
 
 
 def _evaluate_batch(
@@ -555,9 +559,7 @@ def _evaluate_batch(
     with torch.autocast(
         state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"
     ):
-        batch = scale_values(
-            map_tensors(micro.batch, lambda x: x.to(state.device, non_blocking=True))
-        )
+        batch = scale_values(_move_batch(state, micro.batch))
         # chooses an adapter: read from the device it would be waited for
         batch = batch._replace(source=micro.batch.source)
         out = state.objective(state.model, batch, generator=generator)
@@ -597,10 +599,12 @@ def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, An
     groups: list[dict[str, Any]] = [{"params": [], "names": [], **kind} for kind in kinds]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            owner, _, own = name.rpartition(".")
+            owner, _, leaf = name.rpartition(".")
             module = model.get_submodule(owner)
-            vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(module).__name__
-            group = groups[2 if own in getattr(module, "slow", ()) else int(vector)]
+            vector = (
+                parameter.ndim < 2 or leaf.startswith("bias") or "Norm" in type(module).__name__
+            )
+            group = groups[2 if leaf in getattr(module, "slow", ()) else int(vector)]
             group["params"].append(parameter)
             group["names"].append(name)
     return [group for group in groups if group["params"]]
@@ -612,21 +616,13 @@ def _add_parts(line: LogLine, parts: Parts) -> LogLine:
     if distributed.get_world_size() > 1:
         gathered = [None] * distributed.get_world_size()
         dist.all_gather_object(gathered, parts)
-    names = dict.fromkeys(name for one in gathered for name in one)
-    sums = {
-        name: [
-            sum(column)
-            for column in zip(*(one[name] for one in gathered if name in one), strict=True)
-        ]
-        for name in names
-    }
-    return cast(
-        LogLine,
-        {
-            **line,
-            **{name: _finite_or_none(weighted / count) for name, (count, weighted) in sums.items()},
-        },
-    )
+    sums: dict[str, tuple[float, float]] = {}
+    for process_parts in gathered:
+        for name, (count, weighted) in process_parts.items():
+            counted, total = sums.get(name, (0.0, 0.0))
+            sums[name] = counted + count, total + weighted
+    means = {name: _finite_or_none(total / count) for name, (count, total) in sums.items()}
+    return cast(LogLine, {**line, **means})
 
 
 def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
@@ -636,46 +632,53 @@ def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
     return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
 
 
-def _write_line(state: TrainingState, line: LogLine) -> None:
-    if distributed.get_rank() == 0:
-        if state.home is not None:
-            storage.append_line(state.home / "metrics.jsonl", line)
-            if state.config.track:
-                event_file.append_event(state.home, line)
-        if state.log is not None:
-            state.log({**line, "of": state.total})
+def _write_line(state: TrainingState, line: LogLine | None) -> None:
+    """Log a line in process 0, and hand it to `log`."""
+    if line is None or distributed.get_rank() > 0:
+        return
+    if state.home is not None:
+        storage.append_line(state.home / "metrics.jsonl", line)
+        if state.config.track:
+            event_file.append_event(state.home, line)
+    if state.log is not None:
+        state.log({**line, "of": state.total})
 
 
-def _find_checkpoint(
-    home: Path | None, notice: Notice | None, keep: int
+def _claim_checkpoint(
+    home: Path | None, notice: Notice | None, keep: int, stack: ExitStack
 ) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
-    """The checkpoint to resume from: process 0 selects it, cleans up and broadcasts the step."""
+    """The checkpoint to resume from: process 0 locks the folder until `stack` closes, selects the
+    checkpoint, cleans up and broadcasts the step.
+    """
     if home is None:
         return None, []
-    folder = home / "checkpoints"
-    if distributed.get_rank() == 0:
-        for own in (folder, home / "model"):
-            storage.refuse_link(own)
-        checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
-        checkpoints.sweep_folder(folder, checkpoint, keep=keep)
-        for swept in (home, home / "model"):
-            if swept.is_dir():
-                storage.remove_temporary_files(swept)
-        distributed.all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
-        for finding in findings:
-            faults.warn(finding, notice)
-        return checkpoint, findings
-    (number,) = distributed.all_reduce_sum([0.0])
-    path = folder / f"step-{int(number) - 1}"
-    return (
-        checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)) if number else None
-    ), []
+    folder, model = home / "checkpoints", home / "model"
+    if distributed.get_rank() > 0:
+        (number,) = distributed.all_reduce_sum([0.0])
+        path = folder / f"step-{int(number) - 1}"
+        if not number:
+            return None, []
+        return checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)), []
+    stack.enter_context(locks.lock_folder(home))
+    for path in (folder, model):
+        storage.refuse_link(path)
+    checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
+    checkpoints.sweep_folder(folder, checkpoint, keep=keep)
+    for path in (home, model):
+        if path.is_dir():
+            storage.remove_temporary_files(path)
+    distributed.all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
+    for finding in findings:
+        faults.warn(finding, notice)
+    return checkpoint, findings
 
 
-def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
-    """Load weights, moments and step. Raises UserError (settings_differ, shapes_differ,
-    integrity).
+def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """Load weights, moments and step, if there are any. Raises UserError (settings_differ,
+    shapes_differ, integrity).
     """
+    if checkpoint is None:
+        return
     checkpoints.require_same_run(checkpoint, state.identity, RESUME_EXEMPT)
     weights = checkpoints.load_tensors(checkpoint, "model")
     checkpoints.require_same_shapes(checkpoint, weights, _list_tensors(state.model))
@@ -684,27 +687,21 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
     for key, value in checkpoints.load_tensors(checkpoint, "optimizer").items():
         name, _, moment = key.rpartition("::")
         moments.setdefault(name, {})[moment] = value
-    loaded = {at: moments[name] for at, name in enumerate(state.names) if name in moments}
+    loaded = {k: moments[name] for k, name in enumerate(state.names) if name in moments}
     state.optimizer.load_state_dict(
         {"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]}
     )
     meta = checkpoint.meta
     # weights of their own only where they are those of another step
     if state.config.checkpoint == "best" and meta.best is not None:
-        state.best_weights = (
-            checkpoints.load_tensors(checkpoint, "best")
-            if "best.safetensors" in meta.files
-            else weights
-        )
+        state.best_weights = weights
+        if "best.safetensors" in meta.files:
+            state.best_weights = checkpoints.load_tensors(checkpoint, "best")
         checkpoints.require_same_shapes(checkpoint, state.best_weights, weights)
         if meta.finished:
             state.model.load_state_dict(state.best_weights)
-    state.step, state.validated, state.best, state.last = (
-        meta.step,
-        meta.validated,
-        meta.best,
-        meta.last,
-    )
+    state.step, state.validated = meta.step, meta.validated
+    state.best, state.last = meta.best, meta.last
 
 
 def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
@@ -721,67 +718,75 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
         state.model.load_state_dict(state.best_weights)
     if state.home is None:
         return
+    moments = _list_moments(state)
     learned = dict(state.model.named_parameters()) | distributed.list_statistics(state.model)
-    states = [
-        state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)
-    ]
-    moments = {
-        f"{name}::{key}": value
-        for name, own in zip(state.names, states, strict=False)
-        for key, value in own.items()
-    }
     if not (checkpoints.is_finite(learned) and checkpoints.is_finite(moments)):
-        problem, hint = (
-            f"non-finite weights or running statistics after step {state.step}",
-            "Lower --lr; the previous checkpoint is kept",
-        )
         raise input_error(
-            Reason.NON_FINITE_LOSS, problem, "expected finite numbers", hint, file=str(state.home)
+            Reason.NON_FINITE_LOSS,
+            f"non-finite weights or running statistics after step {state.step}",
+            "expected finite numbers",
+            "Lower --lr; the previous checkpoint is kept",
+            file=str(state.home),
         )
     if distributed.get_rank() == 0:
         faults.raise_write_error(state, wait=True)
-        if finished and callable(save := getattr(state.model, "save", None)):
-            save(state.home / "model")
-        elif finished:  # it cannot save its configuration
-            content = checkpoints.encode_tensors(_list_tensors(state.model))
-            storage.write_bytes(
-                storage.make_folder(state.home / "model") / "model.safetensors", content
-            )
-        meta = CheckpointMeta(
-            step=state.step,
-            epoch=state.step // max(state.batches.steps, 1),
-            total=state.total,
-            finished=finished,
-            validated=state.validated,
-            best=state.best,
-            last=state.last,
-            seed=state.config.seed,
-            processes=distributed.get_world_size(),
-            identity=state.identity,
-            log=describe_log(state.home / "metrics.jsonl"),
-            bitimely=__version__,
-            torch=str(torch.__version__),
-        )
+        if finished:
+            _save_model(state.model, state.home / "model")
         tensors = {"model": weights, "optimizer": moments}
-        if (
-            state.best_weights is not None
-            and state.best is not None
-            and state.best["step"] != state.step
-        ):
-            tensors["best"] = state.best_weights
-        assert state.pool is not None
-        contents = {name: checkpoints.encode_tensors(group) for name, group in tensors.items()}
-        state.saving = state.pool.submit(
-            checkpoints.save_checkpoint,
-            state.home / "checkpoints",
-            meta,
-            contents,
-            keep=state.config.keep,
-        )
+        _start_writing(state, state.home, tensors, finished=finished)
         faults.raise_write_error(state, wait=wait)
     if wait:
         # the others wait: a stop must not end them while process 0 writes
         distributed.all_reduce_sum([0.0])
+
+
+def _start_writing(
+    state: TrainingState, home: Path, tensors: dict[str, dict[str, Tensor]], *, finished: bool
+) -> None:
+    """Encode a checkpoint of these groups of tensors, and of the best weights where they are of
+    another step; a thread writes it.
+    """
+    if state.best_weights and state.best and state.best["step"] != state.step:
+        tensors["best"] = state.best_weights
+    meta = CheckpointMeta(
+        step=state.step,
+        epoch=state.step // max(state.batches.steps, 1),
+        total=state.total,
+        finished=finished,
+        validated=state.validated,
+        best=state.best,
+        last=state.last,
+        seed=state.config.seed,
+        processes=distributed.get_world_size(),
+        identity=state.identity,
+        log=describe_log(home / "metrics.jsonl"),
+        bitimely=__version__,
+        torch=str(torch.__version__),
+    )
+    assert state.pool is not None
+    contents = {name: checkpoints.encode_tensors(group) for name, group in tensors.items()}
+    folder, keep = home / "checkpoints", state.config.keep
+    state.saving = state.pool.submit(checkpoints.save_checkpoint, folder, meta, contents, keep=keep)
+
+
+def _list_moments(state: TrainingState) -> dict[str, Tensor]:
+    """The state of the optimizer, `<parameter>::<moment>`."""
+    parameters = distributed.list_parameters(state.optimizer)
+    return {
+        f"{name}::{key}": value
+        for name, parameter in zip(state.names, parameters, strict=False)
+        for key, value in state.optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _save_model(model: nn.Module, folder: Path) -> None:
+    """Write the model as it saves itself; of a module that cannot, the weights alone."""
+    save = getattr(model, "save", None)
+    if callable(save):
+        save(folder)
+        return
+    content = checkpoints.encode_tensors(_list_tensors(model))
+    storage.write_bytes(storage.make_folder(folder) / "model.safetensors", content)
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -45,27 +45,23 @@ class DeviceLosses:
         row = torch.stack(
             [count, count * loss, rel_count * rel, rel_count, *(count * part for part in parts)]
         ).detach()
-        self.last, self.names = (
-            (row if len(row) != len(self.last) else self.last + row),
-            tuple(out.parts),
-        )
+        self.last = row if len(row) != len(self.last) else self.last + row
+        self.names = tuple(out.parts)
 
     def _place(self, value: Tensor | float) -> Tensor:
         """On the device, without a wait: a number is filled in, since `torch.as_tensor` would copy
         it from the host and wait.
         """
-        return (
-            value.to(self.last, non_blocking=True)
-            if isinstance(value, Tensor)
-            else self.last.new_full((), value)
-        )
+        if isinstance(value, Tensor):
+            return value.to(self.last, non_blocking=True)
+        return self.last.new_full((), value)
 
     def judge(self, norm: Tensor, step: int) -> None:
         """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
         count, loss = self.last[0], self.last[1]
         bad = (count == 0) | ~torch.isfinite(loss) | ~torch.isfinite(norm)
-        here = torch.stack([torch.full_like(loss, step), count, loss, norm.to(loss.dtype)])
-        self.first = torch.where(bad & (self.found_inf == 0), here, self.first)
+        row = torch.stack([torch.full_like(loss, step), count, loss, norm.to(loss.dtype)])
+        self.first = torch.where(bad & (self.found_inf == 0), row, self.first)
         self.found_inf = torch.maximum(self.found_inf, bad.to(self.found_inf.dtype))
         self.norm = norm
 

@@ -1,8 +1,8 @@
 """Targets of the terms of a loss, where the terms have different numbers of them.
 
-A term is a mean over its own targets. On histories `next` has [EOS] of each row besides the targets
-of `previous`, so that micro-batches and processes cannot be weighted by one count: their terms are,
-with the sums over all of them, which are needed before the first backward pass.
+A term is a mean over its targets. On histories `next` has [EOS] of each row besides the targets of
+`previous`, so that one count cannot weigh micro-batches and processes. Each term has a weight
+instead. It needs the sums over all parts before the first backward pass.
 """
 
 from __future__ import annotations
@@ -57,29 +57,28 @@ def weigh_batches(
     also one without any.
     """
     none = torch.zeros(len(TERMS), dtype=torch.int64, device=device)
-    total = torch.stack(
-        [none, *(torch.stack([own[name] for name in TERMS]) for own in counts)]
-    ).sum(0)
+    parts = [torch.stack([part[name] for name in TERMS]) for part in counts]
+    total = torch.stack([none, *parts]).sum(0)
     if distributed.get_world_size() > 1:
         dist.all_reduce(total)
     named = dict(zip(TERMS, total, strict=True))
     return [
-        MicroBatch(batch, partial(weigh_terms, own=own, total=named))
-        for batch, own in zip(batches, counts, strict=True)
+        MicroBatch(batch, partial(weigh_terms, part=part, total=named))
+        for batch, part in zip(batches, counts, strict=True)
     ]
 
 
-def weigh_terms(out: Result, own: Counts, total: Counts) -> Result:
+def weigh_terms(out: Result, part: Counts, total: Counts) -> Result:
     """The result of an objective on a micro-batch, its terms weighted so that the mean over `count`
     is the sum of the terms of the whole batch.
 
-    `own`: targets of the micro-batch, `total`: of the batch.
+    `part`: targets of the micro-batch, `total`: of the batch.
     """
-    here, whole = (
-        torch.stack([of[name] for name in out["terms"]]).to(out["loss"].dtype)
-        for of in (own, total)
+    counted, whole = (
+        torch.stack([counts[name] for name in out["terms"]]).to(out["loss"].dtype)
+        for counts in (part, total)
     )
-    weights = here / whole.clamp(min=1) * (whole.sum() / here.sum().clamp(min=1))
+    weights = counted / whole.clamp(min=1) * (whole.sum() / counted.sum().clamp(min=1))
     terms = dict(zip(out["terms"], weights * torch.stack(list(out["terms"].values())), strict=True))
     loss = torch.stack(list(terms.values())).sum()
     ratio = torch.where(out["loss"] == 0, 1.0, loss / out["loss"]).detach()

@@ -1,16 +1,16 @@
-"""Learning-rate search: a short training at each of a few rates, with the same steps and seed; the
-best on the validation split is selected.
+"""Learning-rate search: a short training at each of a few rates, of which the best is selected.
 
-Every model gets the same budget. In a trial, warm-up and cosine run over the steps of the trial.
-The decision is by the metric of the task on the validation windows, else by the loss of the
-objective there. The search has no access to the test split (`TrainValidation`).
+Every model gets the same budget: steps and seed are the same. In a trial, warm-up and cosine run
+over the steps of the trial. The decision is by the metric of the task on the validation windows,
+else by the loss of the objective there. The search has no access to the test split
+(`TrainValidation`).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,14 @@ from bitimely_core.schemas.runs import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
-    from pydantic import JsonValue
     from torch import nn
 
     from bitimely_core.tokens import Windows
     from bitimely_core.train.metrics_log import LogLine
-    from bitimely_core.train.state import Objective
 
 # a trial has a tenth of the steps of the training, and at least so many
 TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50
+LOSSES = ("rel", "loss")  # scores of every trial, beside the metrics of its task
 TrialScores = dict[str, float | None]
 
 
@@ -117,57 +116,24 @@ def plan_search(
 def select_learning_rate(
     search: LearningRateSearch,
     model: nn.Module,
-    batches: Batches,
-    objective: Objective,
-    validation: Batches | None,
+    fit: Callable[..., object],
     config: TrainConfig,
     folder: Path,
-    *,
-    identity: dict[str, JsonValue] | None = None,
-    log: Callable[[float, LogLine], None] | None = None,
+    log: Callable[[float, LogLine], None],
 ) -> TuningRecord:
     """Train `model` from its present weights at every rate and select one; the model has its
     present weights again afterwards.
 
+    `fit` is `loop.fit` of the model with its batches, validation, objective and identity. Rate and
+    steps of `config` are replaced. `log` is called with the rate and every line of its trial.
+
     The best value of the first metric of `search.measure` wins, among equals that of the next, at
     last the smaller rate. A rate whose training diverges loses. Each trial has a folder in `folder`
-    (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and steps
-    of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
+    (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes.
 
     Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
-    from bitimely_core.train import loop, metrics_log
     from bitimely_core.train.distributed import barrier, get_rank
-
-    def run_trial(trained: TrainConfig, home: Path) -> TrialRecord:
-        """The scores of one trial, or why it has none; of process 0, which measures and writes."""
-        handle = None if log is None else functools.partial(log, trained.lr)
-        try:
-            loop.fit(
-                model,
-                batches,
-                objective,
-                config=trained,
-                validation=validation,
-                folder=home,
-                identity=identity,
-                log=handle,
-            )
-            if get_rank() > 0:
-                return TrialRecord(lr=trained.lr)
-            last = [
-                line for line in metrics_log.read_metrics(home) if line.get("split") == "validation"
-            ][-1]
-            if last["loss"] is None:
-                return TrialRecord(lr=trained.lr, reason="the validation loss is not finite")
-            measured = search.measure(model, search.views) if search.measure else {}
-            return TrialRecord(
-                lr=trained.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]}
-            )
-        except UserError as error:
-            if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
-                raise
-            return TrialRecord(lr=trained.lr, reason=error.problem)
 
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     trials = []
@@ -176,24 +142,16 @@ def select_learning_rate(
         path = home / "trial.json"
         if not has_result(path):
             model.load_state_dict(start)
-            trial = run_trial(
-                config.model_copy(
-                    update={"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}
-                ),
-                home,
-            )
+            changes = {"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}
+            trained = config.model_copy(update=changes)
+            run = partial(fit, config=trained, folder=home, log=partial(log, rate))
+            trial = _run_trial(search, model, run, rate, home)
             if get_rank() == 0:
                 sealed = {"metrics.jsonl": None} if (home / "metrics.jsonl").is_file() else {}
                 write_results(home, {**sealed, path.name: trial.encode()}, finished=False)
             barrier()
-        if (
-            get_rank() == 0
-            and (manifest := ResultManifest.find(home)) is not None
-            and not manifest.finished
-        ):
-            for large in ("checkpoints", "model"):
-                storage.remove_folder(home / large)
-            write_results(home, {})
+        if get_rank() == 0:
+            _remove_weights(home)
         barrier()
         stored = TrialRecord.load(path)
         trials.append(TuningTrial(lr=stored.lr, scores=stored.scores, reason=stored.reason))
@@ -204,6 +162,38 @@ def select_learning_rate(
     )
 
 
+def _run_trial(
+    search: LearningRateSearch, model: nn.Module, run: Callable[[], object], rate: float, home: Path
+) -> TrialRecord:
+    """The scores of one trial, or why it has none; of process 0, which measures and writes."""
+    from bitimely_core.train.distributed import get_rank
+    from bitimely_core.train.metrics_log import read_metrics
+
+    try:
+        run()
+        if get_rank() > 0:
+            return TrialRecord(lr=rate)
+        lines = [line for line in read_metrics(home) if line.get("split") == "validation"]
+        loss, rel = lines[-1]["loss"], lines[-1].get("rel")
+        if loss is None:
+            return TrialRecord(lr=rate, reason="the validation loss is not finite")
+        measured = search.measure(model, search.views) if search.measure else {}
+        return TrialRecord(lr=rate, scores={**measured, "rel": rel, "loss": loss})
+    except UserError as error:
+        if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
+            raise
+        return TrialRecord(lr=rate, reason=error.problem)
+
+
+def _remove_weights(home: Path) -> None:
+    """Remove the large files of a trial that has ended, and seal its folder."""
+    manifest = ResultManifest.find(home)
+    if manifest is not None and not manifest.finished:
+        for name in ("checkpoints", "model"):
+            storage.remove_folder(home / name)
+        write_results(home, {})
+
+
 def select_trial(
     trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()
 ) -> tuple[float, tuple[str, ...]]:
@@ -212,35 +202,39 @@ def select_trial(
     """
     finished = [trial for trial in trials if trial.scores]
     if not finished:
+        rates = ", ".join(f"{trial.lr:g}" for trial in trials)
         raise input_error(
             Reason.NON_FINITE_LOSS,
-            f"all of {len(trials)} learning rates diverge: {', '.join(format(trial.lr, 'g') for trial in trials)}",
+            f"all of {len(trials)} learning rates diverge: {rates}",
             "expected one that does not",
             "Give smaller ones: --tune LR,LR...",
         )
-    last = ("rel", "loss")  # the metric of the task comes before them
-    shared = [
-        name
-        for name in finished[0].scores
-        if all(trial.scores.get(name) is not None for trial in finished)
-    ]
-    by = sorted(shared, key=lambda name: last.index(name) if name in last else -1)
-    lower = {*lower_is_better, *last}
+    by = _list_shared_scores(finished)
+    lower = {*lower_is_better, *LOSSES}
 
     def rank_key(trial: TuningTrial) -> tuple[float, ...]:
-        return (
-            *((trial.scores[name] or 0.0) * (1 if name in lower else -1) for name in by),
-            trial.lr,
-        )
+        scores = ((trial.scores[name] or 0.0) * (1 if name in lower else -1) for name in by)
+        return (*scores, trial.lr)
 
-    return min(finished, key=rank_key).lr, tuple(by)
+    return min(finished, key=rank_key).lr, by
+
+
+def _list_shared_scores(trials: Sequence[TuningTrial]) -> tuple[str, ...]:
+    """The scores that all trials have: the metrics of the task, then the losses."""
+    metrics = (name for name in trials[0].scores if name not in LOSSES)
+    return tuple(
+        name
+        for name in (*metrics, *LOSSES)
+        if all(trial.scores.get(name) is not None for trial in trials)
+    )
 
 
 def describe_tuning(record: TuningRecord) -> str:
     """A search in one line, for screen, card and page."""
     by = record.by[0]
-    values = [
+    trials = ", ".join(
         f"{trial.lr:g}: {trial.scores[by]:.4g}" if trial.scores else f"{trial.lr:g}: diverged"
         for trial in record.trials
-    ]
-    return f"{record.lr:g}, by validation {by.replace('_', ' ')} after {record.steps:,} steps each ({', '.join(values)})"
+    )
+    score, steps = by.replace("_", " "), f"{record.steps:,} steps"
+    return f"{record.lr:g}, by validation {score} after {steps} each ({trials})"

@@ -1,4 +1,4 @@
-"""`analyze`: one analysis of runs, of a data set or of a model, and its report."""
+"""The verb `analyze`: one analysis of runs, of a data set or of a model, and its report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, has_small_count, is_small
-from bitimely_core.run import FORMAT
+from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import open_run, prepare_windows
+from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 # words of columns
@@ -28,19 +28,18 @@ COUNTED = frozenset(
 ABOUT_RUNS = frozenset({"Runs", "Data", "Split", "Model", "Seed", "Versions"})
 # facts with counts of rows or subjects
 OF_PEOPLE = frozenset({"Rows", "Subjects", "Sequences", "Tokens", "Bootstrap", "Intervals"})
-UNDISCLOSED = "Withheld: these data have a label whose counts of people are withheld, and scores of it would show them."
+OPEN_SUMMARY = frozenset({"metrics", "leak_free", "contradiction"})
+UNDISCLOSED = (
+    "Withheld: these data have a label whose counts of people are withheld, "
+    "and scores of it would show them."
+)
 SWITCHES = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 # numbers of which 0 leaves a part of the analysis out
 MAY_BE_NONE = frozenset({"bootstrap", "permutations", "windows"})
+UNNAMED = (None, "", "tiny")  # parts of a model that the name of a report leaves out
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
@@ -79,34 +78,21 @@ def analyze(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> AnalysisResult:
-    """Run the analysis `kind` on runs (or on a model by name) and write its report; those without a
-    `device` compute on the CPU.
+    """Run the analysis `kind` on runs, on data or on a model by name, and write its report.
+
+    An analysis that has no parameter `device` computes on the CPU.
 
     Raises UserError: unknown_name, config (2), incomplete (4).
     """
-    from bitimely_core import report as rendering
     from bitimely_core.train.devices import select_device
 
     entry = registry.analyses[kind]
     takes = entry.facts.takes
-    if takes in {"run", "runs"} and not names:
-        raise usage_error(
-            "no run", "expected at least one RUN", f"For example: bitimely analyze {kind} tiny"
-        )
-    if takes == "run" and len(names) > 1:
-        raise usage_error(f"{len(names)} runs", f"expected one for {kind}")
-    parsed = _parse_options(
-        entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})}
-    )
-    if takes == "data" and data is None:
-        raise usage_error(
-            "no data",
-            "expected --data",
-            f"For example: bitimely analyze {kind} --data synthetic/staging",
-        )
-    view = data if takes == "data" else None
-    named = name if name is not None else _name_report(kind, names, view, model, objective, preset)
-    target = out or locate_new(workspace, "reports", named, "--name")
+    _check_subject(entry, names, data)
+    parsed = _parse_options(entry, options, sequences)
+    if name is None:
+        name = _name_report(entry, names, data, [model, objective, preset])
+    target = out or locate_new(workspace, "reports", name, "--name")
     select_device(device)
     if dry_run:
         return {
@@ -115,62 +101,46 @@ def analyze(
             "options": parsed,
             "report": str(target / "report.html"),
         }
-    own = inspect.signature(entry.function).parameters
-    arguments = {**parsed, "seed": seed} | {
-        key: value for key, value in (("device", device), ("progress", progress)) if key in own
+    offered = {
+        "device": device,
+        "progress": progress,
+        "model": model or "bitimelygpt",
+        "objective": objective,
+        "preset": preset,
     }
-    units = set[str]()
-    if view is not None:
-        windows = prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress)
-        page: Page = entry.function(windows, **arguments)
-        units.add(windows.subject_unit)
+    parameters = inspect.signature(entry.function).parameters
+    arguments = {**parsed, "seed": seed}
+    arguments |= {key: offered[key] for key in offered.keys() & parameters.keys()}
+    windows: Any = None
+    if data is not None and _reads_windows(entry, names):
+        windows = prepare_windows(data, workspace, DataConfig(), verify=verify, progress=progress)
+    if takes == "data":
+        page = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
     else:
+        arguments |= {"windows": windows} if windows is not None else {}
         runs = [
-            open_run(one, workspace, data=data, verify=verify, progress=progress) for one in names
+            open_run(run, workspace, data=data, verify=verify, progress=progress) for run in names
         ]
-        for run in runs if entry.facts.scores else ():  # it compares predictions with labels
-            run.count_shared_subjects()
-        if takes == "model":
-            arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
-            if (
-                data is not None
-                and not runs
-                and "windows" in inspect.signature(entry.function).parameters
-            ):
-                arguments["windows"] = prepare_windows(
-                    data, workspace, DataConfig(), verify=verify, progress=progress
-                )
-        page = entry.function(runs or None, **arguments)
-        units |= {run.windows().subject_unit for run in runs}
-        events = [run.windows() for run in runs if run.windows().vocabulary]
-        if any(not getattr(one.options, "small_counts", None) for one in events):
-            from bitimely_core.claims.disclosure import has_withheld_labels
+        page = _analyze_runs(entry, runs, arguments)
+    return _write_page(kind, page, target)
 
-            page = protect_page(
-                page,
-                withhold=entry.facts.scores
-                and any(has_withheld_labels(one.folder) for one in events),
-            )
-    if len(units) == 1:
-        page = rename_units(page, *units)
-        page.summary["subject_unit"] = units.pop()
-    with attach_result(
-        lambda: {
-            "kind": kind,
-            "verdict": page.verdict,
-            "notices": page.notices,
-            "summary": page.summary,
-        }
-    ):
-        path = rendering.write_report(target, page)
+
+def _write_page(kind: str, page: Page, folder: Path) -> AnalysisResult:
+    """Write the page into `folder`; the result of the analysis."""
+    from bitimely_core.report import write_report
+
     result: AnalysisResult = {
-        "format_version": FORMAT,
         "kind": kind,
-        "report": str(path),
-        "page": page,
         "verdict": page.verdict,
         "notices": page.notices,
         "summary": page.summary,
+    }
+    with attach_result(lambda: dict(result)):
+        path = write_report(folder, page)
+    result |= {
+        "format_version": FORMAT,
+        "report": str(path),
+        "page": page,
         "exit_code": int(Exit.INTEGRITY if page.summary.get("contradiction") else Exit.OK),
     }
     if "leak_free" in page.summary:
@@ -178,122 +148,171 @@ def analyze(
     return result
 
 
-def protect_page(page: Page, *, withhold: bool = False) -> Page:
-    """The page of an analysis of events without figures of single people or counts, tables and
-    facts with a count of 1 to 10, and counts in its summary.
+def _reads_windows(entry: registry.Entry[Any], names: list[str]) -> bool:
+    """Whether the analysis reads `--data` itself: with runs, it is the data of the runs."""
+    if entry.facts.takes != "model":
+        return entry.facts.takes == "data"
+    return not names and "windows" in inspect.signature(entry.function).parameters
 
-    `withhold`: it has scores of a label whose counts are withheld, from which they could be
-    computed; only what it was made of is left.
+
+def _name_unit(page: Page, units: set[str]) -> Page:
+    """The page in the word for what its data are of, where that is one: subjects, nights."""
+    if len(units) == 1:
+        page = rename_units(page, *units)
+        page.summary["subject_unit"] = units.pop()
+    return page
+
+
+def _check_subject(entry: registry.Entry[Any], names: list[str], data: str | None) -> None:
+    """Raises UserError (config, exit 2) where the analysis lacks its runs or data, or gets more."""
+    takes, example = entry.facts.takes, f"For example: bitimely analyze {entry.name}"
+    if takes in {"run", "runs"} and not names:
+        raise usage_error("no run", "expected at least one RUN", f"{example} tiny")
+    if takes == "run" and len(names) > 1:
+        raise usage_error(f"{len(names)} runs", f"expected one for {entry.name}")
+    if takes == "data" and data is None:
+        raise usage_error("no data", "expected --data", f"{example} --data synthetic/staging")
+
+
+def _analyze_runs(entry: registry.Entry[Any], runs: list[Run], arguments: Options) -> Page:
+    """The page of an analysis of runs, or of a model where there is none.
+
+    The page is protected where runs read events whose small counts are withheld. Raises UserError
+    (subject_leakage, exit 4) where an analysis scores subjects that a training has seen.
+    """
+    if entry.facts.scores:  # it compares predictions with labels
+        for run in runs:
+            run.count_shared_subjects()
+    page: Page = entry.function(runs or None, **arguments)
+    events = [run.windows() for run in runs if hides_counts(run.windows())]
+    if events:
+        from bitimely_core.claims.disclosure import has_withheld_labels
+
+        withheld = any(has_withheld_labels(windows.folder) for windows in events)
+        page = protect_page(page, withhold=entry.facts.scores and withheld)
+    return _name_unit(page, {run.windows().subject_unit for run in runs})
+
+
+def protect_page(page: Page, *, withhold: bool = False) -> Page:
+    """The page of an analysis of events without what could tell of single people.
+
+    Figures of single people or of counts are left out, and tables, facts and numbers of the summary
+    with a count of 1 to 10. `withhold`: the page has scores of a label whose counts are withheld.
+    Its counts could be computed from them, so that only what the page was made of is left.
     """
     if withhold:
-        facts = {name: text for name, text in page.facts.items() if name in ABOUT_RUNS}
         return Page(
             title=page.title,
             verdict=UNDISCLOSED,
             notices=[NOTICE],
             blocks=[],
-            facts=facts,
+            facts={name: text for name, text in page.facts.items() if name in ABOUT_RUNS},
             summary={},
         )
-
-    def is_open(block: Figure | Table | str) -> bool:
-        if isinstance(block, str):
-            return True
-        if isinstance(block, Figure):
-            data = block.data
-            counts = isinstance(data, BarPlot) and all(
-                isinstance(value, int) for value in data.values
-            )
-            return isinstance(data, BarPlot | LinePlot | ForestPlot) and not counts
-        of_people = [
-            k
-            for k, column in enumerate(block.columns)
-            if COUNTED & set(column.lower().replace("_", " ").split())
-        ]
-        return not any(
-            isinstance(row[k], int) and is_small(row[k]) for row in block.rows for k in of_people
-        )
-
-    kept = [block for block in page.blocks if is_open(block)]
     return Page(
         title=page.title,
         verdict=page.verdict,
         notices=[*page.notices, NOTICE],
-        blocks=kept,
+        blocks=[block for block in page.blocks if _is_open(block)],
         facts={
             name: text
             for name, text in page.facts.items()
             if name not in OF_PEOPLE or not has_small_count(text)
         },
-        summary={
-            key: value
-            for key, value in page.summary.items()
-            if key in {"metrics", "leak_free", "contradiction"}
-        },
+        summary={key: value for key, value in page.summary.items() if key in OPEN_SUMMARY},
     )
 
 
-def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:
+def _is_open(block: Figure | Table | str) -> bool:
+    """Whether a part of a page shows neither single people nor a small count."""
+    if isinstance(block, Table):
+        return not _has_small_cell(block)
+    if isinstance(block, str):
+        return True
+    data = block.data
+    if isinstance(data, BarPlot):
+        return not all(isinstance(value, int) for value in data.values)
+    return isinstance(data, LinePlot | ForestPlot)
+
+
+def _has_small_cell(table: Table) -> bool:
+    """Whether a column of counts has one of 1 to 10."""
+    for k, title in enumerate(table.columns):
+        if COUNTED & set(title.lower().replace("_", " ").split()):
+            cells = (row[k] for row in table.rows)
+            if any(isinstance(cell, int) and is_small(cell) for cell in cells):
+                return True
+    return False
+
+
+def _parse_options(
+    entry: registry.Entry[Any], options: dict[str, str] | None, sequences: int | None
+) -> Options:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError
     (config, exit 2).
     """
-    known, parameters = list_analysis_options(entry), inspect.signature(entry.function).parameters
-    out: Options = {}
+    texts = dict(options or {})
+    if sequences is not None:
+        texts["sequences"] = str(sequences)
+    defaults, parameters = (
+        list_analysis_options(entry),
+        inspect.signature(entry.function).parameters,
+    )
+    values: Options = {}
     for key, text in texts.items():
-        flag = f"--{key.replace('_', '-')}"
-        if key not in known:
-            raise unknown_name_error(
-                f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known]
-            )
-        default = known[key]
+        flag = _make_flag(key)
+        if key not in defaults:
+            raise unknown_name_error(f"option of {entry.name}", flag, map(_make_flag, defaults))
         word = str(parameters[key].annotation).partition(" ")[0]  # also of `float | None`
-        kind: Any = {"float": float, "int": int}.get(word, type(default))
+        kind: Any = {"float": float, "int": int}.get(word, type(defaults[key]))
+        problem = f"found {safe_text(text)}"
         try:
-            if kind is bool:
-                out[key] = SWITCHES[text.lower()]
-            elif kind is type(None):
-                out[key] = text
-                with suppress(ValueError):
-                    out[key] = json.loads(text)
-            else:
-                out[key] = kind(text)
+            value = _parse_value(text, kind)
         except (ValueError, KeyError) as error:
             expected = "true or false" if kind is bool else kind.__name__
-            raise usage_error(
-                f"found {safe_text(text)}", f"expected {expected}", field=flag
-            ) from error
-        least = 1 if kind is int and default != 0 and key not in MAY_BE_NONE else 0
-        if isinstance(out[key], int | float) and not least <= out[key] < math.inf:
-            raise usage_error(
-                f"found {safe_text(text)}", f"expected a number of at least {least}", field=flag
-            )
-    return out
+            raise usage_error(problem, f"expected {expected}", field=flag) from error
+        least = int(kind is int and defaults[key] != 0 and key not in MAY_BE_NONE)
+        if isinstance(value, int | float) and not least <= value < math.inf:
+            raise usage_error(problem, f"expected a number of at least {least}", field=flag)
+        values[key] = value
+    return values
+
+
+def _make_flag(key: str) -> str:
+    """The option of the command line for the keyword argument `key`."""
+    return f"--{key.replace('_', '-')}"
+
+
+def _parse_value(text: str, kind: Any) -> Any:
+    """`text` as a value of `kind`. Where the kind is that of None, JSON is decoded and other text
+    stays. Raises ValueError, KeyError.
+    """
+    if kind is bool:
+        return SWITCHES[text.lower()]
+    if kind is not type(None):
+        return kind(text)
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
 
 
 def list_analysis_options(entry: registry.Entry[Any]) -> Options:
     """Keyword arguments of an analysis that are options of its command, with their defaults."""
     hidden = {"seed", "model", "objective", "preset", "device", "progress"}
-    parameters = (
-        one
-        for one in inspect.signature(entry.function).parameters.values()
-        if one.kind is one.KEYWORD_ONLY
-    )
     return {
-        one.name: one.default
-        for one in parameters
-        if one.name not in hidden and (one.name != "windows" or one.default is not None)
+        name: parameter.default
+        for name, parameter in inspect.signature(entry.function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and name not in hidden
+        and (name, parameter.default) != ("windows", None)
     }
 
 
 def _name_report(
-    kind: str,
-    names: list[str],
-    data: str | None,
-    model: str | None,
-    objective: str | None,
-    preset: str,
+    entry: registry.Entry[Any], names: list[str], data: str | None, model: list[str | None]
 ) -> str:
-    of_data = [data.strip("/").replace("/", "-")] if data is not None else None
-    of_model = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
-    parts = [Path(name).resolve().name for name in names] or of_data or of_model
-    return shorten_name([kind, *parts])
+    """The folder of a report: the analysis with its runs, its data, or the parts of its model."""
+    parts = [Path(name).resolve().name for name in names]
+    if not parts and data is not None and entry.facts.takes == "data":
+        parts = [data.strip("/").replace("/", "-")]
+    return shorten_name([entry.name, *(parts or [part for part in model if part])])

@@ -45,17 +45,17 @@ def fit_calibration(
     # they import torch
     from bitimely_core.analyses.reliability import apply_temperature, fit_temperature
 
-    temperature = (
-        None if task in ("regression", "survival") else fit_temperature(task, prediction, target)
+    temperature = None
+    if task not in ("regression", "survival"):
+        temperature = fit_temperature(task, prediction, target)
+    threshold = conformal.ConformalThreshold(
+        None, "sets are made of classes and values, not of labels"
     )
-    found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
     if task not in ("multilabel", "survival"):
-        tempered = (
-            prediction if temperature is None else apply_temperature(task, prediction, temperature)
-        )
-        found = conformal.find_threshold(
-            conformal.score_windows(task, tempered, target), subjects, subject=subject
-        )
+        if temperature is not None:
+            prediction = apply_temperature(task, prediction, temperature)
+        scores = conformal.score_windows(task, prediction, target)
+        threshold = conformal.find_threshold(scores, subjects, subject=subject)
     return Calibration(
         weights=weights,
         data=data,
@@ -64,8 +64,8 @@ def fit_calibration(
         windows=len(target),
         level=conformal.COVERAGE,
         temperature=temperature,
-        threshold=found.value,
-        undefined_reason=found.reason,
+        threshold=threshold.value,
+        undefined_reason=threshold.reason,
     )
 
 
@@ -91,7 +91,7 @@ def find_calibration(
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
     prediction = predict_windows(head, rows, device=device)
-    found = fit_calibration(
+    calibration = fit_calibration(
         windows.task,
         prediction,
         target,
@@ -101,8 +101,8 @@ def find_calibration(
         subject=windows.subject_unit,
     )
     if store and os.access(run.folder, os.W_OK):
-        write_results(run.folder, {CALIBRATION: found.encode()})
-    return found
+        write_results(run.folder, {CALIBRATION: calibration.encode()})
+    return calibration
 
 
 def calibrate_on(
@@ -122,8 +122,9 @@ def calibrate_on(
     """
     texts = label_texts(preprocessing)
     predictions, targets = [], []
-    for one in find_recordings([path], preprocessing.options, mapping, texts):
-        windows = cut_unlabelled(one.read(), one.name, preprocessing, labels=True).windows
+    for recording in find_recordings([path], preprocessing.options, mapping, texts):
+        record, name = recording.read(), recording.name
+        windows = cut_unlabelled(record, name, preprocessing, labels=True).windows
         target = windows.targets(None)
         assert target is not None, "labels were read"
         predictions.append(predict_windows(head, windows, device=device))
@@ -135,7 +136,11 @@ def calibrate_on(
             "expected annotations of the run's classes",
             file=str(path),
         )
-    found = (np.concatenate(predictions), np.concatenate(targets))
     return fit_calibration(
-        preprocessing.options.task, *found, None, weights=str(run.record.weights), data=path.name
+        preprocessing.options.task,
+        np.concatenate(predictions),
+        np.concatenate(targets),
+        None,
+        weights=str(run.record.weights),
+        data=path.name,
     )

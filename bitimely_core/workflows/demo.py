@@ -52,7 +52,7 @@ def demonstrate(
         "format_version": FORMAT,
         "report": str(path),
         "verdict": page.verdict,
-        "metrics": {one["run"]: one["metrics"] for one in scores},
+        "metrics": {run["run"]: run["metrics"] for run in scores},
         "baselines": scores[0]["baselines"],
         "comparison": scores[0]["comparison"],
     }

@@ -116,6 +116,6 @@ def _declare_training(run: Run, windows: Windows, readout: str) -> dict[str, str
     )
     return {
         **declared,
-        "pretrained_on": json.dumps(sorted({one.dataset for one in run.record.data})),
+        "pretrained_on": json.dumps(sorted({data.dataset for data in run.record.data})),
         "pretrained_subjects": json.dumps(seen),
     }

@@ -130,18 +130,10 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         **settings: Any,
     ) -> None:
         self.model, self.preset, self.task, self.objective = model, preset, task, objective
-        self.epochs, self.head_epochs, self.batch_size, self.lr = (
-            epochs,
-            head_epochs,
-            batch_size,
-            lr,
-        )
-        self.readout, self.freeze, self.random_state, self.device = (
-            readout,
-            freeze,
-            random_state,
-            device,
-        )
+        self.epochs, self.head_epochs = epochs, head_epochs
+        self.batch_size, self.lr = batch_size, lr
+        self.readout, self.freeze = readout, freeze
+        self.random_state, self.device = random_state, device
         if settings:
             self._settings = settings
 
@@ -151,13 +143,10 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def set_params(self, **params: Any) -> Self:
         """Change parameters or settings of the model; unknown settings are refused by `fit`."""
-        own = set(self._get_param_names())
-        super().set_params(**{name: value for name, value in params.items() if name in own})
-        if params.keys() - own:
-            self._settings = {
-                **self._settings,
-                **{name: value for name, value in params.items() if name not in own},
-            }
+        names = params.keys() & self._get_param_names()
+        super().set_params(**{name: params.pop(name) for name in names})
+        if params:
+            self._settings = {**self._settings, **params}
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -226,12 +215,10 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Labels [n] of the most probable classes, or values [n] float64 in the unit of y."""
-        found = self._predict(X)
-        return (
-            self.classes_[found.argmax(1)]
-            if self.task == "classification"
-            else found.astype(np.float64)
-        )
+        prediction = self._predict(X)
+        if self.task == "classification":
+            return np.asarray(self.classes_[prediction.argmax(1)])
+        return prediction.astype(np.float64)
 
     @available_if(_is_classifier)  # type: ignore[untyped-decorator, unused-ignore]
     def predict_proba(self, X: Any) -> Array:
@@ -249,20 +236,25 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(
             self,
             "classes_",
-            msg="This %(name)s was fitted without labels: it transforms, and predicts after fit(X, y).",
+            msg="This %(name)s was fitted without labels: "
+            "it transforms, and predicts after fit(X, y).",
         )
         return self._compute(self._read(X)[0], self.head_.predict)  # type: ignore[union-attr]
 
     def _configure(self, length: int) -> Any:
         """The configuration of the model for windows of `length`."""
-        given = {"channels": self.n_channels_in_, "length": length, **self._settings}
-        config = build_model_config(registry.models[self.model].name, self.preset, **given)
+        settings = {"channels": self.n_channels_in_, "length": length, **self._settings}
+        config = build_model_config(registry.models[self.model].name, self.preset, **settings)
         if (
             config.tokenizer == "conv"
             and not {"tokenizer", "patch", "stride"} & self._settings.keys()
         ):
             config = build_model_config(
-                config.name, self.preset, **given, tokenizer="patch", patch=max(1, length // TOKENS)
+                config.name,
+                self.preset,
+                **settings,
+                tokenizer="patch",
+                patch=max(1, length // TOKENS),
             )
         return config
 
@@ -275,7 +267,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     ) -> None:
         if epochs and not batches.steps:
             raise ValueError(
-                f"Found array with {len(batches.values)} sample(s) while a minimum of {batches.least} is required."
+                f"Found array with {len(batches.values)} sample(s) "
+                f"while a minimum of {batches.least} is required."
             )
         fit(
             module,
@@ -318,7 +311,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 del self.classes_
         elif x.shape[2] != self.n_channels_in_:
             raise ValueError(
-                f"X has {x.shape[2]} channels, but Encoder is expecting {self.n_channels_in_} channels as input."
+                f"X has {x.shape[2]} channels, "
+                f"but Encoder is expecting {self.n_channels_in_} channels as input."
             )
         return ((x - self.mean_) / self.scale_).astype(
             np.float32

@@ -1,9 +1,9 @@
-"""`evaluate`: scores of a run on one split, with predictions, page and comparison."""
+"""The verb `evaluate`: scores of a run on one split, with predictions, page and comparison."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from bitimely_core.schemas.scores import (
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import open_run
+from bitimely_core.workflows.prepare import hides_counts, open_run
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workspace import find_run_folder
 
@@ -56,7 +56,21 @@ Unit = Literal["subject", "window"]
 BaselineChoice = Literal["all", "cheap"]
 # days on which curves of incidence are computed where small counts are shown, and else
 EXACT_POINTS, CURVE_POINTS = 24, 4
+OVER_WINDOWS = (
+    "Intervals are over windows, not subjects (--by window): "
+    "windows of one subject are not independent, so they are too narrow."
+)
+NOT_COMPARED = "Checksums were not compared (--no-verify)."
+Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
+
+
+class ScoredRows(NamedTuple):
+    """The rows of a split, or a part of them."""
+
+    target: np.ndarray  # [n], [n, K]
+    prediction: np.ndarray  # [n], [n, K]
+    subjects: np.ndarray  # [n]
 
 
 def evaluate(
@@ -90,6 +104,7 @@ def evaluate(
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
+    from bitimely_core.claims import tasks
     from bitimely_core.train.devices import select_device
 
     _check_arguments(split, by, baselines, compare, margin, workspace)
@@ -99,80 +114,63 @@ def evaluate(
     opened.adapter_for(windows)
     storage.refuse_link(folder)
     if predictions is not None:
-        from bitimely_core.claims import tasks
-
         tasks.check_task_run(windows, record.kind, predictions.parent)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
-    counts: dict[str, Any] = {
-        "run": record.run,
-        "data": windows.name,
-        "split": split,
-        "n": len(rows),
-        "n_subjects": len(set(rows.subjects())),
-    }
+    n_subjects = len(set(rows.subjects()))
+    counts: dict[str, Any] = {"n": len(rows), "n_subjects": n_subjects}
+    source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        hidden = (
-            isinstance(windows, EventSequences)
-            and not windows.options.small_counts
-            and is_small(counts["n_subjects"])
-        )
-        return {
-            **counts,
-            **({"n": None, "n_subjects": None} if hidden else {}),
-            "folder": str(folder),
-        }
+        if hides_counts(windows) and is_small(n_subjects):
+            counts = {"n": None, "n_subjects": None}
+        return {**source, **counts, "folder": str(folder)}
+    settings = EvaluationSettings(
+        bootstrap=bootstrap,
+        by=by,
+        baselines=baselines,
+        verified=verify and record.verified,
+        model=record.model,
+        preset=record.preset,
+        checkpoint=record.checkpoint,
+    )
     scores = Scores(
+        **source,
         **counts,
-        settings=_describe_settings(
-            record, bootstrap, by, baselines, verified=verify and record.verified
-        ),
+        settings=settings,
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
-        notices=_list_notices(
-            record, windows, by, shared, split, verify, "" if opened.head() is None else baselines
-        ),
+        notices=_list_notices(record, windows, settings, shared, split),
     )
-    columns: Columns = {}
-    frame, files = cast("pl.DataFrame | None", None), cast("dict[str, storage.Content | None]", {})
     head = opened.head()
+    columns: Columns = {}
     if head is None:
         metrics = _score_objective(
             opened.model(), rows, record.settings.objective, batch_size, device, progress
         )
         scores = scores.model_copy(update={"metrics": metrics})
     else:
-        columns = {
-            "target": rows.targets(None),
-            "prediction": predict(
-                head, rows, batch_size=batch_size, device=device, progress=progress
-            ),
-        }
-        task_scores = _score_task(opened, rows, scores.settings, columns, progress)
-        scores = scores.model_copy(
-            update={name: getattr(task_scores, name) for name in TaskScores.model_fields}
-        )
-        scores = scores.model_copy(update=score_endpoints(windows, rows, bootstrap, **columns))
+        prediction = predict(head, rows, batch_size=batch_size, device=device, progress=progress)
+        columns = {"target": rows.targets(None), "prediction": prediction}
+        task_scores = _score_task(opened, rows, settings, columns, progress)
+        nights = score_endpoints(windows, rows, bootstrap, **columns)
+        scores = scores.model_copy(update={**dict(task_scores), **nights})
         scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
+    frame: pl.DataFrame | None = None
+    files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(
                 rows.index, windows.task, windows.class_names, **columns
             )
             files["predictions.parquet"] = storage.encode_parquet(frame)
-        if predictions is not None and head is not None:
-            from bitimely_core.claims import tasks
-
-            tasks.write_predictions(predictions, rows, columns["prediction"], ids)
+            if predictions is not None:
+                tasks.write_predictions(predictions, rows, prediction, ids)
         if compare is not None:
-            scores = scores.model_copy(
-                update={
-                    "comparison": _compare_runs(frame, compare, workspace, windows, scores, margin)
-                }
-            )
+            comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
+            scores = scores.model_copy(update={"comparison": comparison})
         files["scores.json"] = scores.encode()
-        if (shown := protect_scores(scores, windows)) != scores:
-            scores = shown
+        if (printed := protect_scores(scores, windows)) != scores:
+            scores = printed
             files[Scores.SHARED] = scores.encode()
         files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
         report = write_report(
@@ -199,58 +197,42 @@ def _check_arguments(
         find_run_folder(compare, workspace)
 
 
-def _describe_settings(
-    record: RunRecord, bootstrap: int, by: Unit, baselines: BaselineChoice, *, verified: bool
-) -> EvaluationSettings:
-    given = EvaluationSettings(bootstrap=bootstrap, by=by, baselines=baselines, verified=verified)
-    return given.model_copy(
-        update={name: getattr(record, name) for name in ("model", "preset", "checkpoint")}
-    )
-
-
 def protect_scores(scores: Scores, windows: Windows) -> Scores:
     """The scores as they are printed."""
     if not isinstance(windows, EventSequences):
         return scores
     from bitimely_core.claims import protected_scores  # with polars
 
-    shown = protected_scores.protect_scores(scores, windows)
-    return shown.model_copy(update={"lift": verdicts.find_lift(shown)})
+    printed = protected_scores.protect_scores(scores, windows)
+    return printed.model_copy(update={"lift": verdicts.find_lift(printed)})
 
 
 def _list_notices(
-    record: RunRecord,
-    windows: Windows,
-    by: str,
-    shared: int,
-    split: str,
-    verify: bool,
-    baselines: str,
+    record: RunRecord, windows: Windows, settings: EvaluationSettings, shared: int, split: str
 ) -> list[str]:
-    out = list(record.notices)
-    out += [line for line in windows.notices if line not in out]
+    """Caveats of the run, of its windows and of how it is scored."""
+    notices = list(dict.fromkeys([*record.notices, *windows.notices]))
     now, before = describe_data(windows), record.data[0]
     for key, old, new in (
         ("rate", before.rate, now.rate),
         ("reading", before.reading.model_dump(), now.reading.model_dump()),
     ):
         if old != new:
-            out.append(f"The run was trained with {key} {old}; these were made with {new}.")
-    if by == "window":
-        out.append(
-            "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
-        )
+            notices.append(f"The run was trained with {key} {old}; these were made with {new}.")
+    if settings.by == "window":
+        notices.append(OVER_WINDOWS)
     if shared:
-        out.append(
-            f"{shared} subjects of the {split} split were also in the training (split: {windows.split})."
+        notices.append(
+            f"{shared} subjects of the {split} split were also in the training "
+            f"(split: {windows.split})."
         )
-    if not verify or not record.verified:
-        out.append("Checksums were not compared (--no-verify).")
-    if baselines == "cheap":
-        out.append(WITHOUT_FITTED)
+    if not settings.verified:
+        notices.append(NOT_COMPARED)
+    if settings.baselines == "cheap" and record.is_finetuned:
+        notices.append(WITHOUT_FITTED)
     if split != "test":
-        out.append(f"These are scores on the {split} split, not on the test split.")
-    return [str(rename_units(line, windows.subject_unit)) for line in out]
+        notices.append(f"These are scores on the {split} split, not on the test split.")
+    return [str(rename_units(line, windows.subject_unit)) for line in notices]
 
 
 def _score_objective(
@@ -267,13 +249,12 @@ def _score_objective(
     import torch
 
     from bitimely_core import data, objectives
+    from bitimely_core.train.devices import select_device
 
     undefined = MetricValue(undefined_reason="the split has no windows")
     least = config.least_rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
-    from bitimely_core.train.devices import select_device
-
     place = select_device(device)
     model = model.to(place).eval()
     objective = objectives.get(config)
@@ -304,51 +285,63 @@ def _score_task(
     """Scores of a fine-tuned run beside its baselines; those on a part of the windows are compared
     with the run on that part.
     """
-    windows = opened.windows()
+    windows, total = opened.windows(), len(rows)
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
-    fitted, remarks = cast("dict[str, tuple[str, BaselinePredictions]]", {}), list[str]()
-    if settings.baselines == "all" and train_target is not None and len(rows):
-        split = str(rows.index["split"][0])
-        fitted, remarks = predict_baselines(
-            opened.record, windows, split, folder=opened.folder, progress=progress
-        )
+    fitted: dict[str, tuple[str, BaselinePredictions]] = {}
+    remarks: list[str] = []
+    predictions: Predictions = {}
+    if train_target is not None and total:
+        predictions = predict_shortcuts(windows, rows)
+        if settings.baselines == "all":
+            split = str(rows.index["split"][0])
+            fitted, remarks = predict_baselines(
+                opened.record, windows, split, folder=opened.folder, progress=progress
+            )
+    drawn: Predictions = {}
+    for name, (about, baseline) in fitted.items():
+        part = predictions if len(baseline.rows) == total else drawn
+        part[name] = about, baseline.prediction
+    scored = ScoredRows(columns["target"], columns["prediction"], rows.subjects())
+    scores = score_windows(windows, scored, predictions, train_target, settings)
+    baselines = dict(scores.baselines)
+    if drawn:
+        positions = fitted[next(iter(drawn))][1].rows
+        on_part = ScoredRows(*(values[positions] for values in scored))
+        note = f", on {len(positions):,} of {total:,} scored windows"
+        for name, row in score_windows(windows, on_part, drawn, None, settings).baselines.items():
+            baselines[name] = row.model_copy(update={"about": row.about + note})
+    for name in baselines.keys() & fitted.keys():
+        tried = {"settings": fitted[name][1].settings}
+        baselines[name] = baselines[name].model_copy(update=tried)
+    return scores.model_copy(
+        update={"baselines": baselines, "remarks": [*scores.remarks, *remarks]}
+    )
 
-    def score(
-        at: np.ndarray | slice, predictions: dict[str, np.ndarray], constants: np.ndarray | None
-    ) -> TaskScores:
-        return scoring.score(
-            windows.task,
-            columns["target"][at],
-            columns["prediction"][at],
-            rows.subjects()[at],
-            class_names=windows.class_names,
-            train_target=constants,
-            baselines=predictions,
-            about={name: about for name, (about, _) in fitted.items()},
-            bootstrap=settings.bootstrap,
-            by=settings.by,
-            unit=windows.target_unit,
-            subject=windows.subject_unit,
-        )
 
-    complete = {
-        name: one.prediction for name, (_, one) in fitted.items() if len(one.rows) == len(rows)
-    }
-    shortcuts = predict_shortcuts(windows, rows) if train_target is not None and len(rows) else {}
-    found = score(slice(None), {**shortcuts, **complete}, train_target)
-    if drawn := {name: one for name, (_, one) in fitted.items() if name not in complete}:
-        at = next(iter(drawn.values())).rows
-        part = score(at, {name: one.prediction for name, one in drawn.items()}, None).baselines
-        note = f", on {len(at):,} of {len(rows):,} scored windows"
-        part = {
-            name: one.model_copy(update={"about": one.about + note}) for name, one in part.items()
-        }
-        found = found.model_copy(update={"baselines": {**found.baselines, **part}})
-    tried = {
-        k: one.model_copy(update={"settings": fitted[k][1].settings}) if k in fitted else one
-        for k, one in found.baselines.items()
-    }
-    return found.model_copy(update={"baselines": tried, "remarks": [*found.remarks, *remarks]})
+def score_windows(
+    windows: Windows,
+    rows: ScoredRows,
+    baselines: Predictions,
+    train_target: np.ndarray | None,
+    settings: EvaluationSettings,
+) -> TaskScores:
+    """The scores of predictions on `rows` beside those of `baselines`, with constants where
+    `train_target` holds the labels of the training.
+    """
+    return scoring.score(
+        windows.task,
+        rows.target,
+        rows.prediction,
+        rows.subjects,
+        class_names=windows.class_names,
+        train_target=train_target,
+        baselines={name: prediction for name, (_, prediction) in baselines.items()},
+        about={name: about for name, (about, _) in baselines.items()},
+        bootstrap=settings.bootstrap,
+        by=settings.by,
+        unit=windows.target_unit,
+        subject=windows.subject_unit,
+    )
 
 
 def score_endpoints(
@@ -357,90 +350,88 @@ def score_endpoints(
     """Clinical endpoints of sleep stages night by night, of the second of two classes as events
     over time, and incidence by predicted risk.
     """
-    if windows.task == "survival" and len(rows):
-        points = EXACT_POINTS if windows.options.small_counts else CURVE_POINTS
-        return {
-            "risk_groups": scoring.survival.describe_groups(
-                target, prediction, windows.class_names, points
-            )
-        }
-    if windows.task != "classification" or windows.vocabulary or not len(rows):
+    if not len(rows):
         return {}
-    names, options, named = windows.class_names, windows.options, prediction.argmax(1)
+    names, options = windows.class_names, windows.options
+    if windows.task == "survival":
+        points = EXACT_POINTS if options.small_counts else CURVE_POINTS
+        groups = scoring.survival.describe_groups(target, prediction, names, points)
+        return {"risk_groups": groups}
+    if windows.task != "classification" or windows.vocabulary:
+        return {}
+    classes, unit = prediction.argmax(1), windows.subject_unit
     if endpoints.is_staging(names) and options.epoch is not None:
         nights = endpoints.summarize_nights(
-            endpoints.measure_nights(rows.index, target, named, names, options.epoch), bootstrap
+            endpoints.measure_nights(rows.index, target, classes, names, options.epoch), bootstrap
         )
-        return {
-            "nights": NightScores.model_validate(
-                rename_units(nights.model_dump(), windows.subject_unit)
-            )
-        }
+        return {"nights": NightScores.model_validate(rename_units(nights.model_dump(), unit))}
     if len(names) == 2 and rows.index["recording_id"].n_unique() < len(rows):
-        step = options.epoch if options.epoch is not None else options.stride / options.rate
-        events = endpoints.score_events(rows.index, target, named, step, bootstrap)
-        return {
-            "events": EventScores.model_validate(
-                rename_units(events.model_dump(), windows.subject_unit)
-            )
-        }
+        step = options.epoch or options.stride / options.rate
+        events = endpoints.score_events(rows.index, target, classes, step, bootstrap)
+        return {"events": EventScores.model_validate(rename_units(events.model_dump(), unit))}
     return {}
 
 
-def predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
+def predict_shortcuts(windows: Any, rows: Any) -> Predictions:
     """Predictions from the number of events or observed samples, and of events for each label from
     the count of the best single code.
     """
-    from bitimely_core.claims import shortcut_baselines
-
     train = windows["train"]
     if not windows.vocabulary:
         train = train.subset(
             np.isin(np.arange(len(train)), draw_positions(len(train), MOST_TRAINING))
         )
-    lengths, own = count_observed(train), count_observed(rows)
-    if lengths is None or own is None:
+    train_lengths, lengths = count_observed(train), count_observed(rows)
+    if train_lengths is None or lengths is None:
         return {}
     labels = train.targets(None)
     if windows.task == "survival":
-        x = {
-            "train": hazard_baselines.select_lengths(lengths),
-            "test": hazard_baselines.select_lengths(own),
-        }
-        held = {"validation": x["train"][:0]}
+        select = hazard_baselines.select_lengths
+        x = {"train": select(train_lengths), "test": select(lengths)}
         y = {"train": labels, "validation": labels[:0]}
-        parts = (("train", train), ("test", rows))
         counts = {
             name: window_counts.count_windows(windows, part.rows)[:, -windows.codes :].log1p()
-            for name, part in parts
+            for name, part in (("train", train), ("test", rows))
         }
-        return {
-            "length_only": hazard_baselines.predict_from_hazards(
-                {**x, **held}, y, windows.class_names
-            ),
-            "single_code": hazard_baselines.predict_from_code(counts, labels, windows.class_names),
-        }
-    out = {"length_only": scoring.length_baseline(windows.task, lengths, labels, own)}
+        x["validation"] = x["train"][:0]
+        by_length = hazard_baselines.predict_from_hazards(x, y, windows.class_names)
+        by_code = hazard_baselines.predict_from_code(counts, labels, windows.class_names)
+        return _describe_shortcuts(by_length, by_code)
+    by_length = scoring.length_baseline(windows.task, train_lengths, labels, lengths)
     if windows.vocabulary:
-        codes, counts, single = train.counts(), rows.counts(), []
-        for k, label in enumerate(labels.T):
-            known = np.isfinite(label)
-            precision = [
-                shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0
-                for c in range(codes.shape[1])
-            ]
-            best = int(np.argmax(precision))
-            single.append(
-                scoring.length_baseline(
-                    "multilabel", codes[:, best], labels[:, k : k + 1], counts[:, best]
-                )
+        return _describe_shortcuts(by_length, _predict_by_code(train, rows, labels))
+    if windows.task == "classification":  # classes that the training has not
+        by_length = np.pad(by_length, ((0, 0), (0, windows.classes - by_length.shape[1])))
+    return _describe_shortcuts(by_length)
+
+
+def _describe_shortcuts(*predictions: np.ndarray) -> Predictions:
+    """Predictions from the length and, of events, from a single code, by their names."""
+    names = ("length_only", "single_code")
+    about = scoring.scores.ABOUT
+    return {name: (about[name], values) for name, values in zip(names, predictions, strict=False)}
+
+
+def _predict_by_code(train: Any, rows: Any, labels: np.ndarray) -> np.ndarray:
+    """Predictions [n, K] of each label from the count of the code with the highest average
+    precision on the training.
+    """
+    from bitimely_core.claims import shortcut_baselines
+
+    codes, counts, columns = train.counts(), rows.counts(), []
+    for k, label in enumerate(labels.T):
+        labelled = np.isfinite(label)
+        precision = [
+            shortcut_baselines.average_precision(codes[labelled, code], label[labelled]) or 0.0
+            for code in range(codes.shape[1])
+        ]
+        best = int(np.argmax(precision))
+        columns.append(
+            scoring.length_baseline(
+                "multilabel", codes[:, best], labels[:, k : k + 1], counts[:, best]
             )
-        out["single_code"] = np.hstack(single)
-    elif windows.task == "classification":
-        out["length_only"] = np.pad(
-            out["length_only"], ((0, 0), (0, windows.classes - out["length_only"].shape[1]))
         )
-    return out
+    return np.hstack(columns)
 
 
 def _compare_runs(
@@ -448,19 +439,21 @@ def _compare_runs(
     other: str,
     workspace: Path,
     windows: Windows,
-    own: Scores,
+    scores: Scores,
     margin: float | None,
 ) -> Comparison:
     """Paired differences of the predictions `first` to those of another run on the same windows."""
     second = find_run_folder(other, workspace)
     path = second / "predictions.parquet"
-    scores = Scores.load(second / "scores.json") if has_result(second / "scores.json") else Scores()
-    if not has_result(path) or (scores.data, scores.split) != (windows.name, own.split):
+    stored = Scores()
+    if has_result(second / "scores.json"):
+        stored = Scores.load(second / "scores.json")
+    if not has_result(path) or (stored.data, stored.split) != (windows.name, scores.split):
         raise input_error(
             Reason.INCOMPLETE,
-            f"no predictions on {windows.name}, split {own.split}",
+            f"no predictions on {windows.name}, split {scores.split}",
             "expected those of an earlier evaluation",
-            f"Run: bitimely evaluate {other} --split {own.split}",
+            f"Run: bitimely evaluate {other} --split {scores.split}",
             file=str(second),
         )
     if first is None:
@@ -470,7 +463,7 @@ def _compare_runs(
             "Fine-tune it first",
             field="--compare",
         )
-    settings, table = own.settings, read_result_table(path)
+    settings, table = scores.settings, read_result_table(path)
     metrics = scoring.compare_frames(
         windows.task,
         first,
@@ -481,14 +474,16 @@ def _compare_runs(
         unit=windows.target_unit,
         subject=windows.subject_unit,
     )
-    name, pair = scoring.MAIN[windows.task], (own.run, RunRecord.load(second / "run.json").run)
+    name, pair = scoring.MAIN[windows.task], (scores.run, RunRecord.load(second / "run.json").run)
     main = Difference(**metrics[name].model_dump(exclude={"first", "second"}))
     (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()
     metric = verdicts.PrintedMetric(name, windows.target_unit)
     (d,) = scoring.apply_margins(
         [d], [None if margin is None else margin / metric.factor], [metric.sign]
     )
-    sentence = verdicts.describe_difference(pair, windows.name, d, metric, scoring.name_unit(own))
+    sentence = verdicts.describe_difference(
+        pair, windows.name, d, metric, scoring.name_unit(scores)
+    )
     against = verdicts.describe_margin_of_models(pair, windows.name, d, metric)
     return Comparison(
         run=pair[1],

@@ -1,9 +1,9 @@
-"""`export`: a finished run as one self-contained folder to share."""
+"""The verb `export`: a finished run as one self-contained folder to share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from bitimely_core import manifests, storage
 from bitimely_core.errors import safe_text, usage_error
@@ -11,10 +11,13 @@ from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.schemas.tokens import Preprocessing
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
+
+if TYPE_CHECKING:
+    from bitimely_core.heads import Head
+    from bitimely_core.models.base import Model
 
 PREPROCESSING = "preprocessing.json"
 FORMATS = ("safetensors", "onnx")
@@ -54,8 +57,7 @@ def export(
     Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is
     missing; not_found (4): the hub cannot be reached.
     """
-    from bitimely_core import heads, onnx_graph
-    from bitimely_core.models import factory
+    from bitimely_core import onnx_graph
 
     if format not in FORMATS:
         raise usage_error(
@@ -64,16 +66,8 @@ def export(
     opened = Run.open(run, workspace).require_finished()
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
-    files = {
-        "config.json": weights / "config.json",
-        "model.safetensors": weights / "model.safetensors",
-    }
-    files |= {name: opened.folder / name for name in PARTS if has_result(opened.folder / name)}
-    described = (
-        {PREPROCESSING: found.encode()}
-        if (found := _find_preprocessing(opened)) is not None
-        else {}
-    )
+    files = _list_files(opened, weights)
+    described = _encode_preprocessing(opened)
     graph = {onnx_graph.FILE} if format == "onnx" else set()
     names = sorted({*files, *described, *graph})
     result: ExportResult = {
@@ -81,65 +75,88 @@ def export(
         "run": opened.name,
         "out": str(target),
         "files": names,
+        "pushed": push,
     }
     if dry_run:
-        return {**result, "pushed": push}
+        return result
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (
-        foreign := set(list_results(target)) - {*names, onnx_graph.FILE, CALIBRATION}
-    ):
-        text = f"holds {len(foreign)} other files"
-        raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
+    _require_empty(target, {*names, onnx_graph.FILE, CALIBRATION})
     if described:
-        fitted = find_calibration(opened, heads.load(weights).eval(), store=False)
-        described |= {} if fitted is None else {CALIBRATION: fitted.encode()}
-    content = (
-        {name: read_result(path) for name, path in files.items()}
-        | _protect_counts(opened, set(files))
-        | described
-    )
+        described |= _encode_calibration(opened, weights)
+    content = {name: read_result(path) for name, path in files.items()}
+    content |= _protect_counts(opened, set(files)) | described
     if graph:
-        model = heads.load(weights) if opened.record.is_finetuned else factory.load(weights)
+        model = _load_model(opened, weights)
         content[onnx_graph.FILE] = onnx_graph.encode_onnx(model, field="--format")
     write_results(target, content)
-    hashes = {name: storage.hash_file(target / name) for name in content}
-    revision = (
-        None
-        if push is None
-        else hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))
-    )
+    revision = None
+    if push is not None:
+        revision = hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))
     return {
         **result,
         "files": sorted(content),
-        "sha256": hashes,
-        "pushed": push,
+        "sha256": {name: storage.hash_file(target / name) for name in content},
         "revision": revision,
     }
 
 
-def _find_preprocessing(run: Run) -> Preprocessing | None:
-    """What `predict` needs; None for a pre-training and for events."""
+def _require_empty(folder: Path, names: set[str]) -> None:
+    """Raises UserError (config, exit 2) where the folder holds files beside `names`."""
+    foreign = set(list_results(folder)) - names if folder.is_dir() else ()
+    if foreign:
+        raise usage_error(
+            f"holds {len(foreign)} other files",
+            "expected an empty folder",
+            file=str(folder),
+            field="--out",
+        )
+
+
+def _list_files(run: Run, weights: Path) -> dict[str, Path]:
+    """The files that are copied, by the names that they get."""
+    files = {name: weights / name for name in ("config.json", "model.safetensors")}
+    return files | {name: run.folder / name for name in PARTS if has_result(run.folder / name)}
+
+
+def _load_model(run: Run, weights: Path) -> Model | Head:
+    from bitimely_core import heads
+    from bitimely_core.models import factory
+
+    return heads.load(weights) if run.record.is_finetuned else factory.load(weights)
+
+
+def _encode_calibration(run: Run, weights: Path) -> dict[str, bytes]:
+    """The file of the calibration, where it is stored or can be fitted."""
+    from bitimely_core import heads
+
+    fitted = find_calibration(run, heads.load(weights).eval(), store=False)
+    return {} if fitted is None else {CALIBRATION: fitted.encode()}
+
+
+def _encode_preprocessing(run: Run) -> dict[str, bytes]:
+    """The file of what `predict` needs; none for a pre-training and for events."""
     if not run.record.is_finetuned or run.record.data[0].vocabulary:
-        return None
-    return run.preprocessing()
+        return {}
+    return {PREPROCESSING: run.preprocessing().encode()}
 
 
 def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
     """Of claims the scores as pages print them, and the settings without counts of labels and of
     splits with few people.
     """
-    data, out = run.record.data[0], {}
+    record, protected = run.record, {}
     if has_result(run.folder / Scores.SHARED) and "scores.json" in names:
-        out["scores.json"] = read_result(run.folder / Scores.SHARED)
-    if data.vocabulary and not data.small_counts and "run.json" in names:
-        own = tuple(
-            one.model_copy(
-                update={"audit": {s: a for s, a in one.audit.items() if not is_small(a.subjects)}}
-            )
-            for one in run.record.data
+        protected["scores.json"] = read_result(run.folder / Scores.SHARED)
+    if record.data[0].vocabulary and not record.data[0].small_counts and "run.json" in names:
+        audits = (
+            {split: row for split, row in data.audit.items() if not is_small(row.subjects)}
+            for data in record.data
         )
-        out["run.json"] = storage.encode_json(
-            run.record.model_copy(update={"data": own, "train_label_counts": None}).to_json()
+        data = tuple(
+            data.model_copy(update={"audit": audit})
+            for data, audit in zip(record.data, audits, strict=True)
         )
-    return out
+        record = record.model_copy(update={"data": data, "train_label_counts": None})
+        protected["run.json"] = storage.encode_json(record.to_json())
+    return protected

@@ -1,4 +1,4 @@
-"""`finetune`: the model of a run with a supervised head, trained on a labelled view."""
+"""The verb `finetune`: the model of a run with a supervised head, trained on a labelled view."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
-from bitimely_core.recipe import Recipe, load_recipe
+from bitimely_core.recipe import Recipe
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import prepare_windows, resolve_training
+from bitimely_core.workflows.prepare import (
+    hides_counts,
+    open_recipe,
+    prepare_windows,
+    resolve_training,
+)
 from bitimely_core.workflows.train import (
     Flags,
     Say,
@@ -30,9 +35,8 @@ from bitimely_core.workflows.train import (
     count_labels,
     derive_model_shape,
     find_moments,
+    finish_job,
     list_training_notices,
-    run_job,
-    summarize_job,
 )
 from bitimely_core.workspace import find_dataset, locate_new
 
@@ -71,7 +75,7 @@ def finetune(
     from bitimely_core.data import batches as make_batches
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
-    recipe = load_recipe(config) if config else None
+    recipe = open_recipe(config)
     parent = Run.open(source, workspace).require_finished()
     name = _require_view(data, recipe)
     settings = resolve_training(
@@ -86,43 +90,34 @@ def finetune(
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
-    settings = settings.model_copy(
-        update={
-            "model": model.config,
-            "finetune": settings.finetune.model_copy(update={"readout": readout}),
-        }
-    )
+    tuned = settings.finetune.model_copy(update={"readout": readout})
+    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
     head = _build_head(model, settings, windows, view)
-    notices = [_describe_reset(windows, parent.record, reset)] if reset else []
-    if settings.data.fraction < 1:
-        notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
-    stamp, origin = None if scratch else parent.record.leak_free, parent.record
+    origin = parent.record
+    initial = _describe_origin(origin, scratch)
     record = RunRecord(
-        run=run
-        or f"{origin.run}-{name.partition('/')[2] or name}"
-        + ("-scratch" if settings.finetune.from_scratch else ""),
+        run=run or _name_run(origin.run, name, settings),
         kind="finetune",
         model=origin.model,
         preset=origin.preset,
-        source=RunSource(run=origin.run, weights=None if scratch else origin.weights),
         settings=settings,
         data=(describe_data(windows),),
-        pretraining_data=() if scratch else origin.data,
-        pretraining_steps=0 if scratch else origin.final.step if origin.final else None,
         parameters=models.count_parameters(head),
         paper_parameters=origin.paper_parameters,
-        leak_free=stamp,
         preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
         renewed=tuple(reset),
         notices=(
-            *notices,
-            *list_training_notices(settings, [windows], stamp, pretrained=not scratch),
+            *_list_changes(windows, view, origin, settings, reset),
+            *list_training_notices(
+                settings, [windows], initial["leak_free"], pretrained=not scratch
+            ),
         ),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
+        **initial,
     )
     train, size = settings.train, settings.train.batch_size
     batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
@@ -142,22 +137,49 @@ def finetune(
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
         earlier_subjects=None if scratch else parent.train_subjects,
     )
-    return (
-        summarize_job(job)
-        if dry_run
-        else run_job(job, force_new=force_new, progress=progress, say=say)
-    )
+    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
 
-def _require_view(data: str | None, recipe: Recipe | None) -> str:
+def _name_run(parent: str, view: str, settings: Settings) -> str:
+    """The name of a run that has none: those of the pre-training and of the view."""
+    suffix = "-scratch" if settings.finetune.from_scratch else ""
+    return f"{parent}-{view.partition('/')[2] or view}{suffix}"
+
+
+def _describe_origin(origin: RunRecord, scratch: bool) -> Flags:
+    """What `run.json` says of the pre-training; of random weights it is the run alone."""
+    if scratch:
+        return {
+            "source": RunSource(run=origin.run, weights=None),
+            "pretraining_data": (),
+            "pretraining_steps": 0,
+            "leak_free": None,
+        }
+    return {
+        "source": RunSource(run=origin.run, weights=origin.weights),
+        "pretraining_data": origin.data,
+        "pretraining_steps": origin.final.step if origin.final else None,
+        "leak_free": origin.leak_free,
+    }
+
+
+def _list_changes(
+    windows: Windows,
+    view: tuning.TrainValidation,
+    origin: RunRecord,
+    settings: Settings,
+    reset: list[str],
+) -> list[str]:
+    """Notices on weights that are not those of the pre-training, and on subjects left out."""
+    notices = [_describe_reset(windows, origin, reset)] if reset else []
+    if settings.data.fraction < 1:
+        notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
+    return notices
+
+
+def _require_view(data: str | None, recipe: Recipe) -> str:
     """The view to fine-tune on. Raises UserError (config, exit 2) unless there is exactly one."""
-    names = (
-        (data,)
-        if data
-        else tuple(recipe.overrides("finetune").get("data", {}).get("names", ()))
-        if recipe
-        else ()
-    )
+    names = (data,) if data else recipe.overrides("finetune").get("data", {}).get("names", ())
     if len(names) != 1:
         raise usage_error(
             "no labelled view",
@@ -171,7 +193,7 @@ def _require_view(data: str | None, recipe: Recipe | None) -> str:
 def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
     """Settings of the pre-training, and those of its preset for fine-tuning."""
     shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
-    same = find_dataset(name, workspace) in {one.dataset for one in origin.data}
+    same = find_dataset(name, workspace) in {data.dataset for data in origin.data}
     stored = origin.to_json()["settings"]
     return {
         "model": stored["model"],
@@ -232,11 +254,11 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
         free = config.model_copy(update={"numbers": config.numbers and None})
         config = config.model_copy(update={"numbers": choose_numbers([windows], free)})
     model = models.from_config(config) if scratch else models.load(parent.verified_weights())
-    at = parent.find_adapter(windows)
-    model.select_adapter(at or 0)
+    adapter = parent.find_adapter(windows)
+    model.select_adapter(adapter or 0)
     shape = derive_model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
-    reset = model.reset_adapter(**size, renew=at is None)
+    reset = model.reset_adapter(**size, renew=adapter is None)
     model.fit_numbers(find_moments([windows]))
     return model, reset
 
@@ -273,23 +295,22 @@ def _make_grid(settings: Settings, windows: Windows, target: np.ndarray) -> Haza
     from bitimely_core.models.survival import HazardGrid, make_edges
 
     horizons, tuned = windows.options.time_to_event, settings.finetune
-    known = target.reshape(-1, 2)[np.isfinite(target.reshape(-1, 2)).all(1)]
+    times = target.reshape(-1, 2)
+    times = times[np.isfinite(times).all(1)]
     end = windows.options.landmark.horizon_days if windows.options.landmark else horizons[-1]
     return HazardGrid(
         tuned.hazard,
-        make_edges(known[:, 0], known[:, 1], end, tuned.intervals),
+        make_edges(times[:, 0], times[:, 1], end, tuned.intervals),
         tuple(map(float, horizons)),
     )
 
 
 def _describe_fraction(windows: Windows, used: int) -> str:
     available = len(set(windows["train"].subjects()))
-    hidden = (
-        windows.vocabulary
-        and not getattr(windows.options, "small_counts", None)
-        and (is_small(used) or is_small(available))
-    )
-    return f"fine-tuning on {'few' if hidden else f'{used:,} of {available:,}'} training {windows.subject_unit}s"
+    part = f"{used:,} of {available:,}"
+    if hides_counts(windows) and (is_small(used) or is_small(available)):
+        part = "few"
+    return f"fine-tuning on {part} training {windows.subject_unit}s"
 
 
 def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:
@@ -298,17 +319,17 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
     others = sorted(set(reset) - set(adapter))
     parts = []
     if adapter:
-        before = " and ".join(map(str, origin.channels))
-        reason = (
-            "another vocabulary"
-            if windows.vocabulary
-            else f"{windows.channels} channels here, {before} in the pre-training"
-        )
+        reason = "another vocabulary"
+        if not windows.vocabulary:
+            before = " and ".join(map(str, origin.channels))
+            reason = f"{windows.channels} channels here, {before} in the pre-training"
         parts.append(
-            f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)"
+            f"{reason}: re-initialised the adapter "
+            f"({len(adapter)} tensors: tokenizer, input and output projection)"
         )
     if others:
         parts.append(
-            f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}"
+            "windows of another length: randomly initialised or extended by random values: "
+            f"{', '.join(others)}"
         )
     return "; ".join(parts)

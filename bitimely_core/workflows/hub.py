@@ -48,9 +48,10 @@ def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
         return call()
     except Exception as error:  # of several libraries, without a common class
         raise_system_error(error, stored=False)
+        message = clean(str(error).strip().partition("\n")[0], 200)
         raise input_error(
             Reason.NOT_FOUND,
-            f"{clean(repo, 100)}: {type(error).__name__}: {clean(str(error).strip().partition(chr(10))[0], 200)}",
+            f"{clean(repo, 100)}: {type(error).__name__}: {message}",
             "expected a repository of the hub that can be reached",
             "Look at its name, the network and the credentials, or give a folder",
             field=field,

@@ -73,7 +73,7 @@ def ingest(
                 force_new=True,
                 progress=progress,
             )
-            found = built["findings"]
+            findings = built["findings"]
             # the report is the same in every workspace
             place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()
             report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
@@ -81,12 +81,12 @@ def ingest(
             if error.exit_code != Exit.REFUSED:
                 raise
             warning = replace(error.finding, level="warning")  # the cache is complete
-            found = [replace(warning, code=Reason.MIN_CODES).as_dict()]
+            findings = [replace(warning, code=Reason.MIN_CODES).as_dict()]
             if notice is not None:
                 notice(warning)
-        report["reasons"] = [*report["reasons"], *found]
+        report["reasons"] = [*report["reasons"], *findings]
         counts = Counter(report["reason_counts"])
-        counts.update({reason["code"]: reason["count"] for reason in found})
+        counts.update({reason["code"]: reason["count"] for reason in findings})
         report["reason_counts"] = dict(sorted(counts.items()))
         write_results(folder, {REPORT: storage.encode_json(report) + b"\n"}, beside=True)
 

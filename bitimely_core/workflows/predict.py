@@ -1,4 +1,4 @@
-"""`predict`: a fine-tuned run on new recordings without labels."""
+"""The verb `predict`: a fine-tuned run on new recordings without labels."""
 
 from __future__ import annotations
 
@@ -103,34 +103,32 @@ class RecordingPrediction(NamedTuple):
         """
         import polars as pl
 
-        classes, found = list(self.windows.class_names), self.prediction
-        reach = np.full(len(found), np.nan if self.reach is None else self.reach)
-        columns: dict[str, Any] = (
-            {"prediction": found, "lo": found - reach, "hi": found + reach}
-            if found.ndim == 1
-            else {}
-        )
-        if self.windows.task != "regression":
-            columns = {f"p_{name}": found[:, k] for k, name in enumerate(classes)}
-        if self.windows.task == "classification":
-            at = found.argmax(1)
-            columns = {
-                "prediction": at,
-                "class": [classes[k] for k in at],
-                **columns,
-                "confidence": self.confidence,
-            }
-            columns["set"] = (
-                None
-                if self.sets is None
-                else ["|".join(classes[k] for k in np.flatnonzero(row)) for row in self.sets]
-            )
-        return self.windows.index.select("recording_id", "window", "start").with_columns(
-            **{
-                k: pl.lit(None, pl.String) if v is None else pl.Series(v)
-                for k, v in columns.items()
-            }
-        )
+        columns = {
+            name: pl.lit(None, pl.String) if values is None else pl.Series(values)
+            for name, values in self._list_columns().items()
+        }
+        return self.windows.index.select("recording_id", "window", "start").with_columns(**columns)
+
+    def _list_columns(self) -> dict[str, Any]:
+        """The columns of `frame` beside those of the windows; None for one without values."""
+        values, classes = self.prediction, self.windows.class_names
+        if self.windows.task == "regression":
+            reach = np.full(len(values), np.nan if self.reach is None else self.reach)
+            return {"prediction": values, "lo": values - reach, "hi": values + reach}
+        probabilities = {f"p_{name}": values[:, k] for k, name in enumerate(classes)}
+        if self.windows.task != "classification":
+            return probabilities
+        sets = None
+        if self.sets is not None:
+            sets = ["|".join(classes[k] for k in np.flatnonzero(row)) for row in self.sets]
+        best = values.argmax(1)
+        return {
+            "prediction": best,
+            "class": [classes[k] for k in best],
+            **probabilities,
+            "confidence": self.confidence,
+            "set": sets,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +187,14 @@ class Predictor:
 
         paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
         options = self.preprocessing.options
-        found = find_recordings(paths, options, parse_map(channel_map, options.read_channels))
-        return pl.concat(
-            [
-                self.predict_record(
-                    one.read(), one.name, batch_size=batch_size, device=device
-                ).frame()
-                for one in found
-            ]
+        mapping = parse_map(channel_map, options.read_channels)
+        predictions = (
+            self.predict_record(
+                recording.read(), recording.name, batch_size=batch_size, device=device
+            )
+            for recording in find_recordings(paths, options, mapping)
         )
+        return pl.concat([prediction.frame() for prediction in predictions])
 
 
 def from_pretrained(
@@ -278,91 +275,90 @@ def predict(
     mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    found = list(find_recordings([Path(file) for file in files], options, mapping))
+    recordings = list(find_recordings(list(map(Path, files)), options, mapping))
     result: PredictResult = {
         "format_version": FORMAT,
         "run": model.run.name,
         "out": str(target),
-        "n": len(found),
+        "n": len(recordings),
     }
     if dry_run:
-        return {**result, "recordings": [one.name for one in found]}
+        return {**result, "recordings": [recording.name for recording in recordings]}
     if calibrate_on is not None:
         with locate_errors(calibrate_on, replace=False):
-            model = replace(
-                model,
-                calibration=fit_own_calibration(
-                    calibrate_on, model.run, model.head, model.preprocessing, mapping
-                ),
+            calibration = fit_own_calibration(
+                calibrate_on, model.run, model.head, model.preprocessing, mapping
             )
+        model = replace(model, calibration=calibration)
     rows: list[RecordingRow] = []
     faults: list[Finding] = []
     findings: list[Finding] = []
-    for done, (one, read) in enumerate(_read_ahead(found, jobs)):
-        if progress is not None:
-            progress("predict", done, len(found))
-        made = _predict_one(model, one, read, batch_size=batch_size, device=device)
-        if isinstance(made, Finding):
-            faults.append(made.at(one.file))
-            rows.append(_refused_row(one, made))
+    for done, (recording, read) in enumerate(_read_ahead(recordings, jobs)):
+        _report_progress(progress, done, len(recordings))
+        prediction = _predict_recording(model, recording, read, batch_size, device)
+        if isinstance(prediction, Finding):
+            faults.append(prediction.at(recording.file))
+            rows.append(_make_refused_row(recording, prediction))
             continue
-        rows.append(_write_recording(target / one.name, one, model, made))
-        findings += [finding.at(one.file) for finding in made.findings]
-    if progress is not None:
-        progress("predict", len(found), len(found))
-    if len(faults) == len(found):
+        rows.append(_write_recording(target / recording.name, recording, model, prediction))
+        findings += [finding.at(recording.file) for finding in prediction.findings]
+    _report_progress(progress, len(recordings), len(recordings))
+    if len(faults) == len(recordings):
         raise _refuse_all(faults)
     report = _write_collection(target, model, rows)
-    shown = [finding.as_dict() for finding in (*faults, *findings)]
-    code = int(Exit.PARTIAL if faults else Exit.OK)
     return {
         **result,
         "recordings": rows,
-        "findings": shown,
+        "findings": list(map(Finding.as_dict, (*faults, *findings))),
         "report": str(report),
-        "exit_code": code,
+        "exit_code": int(Exit.PARTIAL if faults else Exit.OK),
     }
 
 
-def _predict_one(
+def _report_progress(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress("predict", done, total)
+
+
+def _predict_recording(
     model: Predictor,
-    one: NewRecording,
+    recording: NewRecording,
     read: Callable[[], Record],
-    *,
     batch_size: int | None,
     device: str,
 ) -> RecordingPrediction | Finding:
-    """The predictions for one recording, or why there are none. Raises what is a defect of the
-    model, hence the fault of no recording.
+    """The predictions for one recording, or why there are none.
+
+    Raises what is a defect of the model, hence the fault of no recording.
     """
     try:
         record = read()
     except Exception as error:
-        return describe_failure(error, None, one.file)[0]
+        return describe_failure(error, None, recording.file)[0]
     try:
-        return model.predict_record(record, one.name, batch_size=batch_size, device=device)
+        return model.predict_record(record, recording.name, batch_size=batch_size, device=device)
     except (UserError, MemoryError) as error:
-        return describe_failure(error, None, one.file)[0]
+        return describe_failure(error, None, recording.file)[0]
 
 
 def _read_ahead(
-    found: Sequence[NewRecording], jobs: int
+    recordings: Sequence[NewRecording], jobs: int
 ) -> Iterator[tuple[NewRecording, Callable[[], Record]]]:
     """Each recording and the function that gives what was read; with several `jobs` that many are
     read while the model works.
     """
     if jobs <= 1:
-        yield from ((one, one.read) for one in found)
+        for recording in recordings:
+            yield recording, recording.read
         return
     with ThreadPoolExecutor(jobs) as pool:
-        rest = iter(found)
-        waiting = deque((one, pool.submit(one.read)) for one in itertools.islice(rest, jobs))
+        rest = iter(recordings)
+        waiting = deque((first, pool.submit(first.read)) for first in itertools.islice(rest, jobs))
         while waiting:
-            one, future = waiting.popleft()
-            waiting.extend(
-                (following, pool.submit(following.read)) for following in itertools.islice(rest, 1)
-            )
-            yield one, future.result
+            recording, future = waiting.popleft()
+            for following in itertools.islice(rest, 1):
+                waiting.append((following, pool.submit(following.read)))
+            yield recording, future.result
 
 
 def _refuse_all(faults: Sequence[Finding]) -> UserError:
@@ -375,30 +371,37 @@ def _refuse_all(faults: Sequence[Finding]) -> UserError:
     return error
 
 
-def _refused_row(one: NewRecording, fault: Finding) -> RecordingRow:
+def _make_refused_row(recording: NewRecording, fault: Finding) -> RecordingRow:
     return {
-        "recording": one.name, "file": one.file, "status": "refused", "windows": None, "hours": None, "confidence": None, "endpoints": {},
-        "messages": [fault.message], "report": None,
-    }  # fmt: skip
+        "recording": recording.name,
+        "file": recording.file,
+        "status": "refused",
+        "windows": None,
+        "hours": None,
+        "confidence": None,
+        "endpoints": {},
+        "messages": [fault.message],
+        "report": None,
+    }
 
 
 def _write_recording(
-    folder: Path, one: NewRecording, model: Predictor, made: RecordingPrediction
+    folder: Path, recording: NewRecording, model: Predictor, prediction: RecordingPrediction
 ) -> RecordingRow:
     """The folder of one recording."""
-    windows, frame, name = made.windows, made.frame(), one.name
+    windows, frame, name = prediction.windows, prediction.frame(), recording.name
     starts, length = windows.index["start"].to_numpy(), windows.options.length
     files: dict[str, storage.Content | None] = {
         "predictions.parquet": storage.encode_parquet(frame)
     }
-    messages = [finding.message for finding in made.findings if finding.level != "info"]
+    messages = [finding.message for finding in prediction.findings if finding.level != "info"]
     if windows.task == "classification":
         epoch = float(windows.options.epoch or length)
         onsets = starts + (length - epoch) / 2
         files[f"{name}_events.tsv"], files[f"{name}_events.json"] = encode_events(
             onsets, epoch, frame, model
         )
-        if made.endpoints:
+        if prediction.endpoints:
             stages = frame["prediction"].to_list()
             files[f"{name}-hypnogram.edf"] = encode_hypnogram(
                 onsets.tolist(), stages, windows.class_names, epoch
@@ -406,16 +409,17 @@ def _write_recording(
     elif windows.task == "regression":
         series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
         files[f"{name}_timeseries.csv"] = series.write_csv().encode()
-    page = recording_page(name, model.run.record, model.calibration, made, messages)
+    confidence = prediction.confidence
+    page = recording_page(name, model.run.record, model.calibration, prediction, messages)
     report = write_report(folder, page, others=files)
     return {
         "recording": name,
-        "file": one.file,
+        "file": recording.file,
         "status": "predicted",
         "windows": len(windows),
         "hours": float((starts[-1] + length) / 3600),
-        "confidence": None if made.confidence is None else float(made.confidence.mean()),
-        "endpoints": {key: value.model_dump() for key, value in made.endpoints.items()},
+        "confidence": None if confidence is None else float(confidence.mean()),
+        "endpoints": {key: value.model_dump() for key, value in prediction.endpoints.items()},
         "messages": messages,
         "report": str(report),
     }

@@ -1,4 +1,4 @@
-"""Tokens, caches and runs that a verb reads; missing tokens and caches are made."""
+"""What a verb reads: settings, tokens, caches and runs. Missing tokens and caches are made."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from bitimely_core import cache, registry, storage
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
-from bitimely_core.recipe import resolve_settings
+from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
+from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
@@ -79,6 +81,13 @@ def open_run(
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
+def hides_counts(windows: TokenSet) -> bool:
+    """Whether counts of 1 to 10 people in these windows are withheld: histories without
+    `small_counts`.
+    """
+    return isinstance(windows, EventSequences) and not windows.options.small_counts
+
+
 def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
     """A function from the name of tokens to the windows or sequences in `workspace`, made when they
     are missing.
@@ -107,12 +116,12 @@ def _open_or_build(
         workspace = make_scratch_workspace(workspace, dataset)
     out = locate_new(workspace, "tokens", name_tokens(data))
     kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
-    given = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
+    choices = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
     write_tokens(
         kind,
         source,
         out,
-        {"view": view, **given.get(kind.section, {})},
+        {"view": view, **choices.get(kind.section, {})},
         verify=verify,
         progress=progress,
     )
@@ -196,6 +205,11 @@ def ingest_cache(
             if notice is not None:
                 notice(fault)
     return report
+
+
+def open_recipe(path: Path | None) -> Recipe:
+    """The recipe of `--config`, empty without one. Raises UserError: as `load_recipe`."""
+    return load_recipe(path) if path else Recipe()
 
 
 def resolve_training(

@@ -1,6 +1,4 @@
-"""`pretrain`: settings, windows and a model with random or given weights, trained on an objective
-without labels.
-"""
+"""The verb `pretrain`: a model is trained on an objective that needs no labels."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ from bitimely_core.config import (
     parse_assignments,
 )
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
-from bitimely_core.recipe import load_recipe
 from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
@@ -27,7 +24,7 @@ from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.prepare import prepare_windows, resolve_training
+from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
 from bitimely_core.workflows.train import (
     Flags,
     Say,
@@ -36,17 +33,14 @@ from bitimely_core.workflows.train import (
     choose_numbers,
     derive_model_shape,
     find_moments,
+    finish_job,
     list_training_notices,
-    run_job,
-    summarize_job,
 )
 from bitimely_core.workspace import locate, locate_new, name_run
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
     from bitimely_core.tokens import Windows
-
-BUDGETS = ("table", "matched")
 
 
 def pretrain(
@@ -72,62 +66,35 @@ def pretrain(
     resources (6), locked (7).
     """
     from bitimely_core import models, objectives
-    from bitimely_core.data import limit_windows
 
-    recipe = load_recipe(config) if config else None
-    preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
+    recipe = open_recipe(config)
+    flags, assignments = flags or {}, assignments or []
+    preset = preset or recipe.pretrain.preset or "tiny"
     shipped = load_preset(preset)
-    given = merge_layers(
-        recipe.overrides("pretrain") if recipe else {},
-        flags or {},
-        parse_assignments(assignments or []),
-    )
-    entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
+    chosen = merge_layers(recipe.overrides("pretrain"), flags, parse_assignments(assignments))
+    model_choices = chosen.get("model", {})
+    entry = registry.models[model_choices.get("name", "bitimelygpt")]
     base = _collect_preset(shipped, entry.name, entry.facts)
-
-    resolve = partial(
-        resolve_training, "pretrain", config=recipe, pairs=assignments or [], flags=flags or {}
-    )
+    resolve = partial(resolve_training, "pretrain", config=recipe, pairs=assignments, flags=flags)
     settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)
-    if not settings.data.names:
-        raise usage_error(
-            "no data", "expected --data", "See: bitimely list datasets", field="--data"
-        )
-    budget = _check_budget(budget or (recipe.pretrain.budget if recipe else None))
+    _require_data(settings)
+    matched_preset = _match_preset(preset, budget or recipe.pretrain.budget)
     name = run or name_run(
         preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective)
     )
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    prepare = partial(
-        prepare_windows,
-        workspace=workspace,
-        config=settings.data,
-        verify=verify,
-        dry_run=dry_run,
-        progress=progress,
-        together=True,
-    )
-    windows = [
-        limit_windows(prepare(one), settings.data.limit, settings.train.seed)
-        for one in settings.data.names
-    ]
+    windows = _prepare_data(settings, workspace, verify, dry_run, progress)
     # a preset of signals, given events
-    if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):
-        base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
+    if windows[0].vocabulary and "tokenizer" not in model_choices:
+        base["model"] = _adapt_to_events(base["model"], model_choices, entry.facts)
         settings = resolve(base)
-    notices = (
-        [f"{entry.name} has no pre-training: the learning-rate search is skipped."]
-        if supervised and settings.tune.rates
-        else []
-    )
-    if supervised:  # the run holds the initial weights, for finetune
-        settings = settings.model_copy(
-            update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()}
-        )
-    model = _build_model(settings, windows, preset if budget == "matched" else None)
+    notices: list[str] = []
+    if supervised:
+        settings, notices = _skip_training(settings, entry.name)
+    model = _build_model(settings, windows, matched_preset)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
     stamp, preparation = _find_stamp(settings, windows)
@@ -136,10 +103,10 @@ def pretrain(
         kind="pretrain",
         model=entry.name,
         preset=preset,
-        init=None if start is None else storage.hash_file(start / "model.safetensors"),
+        init=start and storage.hash_file(start / "model.safetensors"),
         init_from=origin,
         settings=settings,
-        data=tuple(describe_data(one) for one in windows),
+        data=tuple(map(describe_data, windows)),
         parameters=models.count_parameters(model),
         paper_parameters=shipped.get("paper_parameters"),
         leak_free=stamp,
@@ -153,7 +120,7 @@ def pretrain(
             *notices,
         ),
     )
-    views = [tuning.drop_test(one) for one in windows]
+    views = list(map(tuning.drop_test, windows))
     batches, validation = _make_batches(settings, views)
     _load_initial_weights(model, start)
     job = TrainingJob(
@@ -167,16 +134,52 @@ def pretrain(
         headline=_describe_size(record),
         search=tuning.plan_search(settings, batches, validation, views),
     )
-    return (
-        summarize_job(job)
-        if dry_run
-        else run_job(job, force_new=force_new, progress=progress, say=say)
-    )
+    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+
+
+def _require_data(settings: Settings) -> None:
+    """Raises UserError (config, exit 2) without the name of data."""
+    if not settings.data.names:
+        raise usage_error(
+            "no data", "expected --data", "See: bitimely list datasets", field="--data"
+        )
 
 
 def _describe_size(record: RunRecord) -> str:
     paper = f"; paper: {record.paper_parameters / 1e6:g} M" if record.paper_parameters else ""
     return f"{record.model}: {record.parameters:,} parameters{paper}"
+
+
+def _prepare_data(
+    settings: Settings, workspace: Path, verify: bool, dry_run: bool, progress: Progress | None
+) -> list[Windows]:
+    """The windows of each data set, up to the limit."""
+    from bitimely_core.data import limit_windows
+
+    prepare = partial(
+        prepare_windows,
+        workspace=workspace,
+        config=settings.data,
+        verify=verify,
+        dry_run=dry_run,
+        progress=progress,
+        together=True,
+    )
+    return [
+        limit_windows(prepare(data), settings.data.limit, settings.train.seed)
+        for data in settings.data.names
+    ]
+
+
+def _skip_training(settings: Settings, model: str) -> tuple[Settings, list[str]]:
+    """The settings of a model without pre-training, whose run holds the initial weights for
+    `finetune`, and what they leave out.
+    """
+    notices = []
+    if settings.tune.rates:
+        notices = [f"{model} has no pre-training: the learning-rate search is skipped."]
+    train = settings.train.model_copy(update={"steps": 0})
+    return settings.model_copy(update={"train": train, "tune": TuneConfig()}), notices
 
 
 def _find_stamp(
@@ -185,15 +188,18 @@ def _find_stamp(
     """The stamp of a run on these windows, and how their values were made."""
     from bitimely_core import objectives
 
-    normalise = "window" if "window" in {one.options.normalise for one in windows} else "channel"
-    preparation = tuple(one.preparation for one in windows)
+    normalise = "window" if "window" in {view.options.normalise for view in windows} else "channel"
+    preparation = tuple(view.preparation for view in windows)
     return objectives.leak_free(settings, normalise=normalise, preparation=preparation), preparation
 
 
-def _check_budget(budget: str | None) -> str:
-    """`budget`, or the first of `BUDGETS`. Raises UserError (unknown_name, exit 2)."""
-    check_choice("budget", budget, BUDGETS)
-    return budget or BUDGETS[0]
+def _match_preset(preset: str, budget: str | None) -> str | None:
+    """The preset whose number of parameters the model is to have; None for a budget of a table.
+
+    Raises UserError (unknown_name, exit 2).
+    """
+    check_choice("budget", budget, ("table", "matched"))
+    return preset if budget == "matched" else None
 
 
 def _collect_preset(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:
@@ -220,17 +226,19 @@ def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
     return facts.objective == "none"
 
 
-def _adapt_to_events(model: Flags, given: Flags, facts: registry.ModelFacts) -> Flags:
-    """The model settings of a preset for signals, changed for events; as many half-lives as heads,
-    over the same span.
+def _adapt_to_events(model: Flags, chosen: Flags, facts: registry.ModelFacts) -> Flags:
+    """The model settings of a preset for signals, changed for events.
+
+    There are as many half-lives as heads, over the same span. The user has `chosen` some settings.
     """
     events = load_preset("3m").get(facts.family, {})
-    out = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
+    adapted = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
     if "decay" in events:
-        span, heads = events["decay"]["months"], {**out, **given}.get("heads", ModelConfig().heads)
-        months = [span[0] * (span[-1] / span[0]) ** (i / max(heads - 1, 1)) for i in range(heads)]
-        out["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
-    return out if "events" in facts.input else {**out, "events": "grid"}
+        first, *_, last = events["decay"]["months"]
+        heads = {**adapted, **chosen}.get("heads", ModelConfig().heads)
+        months = [first * (last / first) ** (i / max(heads - 1, 1)) for i in range(heads)]
+        adapted["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
+    return adapted if "events" in facts.input else {**adapted, "events": "grid"}
 
 
 def _build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
@@ -267,7 +275,8 @@ def _list_batch_notices(settings: Settings) -> list[str]:
     if parts == 1 or settings.objective.least_rows == 1:
         return []
     return [
-        f"{settings.objective.name} compares each window with the others of its micro-batch: {rows // parts} windows, not {rows}."
+        f"{settings.objective.name} compares each window with the others of its micro-batch: "
+        f"{rows // parts} windows, not {rows}."
     ]
 
 
@@ -302,7 +311,8 @@ def _require_batch_rows(settings: Settings, parts: int) -> int:
     if rows > 1 and settings.train.batch_size < rows * parts:
         raise usage_error(
             f"{settings.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
-            f"{settings.objective.name} compares windows with each other: expected at least {rows} in each part",
+            f"{settings.objective.name} compares windows with each other: "
+            f"expected at least {rows} in each part",
             f"Use --batch-size {rows * parts} or more",
             field="train.batch_size",
         )
@@ -320,23 +330,21 @@ def _find_initial_weights(
     """
     if init is None:
         return None, None
-    inside = (
-        [locate(workspace, "runs", str(init)) / "model"]
-        if str(init) == Path(init).name != ".."
-        else []
-    )
-    for path in (*inside, Path(init) / "model", Path(init)):
-        if (path / "model.safetensors").is_file():
-            if has_result(path / "run.json"):  # of an export
-                check_result(path / "run.json")
-            return path, {
-                "run": path.parent.name
-            } if path.parent.parent == workspace / "runs" else None
+    folders = [Path(init) / "model", Path(init)]
+    if str(init) == Path(init).name != "..":
+        folders.insert(0, locate(workspace, "runs", str(init)) / "model")
+    for path in folders:
+        if not (path / "model.safetensors").is_file():
+            continue
+        if has_result(path / "run.json"):  # of an export
+            check_result(path / "run.json")
+        run = path.parent
+        return path, {"run": run.name} if run.parent == workspace / "runs" else None
     if dry_run:
         return None, None
+    record = folder / "run.json"
     return hub.fetch_model(
-        str(init),
-        RunRecord.load(folder / "run.json").init_from if (folder / "run.json").is_file() else None,
+        str(init), RunRecord.load(record).init_from if record.is_file() else None
     )
 
 
@@ -355,7 +363,9 @@ def _load_initial_weights(model: Model, start: Path | None) -> None:
         name: value for name, value in model.state_dict().items() if not name.startswith("others.")
     }
     loaded = other.state_dict()
-    shapes = [{name: value.shape for name, value in one.items()} for one in (expected, loaded)]
+    shapes = [
+        {name: value.shape for name, value in tensors.items()} for tensors in (expected, loaded)
+    ]
     differing = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if differing:
         raise input_error(

@@ -1,4 +1,4 @@
-"""`reproduce`: a run is trained again from its record and compared."""
+"""The verb `reproduce`: a run is trained again from its record and compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
-from bitimely_core.workflows.train import Flags
+from bitimely_core.workflows.train import Flags, TrainingResult
 from bitimely_core.workspace import locate, locate_new
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ def reproduce(
     opened = Run.open(run, workspace).require_finished()
     record = opened.record
     name = locate_new(workspace, "runs", f"{record.run}-again").name
-    here = _list_environment(record, describe_environment(_select_device(record)), list_versions())
-    differences = [*here, *_list_data(record, workspace, verify, dry_run)]
+    machine = _list_environment(
+        record, describe_environment(_select_device(record)), list_versions()
+    )
+    differences = [*machine, *_list_data(record, workspace, verify, dry_run)]
     result: ReproduceResult = {
         "format_version": FORMAT,
         "run": record.run,
@@ -80,6 +82,45 @@ def reproduce(
     }
     if dry_run:
         return result
+    result_again = _train_again(
+        record, name, workspace, verify=verify, force_new=force_new, progress=progress
+    )
+    again = RunRecord.load(Path(result_again["folder"]) / "run.json")
+    if again.environment is not None:  # it may have been there before
+        differences[: len(machine)] = _list_environment(record, again.environment, again.versions)
+    before, after = (part.final.loss if part.final else None for part in (record, again))
+    near = _is_near(before, after)
+    same = record.weights == again.weights
+    reproduction = Reproduction(
+        again=name,
+        differences=tuple(differences),
+        loss=(before, after),
+        same_weights=same,
+        metrics=_score_again(opened, name, workspace, verify, progress),
+    )
+    _store_reproduction(opened, reproduction)
+    return {
+        **result,
+        "loss": [before, after],
+        "metrics": {metric: list(pair) for metric, pair in reproduction.metrics.items()},
+        "changes": reproduction.list_changes(),
+        "same_loss": before == after or near,
+        "same_weights": same,
+        "reproduced": same or near,
+        "trained": result_again["trained"],
+    }
+
+
+def _train_again(
+    record: RunRecord,
+    name: str,
+    workspace: Path,
+    *,
+    verify: bool,
+    force_new: bool,
+    progress: Progress | None,
+) -> TrainingResult:
+    """Train under `name` with the settings of `record`, on a device that this machine has."""
     stored = record.to_json()["settings"]
     sections = {key: stored[key] for key in ("model", "objective", "data", "train")}
     sections["train"]["device"] = _select_device(record).type
@@ -91,43 +132,19 @@ def reproduce(
         "progress": progress,
     }
     if record.source is None:
-        sections["model"] = {
-            key: value for key, value in sections["model"].items() if key not in SHAPE
-        }
-        done = pretrain(preset=record.preset, flags=sections, init=_initial_run(record), **common)
-    else:
-        sections["finetune"] = stored["finetune"]
-        del sections["model"]
-        done = finetune(record.source.run, data=record.data[0].name, flags=sections, **common)
-    again = RunRecord.load(Path(done["folder"]) / "run.json")
-    if again.environment is not None:  # it may have been there before
-        differences[: len(here)] = _list_environment(record, again.environment, again.versions)
-    losses = [one.final.loss if one.final else None for one in (record, again)]
-    before, after = losses
-    near = (
-        before is not None
-        and after is not None
-        and abs(before - after) <= LOSS * max(abs(before), 1e-12)
-    )
-    same = record.weights == again.weights
-    found = Reproduction(
-        again=name,
-        differences=tuple(differences),
-        loss=(before, after),
-        same_weights=same,
-        metrics=_score_again(opened, name, workspace, verify, progress),
-    )
-    _store_reproduction(opened, found)
-    return {
-        **result,
-        "loss": losses,
-        "metrics": {metric: list(pair) for metric, pair in found.metrics.items()},
-        "changes": found.list_changes(),
-        "same_loss": before == after or near,
-        "same_weights": same,
-        "reproduced": same or near,
-        "trained": done["trained"],
-    }
+        for key in SHAPE:
+            sections["model"].pop(key, None)
+        return pretrain(preset=record.preset, flags=sections, init=_initial_run(record), **common)
+    sections["finetune"] = stored["finetune"]
+    del sections["model"]
+    return finetune(record.source.run, data=record.data[0].name, flags=sections, **common)
+
+
+def _is_near(before: float | None, after: float | None) -> bool:
+    """Whether two losses differ by no more than another machine makes of them."""
+    if before is None or after is None:
+        return False
+    return abs(before - after) <= LOSS * max(abs(before), 1e-12)
 
 
 def _select_device(record: RunRecord) -> torch.device:
@@ -162,19 +179,19 @@ def _score_again(
     )
     after = Scores.load_shared(locate(workspace, "runs", again)).metrics
     return {
-        name: (one.value, after[name].value)
-        for name, one in before.metrics.items()
+        name: (metric.value, after[name].value)
+        for name, metric in before.metrics.items()
         if name in after
     }
 
 
-def _store_reproduction(run: Run, found: Reproduction) -> None:
+def _store_reproduction(run: Run, reproduction: Reproduction) -> None:
     """Write `reproduction.json`, and the page of the run again where it has to say that shown
     digits change.
     """
-    files: dict[str, storage.Content | None] = {"reproduction.json": found.encode()}
+    files: dict[str, storage.Content | None] = {"reproduction.json": reproduction.encode()}
     write_results(run.folder, files)
-    if not found.list_changes():
+    if not reproduction.list_changes():
         return
     page = run_page.training_page(run.folder, run.record)
     if run.scores is not None:
@@ -212,9 +229,8 @@ def _list_environment(
     if record.environment is not None:
         out += environment.list_changes(record.environment)
     if record.earlier_environments:
-        out.append(
-            f"the run was stopped and continued elsewhere; it began on {record.earlier_environments[0].describe()}"
-        )
+        first = record.earlier_environments[0].describe()
+        out.append(f"the run was stopped and continued elsewhere; it began on {first}")
     return out
 
 
@@ -225,7 +241,6 @@ def _list_data(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) 
             data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run
         ).fingerprint
         if fingerprint != data.fingerprint:
-            out.append(
-                f"{data.name} has the fingerprint {fingerprint[:16]}, it was {data.fingerprint[:16]}"
-            )
+            now, before = fingerprint[:16], data.fingerprint[:16]
+            out.append(f"{data.name} has the fingerprint {now}, it was {before}")
     return out

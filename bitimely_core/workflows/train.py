@@ -1,17 +1,16 @@
-"""Training of a `TrainingJob` in its run folder by `run_job`, the common part of pretrain and
-finetune.
-"""
+"""What `pretrain` and `finetune` share: a training that is ready, and how it fills its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings
-from bitimely_core.errors import Finding, usage_error
+from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.records import find_missing, has_result, list_results, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -27,6 +26,7 @@ from bitimely_core.run import (
 from bitimely_core.schemas.runs import (
     FinalLosses,
     Losses,
+    RunEnvironment,
     RunRecord,
     ScoredCheckpoint,
     TrainSubjects,
@@ -96,6 +96,15 @@ class TrainingResult(TypedDict, total=False):
     final: dict[str, object] | None  # last logged loss and rel
 
 
+def finish_job(
+    job: TrainingJob, *, dry_run: bool, force_new: bool, progress: Progress | None, say: Say | None
+) -> TrainingResult:
+    """Train the job, or in a dry run say what it would take."""
+    if dry_run:
+        return summarize_job(job)
+    return run_job(job, force_new=force_new, progress=progress, say=say)
+
+
 def run_job(
     job: TrainingJob, *, force_new: bool, progress: Progress | None, say: Say | None
 ) -> TrainingResult:
@@ -114,24 +123,11 @@ def run_job(
     )
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
     environment = describe_environment(select_device(job.settings.train.device))
-    record, search, path = (
-        job.record.model_copy(update={"environment": environment}),
-        job.search,
-        job.folder / "run.json",
-    )
-    if say:
-        train, n = job.settings.train, job.batches
-        length = (
-            f"{train.steps:,} steps"
-            if train.steps is not None
-            else f"{train.epochs} epochs of {n.steps:,} steps"
-        )
-        for line in (job.headline, f"{length} of {n.size} windows", *record.notices):
-            say(line)
-    if search and not fresh and path.is_file():
-        finished_search = RunRecord.load(path).tuning
-        if finished_search and finished_search.around == record.settings.train.lr:
-            record, search = _apply_search(record, finished_search), None
+    record = job.record.model_copy(update={"environment": environment})
+    search, path = job.search, job.folder / "run.json"
+    _announce_job(job, say)
+    if search and not fresh:
+        record, search = _reuse_search(record, search, path)
     if writer:
         claim_folder(job.folder, record, force_new=fresh)
     barrier()
@@ -139,19 +135,11 @@ def run_job(
     if stored.finished:
         record, steps = stored, stored.final.step if stored.final else 0
     else:
-        if stored.environment not in {None, environment}:  # continued elsewhere
-            stored = stored.model_copy(
-                update={
-                    "earlier_environments": (
-                        *(stored.earlier_environments or ()),
-                        stored.environment,
-                    )
-                }
-            )
-        record = record.model_copy(update={"earlier_environments": stored.earlier_environments})
-        if writer and stored.earlier_environments:
+        earlier = _list_environments(stored, environment)
+        record = record.model_copy(update={"earlier_environments": earlier})
+        if writer and earlier:
             write_results(job.folder, {path.name: record.encode()}, finished=False)
-        record, steps = _train(job, record, search, writer, progress, say if writer else None)
+        record, steps = _train(job, record, search, writer, progress, say)
     if writer:
         _seal_run(job, record, trained=not stored.finished)
     return {
@@ -168,15 +156,45 @@ def run_job(
     }
 
 
+def _announce_job(job: TrainingJob, say: Say | None) -> None:
+    """The first lines on the screen: the model, how long it trains, and caveats."""
+    if say is None:
+        return
+    train, batches = job.settings.train, job.batches
+    length = f"{train.epochs} epochs of {batches.steps:,} steps"
+    if train.steps is not None:
+        length = f"{train.steps:,} steps"
+    for line in (job.headline, f"{length} of {batches.size} windows", *job.record.notices):
+        say(line)
+
+
+def _reuse_search(
+    record: RunRecord, search: tuning.LearningRateSearch, path: Path
+) -> tuple[RunRecord, tuning.LearningRateSearch | None]:
+    """The record with the rate of a search that has ended, and the search where it has not."""
+    stored = RunRecord.load(path).tuning if path.is_file() else None
+    if stored is None or stored.around != record.settings.train.lr:
+        return record, search
+    return _apply_search(record, stored), None
+
+
+def _list_environments(
+    stored: RunRecord, environment: RunEnvironment
+) -> tuple[RunEnvironment, ...] | None:
+    """Where the run was trained before, if it is continued elsewhere or was."""
+    earlier = stored.earlier_environments
+    if stored.environment is None or stored.environment == environment:
+        return earlier
+    return (*(earlier or ()), stored.environment)
+
+
 def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
     """Write the record, subjects, card and page of a training that has ended and the manifest of
     all files; later only what is missing.
     """
+    folder = job.folder
     # in the order of the file
-    folder, record = (
-        job.folder,
-        RunRecord.parse(storage.decode_json(record.encode()), job.folder / "run.json"),
-    )
+    record = RunRecord.parse(storage.decode_json(record.encode()), folder / "run.json")
     if not trained and not find_missing(folder):
         return
     marks = {
@@ -211,6 +229,8 @@ def _train(
 ) -> tuple[RunRecord, int]:
     from bitimely_core.train import loop, metrics_log
 
+    say = say if writer else None
+
     def log(line: LogLine, trial: str = "") -> None:
         if progress is not None and line.get("split") == "train":
             progress(
@@ -223,29 +243,23 @@ def _train(
         if say is not None:
             say(finding.line())
 
+    fit = partial(loop.fit, job.model, job.batches, job.objective, validation=job.validation)
     if search:
         tuned = tuning.select_learning_rate(
             search,
             job.model,
-            job.batches,
-            job.objective,
-            job.validation,
+            partial(fit, identity=describe_identity(record)),
             record.settings.train,
             job.folder / "tuning",
-            identity=describe_identity(record),
-            log=lambda rate, line: log(line, f", rate {rate:g}"),
+            lambda rate, line: log(line, f", rate {rate:g}"),
         )
         record = _apply_search(record, tuned)
         if writer:
             write_results(job.folder, {"run.json": record.encode()}, finished=False)
         if say is not None:
             say(f"learning rate {tuning.describe_tuning(tuned)}")
-    fitted = loop.fit(
-        job.model,
-        job.batches,
-        job.objective,
+    fitted = fit(
         config=record.settings.train,
-        validation=job.validation,
         folder=job.folder,
         identity=describe_identity(record),
         log=log,
@@ -351,55 +365,64 @@ def derive_model_shape(
     """
     from bitimely_core.models.adapters import grid_shape
 
-    vocabularies = {one.vocabulary for one in windows}
-    for one in windows:
-        if (
-            getattr(one, "irregular", False)
-            and "irregular" not in registry.models[config.name].facts.input
-        ):
-            readers = ", ".join(
-                sorted(
-                    name
-                    for name, entry in registry.models.items()
-                    if "irregular" in entry.facts.input
-                )
-            )
+    _require_regular(windows, config.name)
+    vocabularies = {view.vocabulary for view in windows}
+    shape: dict[str, int | tuple[int, ...]] = {
+        "channels": windows[0].channels,
+        "length": max(view.length for view in windows),
+    }
+    reads_events = config.events == "grid" or config.tokenizer == "codes"
+    if all(vocabularies) and reads_events:
+        codes = _count_codes(windows)
+        if config.events == "grid":
+            return {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))}
+        return {**shape, "codes": codes}
+    if config.tokenizer == "codes" or any(vocabularies):
+        raise _refuse_inputs(windows, config.tokenizer)
+    if not config.channel_independent:
+        shape["others"] = tuple(view.channels for view in windows[1:])
+    return shape
+
+
+def _refuse_inputs(windows: list[Windows], tokenizer: str) -> UserError:
+    inputs = " and ".join(f"{view.inputs} ({view.name})" for view in windows)
+    return usage_error(
+        f"tokenizer {tokenizer} for {inputs}",
+        "expected codes for events, conv or patch for signals",
+        "Choose data of the other kind, or another preset",
+        field="--data",
+    )
+
+
+def _count_codes(windows: list[Windows]) -> int:
+    """The size of the vocabulary of events. Raises UserError (config, exit 2) for several."""
+    if len({view.vocabulary for view in windows}) > 1:
+        raise usage_error(
+            f"{_join_names(windows)} have different vocabularies",
+            "expected one",
+            "Tokenize them together, or pre-train on one of them",
+            field="--data",
+        )
+    return len(windows[0].vocabulary)
+
+
+def _join_names(windows: Sequence[TokenSet]) -> str:
+    return " and ".join(view.name for view in windows)
+
+
+def _require_regular(windows: list[Windows], model: str) -> None:
+    """Raises UserError (config, exit 2) for samples at irregular times that the model does not
+    read.
+    """
+    readers = [name for name, entry in registry.models.items() if "irregular" in entry.facts.input]
+    for view in windows:
+        if getattr(view, "irregular", False) and model not in readers:
             raise usage_error(
-                f"{one.name} has samples at irregular times, which {config.name} does not read",
-                f"expected one of {readers}",
+                f"{view.name} has samples at irregular times, which {model} does not read",
+                f"expected one of {', '.join(sorted(readers))}",
                 "Choose one of them, or a view on a grid, see: bitimely list views",
                 field="--data",
             )
-    shape: dict[str, int | tuple[int, ...]] = {
-        "channels": windows[0].channels,
-        "length": max(one.length for one in windows),
-    }
-    if all(vocabularies) and (config.events == "grid" or config.tokenizer == "codes"):
-        if len(vocabularies) > 1:
-            raise usage_error(
-                f"{' and '.join(one.name for one in windows)} have different vocabularies",
-                "expected one",
-                "Tokenize them together, or pre-train on one of them",
-                field="--data",
-            )
-        codes = len(windows[0].vocabulary)
-        return (
-            {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))}
-            if config.events == "grid"
-            else {**shape, "codes": codes}
-        )
-    if config.tokenizer == "codes" or any(vocabularies):
-        raise usage_error(
-            f"tokenizer {config.tokenizer} for {' and '.join(f'{one.inputs} ({one.name})' for one in windows)}",
-            "expected codes for events, conv or patch for signals",
-            "Choose data of the other kind, or another preset",
-            field="--data",
-        )
-    return (
-        shape
-        if config.channel_independent
-        else {**shape, "others": tuple(w.channels for w in windows[1:])}
-    )
 
 
 def choose_numbers(windows: Sequence[TokenSet], config: ModelConfig) -> bool | None:
@@ -408,70 +431,72 @@ def choose_numbers(windows: Sequence[TokenSet], config: ModelConfig) -> bool | N
 
     Raises UserError (config, exit 2) where numbers were requested that are not there.
     """
-    some = any(isinstance(one, EventSequences) and one.numbers is not None for one in windows)
+    some = any(map(_has_numbers, windows))
     if config.numbers and not some:
-        problem = f"{' and '.join(one.name for one in windows)} has no numbers"
-        wanted, hint = (
+        raise usage_error(
+            f"{_join_names(windows)} has no numbers",
             "expected numbers of events for model.numbers=true",
             "Leave it out, or tokenize with --values raw",
+            field="model.numbers",
         )
-        raise usage_error(problem, wanted, hint, field="model.numbers")
     return config.numbers is not False if some else config.numbers
+
+
+def _has_numbers(windows: TokenSet) -> TypeGuard[EventSequences]:
+    """Whether events have numbers beside their codes."""
+    return isinstance(windows, EventSequences) and windows.numbers is not None
 
 
 def find_moments(windows: Sequence[TokenSet]) -> dict[int, tuple[float, float]]:
     """Mean and standard deviation of the numbers of each code, of the first set that has any."""
-    return next(
-        (
-            one.moments()
-            for one in windows
-            if isinstance(one, EventSequences) and one.numbers is not None
-        ),
-        {},
-    )
+    return next((view.moments() for view in windows if _has_numbers(view)), {})
 
 
 def list_training_notices(
     settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True
 ) -> list[str]:
     """Caveats of the run, for screen, card and report."""
-    out: list[str] = []
+    notices: list[str] = []
     note = registry.objectives[settings.objective.name].facts.notice
     if not pretrained:
-        out.append(
-            note
-            if settings.objective.name == "none"
-            else "Trained from scratch: control without pre-training."
+        is_control = settings.objective.name != "none"
+        notices.append(
+            "Trained from scratch: control without pre-training." if is_control else note
         )
     elif stamp is not True and note:
-        out.append(note)
+        notices.append(note)
     elif isinstance(stamp, str):
-        out.append(f"The objective is leak-free {stamp}.")
-    for one in windows:
-        if (
-            isinstance(one, EventSequences)
-            and one.numbers is not None
-            and not settings.model.numbers
-        ):
-            out.append(
-                f"{one.name}: the numbers of events (--values raw) are not read by this model, their codes are."
-            )
-        out += [line for line in one.notices if line not in out]
-        if not len(one["test"]):
-            subjects, unit = len(set(one["train"].subjects())), one.subject_unit
-            plural = "s" if subjects != 1 else ""
-            out.append(
-                f"{one.name}: no test scores: {subjects} {unit}{plural}, at least 3 {unit}s required for a test split."
-            )
-        if one.task == "classification":
-            present = sum(1 for n in count_labels(one["train"]).values() if n)
-            if present < 2:
-                out.append(
-                    f"{one.name}: {present} of {one.classes} classes in the training split: no classifier can be trained."
-                )
+        notices.append(f"The objective is leak-free {stamp}.")
+    for view in windows:
+        notices += _list_window_notices(view, settings)
     if settings.train.precision == settings.train.core_precision == "bf16":
-        out.append("The retention core runs in bf16 (train.core_precision).")
-    return out
+        notices.append("The retention core runs in bf16 (train.core_precision).")
+    return list(dict.fromkeys(notices))
+
+
+def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
+    """Caveats of one data set of a run."""
+    notices, name, train = [], windows.name, windows["train"]
+    if _has_numbers(windows) and not settings.model.numbers:
+        notices.append(
+            f"{name}: the numbers of events (--values raw) are not read by this model, "
+            "their codes are."
+        )
+    notices += windows.notices
+    if not len(windows["test"]):
+        subjects, unit = len(set(train.subjects())), windows.subject_unit
+        plural = "s" if subjects != 1 else ""
+        notices.append(
+            f"{name}: no test scores: {subjects} {unit}{plural}, "
+            f"at least 3 {unit}s required for a test split."
+        )
+    present = sum(map(bool, count_labels(train).values()))
+    if windows.task == "classification" and present < 2:
+        notices.append(
+            f"{name}: {present} of {windows.classes} classes in the training split: "
+            "no classifier can be trained."
+        )
+    return notices
 
 
 def count_labels(windows: Windows) -> dict[str, int]:

@@ -1,9 +1,11 @@
-"""`evaluate --vectors`: linear probes on the vectors of any encoder, compared with runs, random
-weights and simple features.
+"""The verb `evaluate --vectors`: linear probes on the vectors of any encoder.
+
+They are compared with runs, with random weights and with simple features.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,24 +27,23 @@ from bitimely_core.report.run_page import verdict_text
 from bitimely_core.report.text import make_slug
 from bitimely_core.run import SPLITS, Run, flatten_compared
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.schemas.scores import (
-    ComparedRow,
-    EncoderRecord,
-    EvaluationSettings,
-    Scores,
-    TaskScores,
-)
+from bitimely_core.schemas.scores import ComparedRow, EncoderRecord, EvaluationSettings, Scores
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
 from bitimely_core.workflows.evaluate import (
+    NOT_COMPARED,
+    OVER_WINDOWS,
     BaselineChoice,
+    Predictions,
+    ScoredRows,
     Unit,
     predict_shortcuts,
     protect_scores,
     score_endpoints,
+    score_windows,
 )
-from bitimely_core.workflows.prepare import open_run, prepare_windows
+from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ SUFFIXES = ("(probe)", "(fine-tuned)")  # of the two models of a run
 SEED = 0  # of draws of rows and of random weights
 FEATURES = "logistic regression (numbers: ridge) on simple features of the windows, no model"
 
-Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
-
 
 class ProbedWindows(NamedTuple):
     """The windows that linear probes are fitted and scored on."""
@@ -64,13 +63,23 @@ class ProbedWindows(NamedTuple):
     rows: Mapping[str, np.ndarray]  # split -> positions in the full index
     target: Mapping[str, np.ndarray]  # of them
     scored: Windows  # those of test
+    settings: EvaluationSettings
 
-    def fit(self, one: EncoderVectors) -> LinearProbe:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole test split is scored."""
+        return len(self.scored) == len(self.windows["test"])
+
+    @property
+    def n_subjects(self) -> int:
+        """Subjects of the scored windows."""
+        return len(set(self.scored.subjects()))
+
+    def fit(self, encoder: EncoderVectors) -> LinearProbe:
         """The probe of an encoder."""
         ends = np.cumsum([len(self.rows[split]) for split in SPLITS])[:-1]
-        return fit_windows(
-            self.windows, dict(zip(SPLITS, np.split(one.vectors, ends), strict=True)), self.target
-        )
+        vectors = dict(zip(SPLITS, np.split(encoder.vectors, ends), strict=True))
+        return fit_windows(self.windows, vectors, self.target)
 
 
 def evaluate_vectors(
@@ -90,15 +99,16 @@ def evaluate_vectors(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, object]:
-    """Score the first file of `vectors` by a linear probe on the test split of `data` (None: that
-    of the first of `runs`); returns the scores.
+    """Score the first file of `vectors` by a linear probe on the test split of `data`.
+
+    Without `data` it is that of the first of `runs`. Returns the scores, and writes them as
+    `scores.json` with a page into `reports/vectors-<encoder>-<data>` (or `out`).
 
     The penalty is chosen on the validation split. The probe is compared, paired and on the same
     windows, with probes of the other files and of the vectors of `runs`, with the fine-tuned ones
     as they are, and with the baselines: random weights of each run, simple features, constants.
-    `sequences` windows of each split are drawn as by the analysis probing; None: all of test, up to
-    5,000 of the others. Writes `scores.json` and a page into `reports/vectors-<encoder>-<data>` (or
-    `out`).
+    `sequences` windows of each split are drawn as by the analysis probing. None: all of test, up to
+    5,000 of the others.
 
     Raises UserError: config, not_found (2); those of `read_vectors`, subject_leakage, incomplete
     (4); integrity (5).
@@ -115,89 +125,130 @@ def evaluate_vectors(
         opened, data, workspace, verify=verify, dry_run=dry_run, progress=progress
     )
     rows = draw_splits(windows, sequences or MOST_FITTED, sequences or len(windows), SEED)
-    read = np.concatenate([rows[split] for split in SPLITS])
-    found = _name_encoders([read_vectors(path, windows, read) for path in vectors], opened)
-    first = next(iter(found))
+    positions = np.concatenate(list(rows.values()))
+    encoders = _name_encoders([read_vectors(path, windows, positions) for path in vectors], opened)
+    first, encoder = next(iter(encoders.items()))
     folder = out or locate_new(
         workspace,
         "reports",
-        shorten_name(["vectors", make_slug(found[first].name, set()), windows.name]),
+        shorten_name(["vectors", make_slug(encoder.name, set()), windows.name]),
     )
     refuse_other_manifest(folder)
-    hidden = isinstance(windows, EventSequences) and not windows.options.small_counts
-    if hidden and len(rows["test"]) < len(windows["test"]):
+    settings = EvaluationSettings(
+        bootstrap=bootstrap, by=by, baselines=baselines, seed=SEED, verified=verify
+    )
+    probed = _select_windows(windows, rows, settings)
+    if dry_run:
+        hidden = hides_counts(windows) and is_small(probed.n_subjects)
+        counts = (None, None) if hidden else (len(probed.scored), probed.n_subjects)
+        return {
+            "encoders": list(encoders),
+            "data": windows.name,
+            "n": counts[0],
+            "n_subjects": counts[1],
+            "folder": str(folder),
+        }
+    probes = {name: probed.fit(encoder) for name, encoder in encoders.items()}
+    models, controls = _predict_others(probed, probes, opened, batch_size, device, progress)
+    scores = _score_encoder(probed, encoders, probes, opened, models, controls)
+    columns = {"target": probed.target["test"], "prediction": probes[first].prediction}
+    with attach_result(scores.to_json):
+        page = encoder_page(probed.scored, scores, columns if probed.is_complete else {})
+        report = write_report(folder, page, others={"scores.json": scores.encode()})
+    return {**scores.to_json(), "report": str(report), "verdict": verdict_text(scores)}
+
+
+def _select_windows(
+    windows: Windows, rows: Mapping[str, np.ndarray], settings: EvaluationSettings
+) -> ProbedWindows:
+    """The rows with their labels. Raises UserError (config, exit 2) for a part of the test split
+    where counts of people are withheld: they could be computed from the parts.
+    """
+    scored = windows.subset(np.isin(windows.rows, rows["test"]))
+    target = {split: np.asarray(windows.targets(rows[split])) for split in rows}
+    probed = ProbedWindows(windows, rows, target, scored, settings)
+    if hides_counts(windows) and not probed.is_complete:
         raise usage_error(
             "a part of the test split",
             "counts of people are withheld in these data",
             "Leave it out",
             field="--sequences",
         )
-    scored = windows.subset(np.isin(windows.rows, rows["test"]))
-    n_subjects = len(set(scored.subjects()))
-    if dry_run:
-        n = None if hidden and is_small(n_subjects) else len(scored)
-        return {
-            "encoders": list(found),
-            "data": windows.name,
-            "n": n,
-            "n_subjects": n and n_subjects,
-            "folder": str(folder),
-        }
-    of = ProbedWindows(
-        windows,
-        rows,
-        {split: np.asarray(windows.targets(at)) for split, at in rows.items()},
-        scored,
-    )
-    probes = {name: of.fit(one) for name, one in found.items()}
-    others = {
+    return probed
+
+
+def _predict_others(
+    probed: ProbedWindows,
+    probes: Mapping[str, LinearProbe],
+    opened: Sequence[Run],
+    batch_size: int | None,
+    device: str,
+    progress: Progress | None,
+) -> tuple[Predictions, Predictions]:
+    """What the first encoder is compared with: the other encoders and the runs, and controls."""
+    models = {
         name: (f"linear probe on the vectors of {name}", probe.prediction)
-        for name, probe in probes.items()
-        if name != first
+        for name, probe in list(probes.items())[1:]
     }
-    controls = _predict_controls(of, baselines)
+    controls = _predict_controls(probed)
     for run in opened:
-        own, random = _predict_by_run(of, run, baselines, batch_size, device, progress)
-        others |= own
-        controls |= {
-            name if len(opened) == 1 else f"{name}_of_{run.name}": one
-            for name, one in random.items()
-        }
-    if not opened and baselines == "all":
-        controls |= _predict_without_run(of, device, progress)
-    columns = {"target": of.target["test"], "prediction": probes[first].prediction}
-    task = _score_probe(of, columns["prediction"], others | controls, bootstrap, by)
-    shared = {name: count_declared_subjects(one.declared, windows) for name, one in found.items()}
-    own_shared = shared[first] or 0
-    complete = len(scored) == len(windows["test"])
+        predictions, random = _predict_by_run(probed, run, batch_size, device, progress)
+        models |= predictions
+        suffix = "" if len(opened) == 1 else f"_of_{run.name}"
+        controls |= {f"{name}{suffix}": random[name] for name in random}
+    if not opened and probed.settings.baselines == "all":
+        controls |= _predict_without_run(probed, device, progress)
+    return models, controls
+
+
+def _score_encoder(
+    probed: ProbedWindows,
+    encoders: Mapping[str, EncoderVectors],
+    probes: Mapping[str, LinearProbe],
+    opened: Sequence[Run],
+    models: Predictions,
+    controls: Predictions,
+) -> Scores:
+    """The scores of the first encoder beside all others, as they are printed."""
+    windows, hidden = probed.windows, hides_counts(probed.windows)
+    first, encoder = next(iter(encoders.items()))
+    prediction = probes[first].prediction
+    rows = ScoredRows(probed.target["test"], prediction, probed.scored.subjects())
+    task = score_windows(windows, rows, models | controls, probed.target["train"], probed.settings)
+    shared = {name: count_declared_subjects(encoders[name].declared, windows) for name in encoders}
+    n_shared = shared[first] or 0
+    compared = None
+    if not hidden:
+        compared = _compare_rows(probed, encoders, opened, {first: ("", prediction)} | models)
+    endpoints = {}
+    if probed.is_complete:
+        endpoints = score_endpoints(
+            windows, probed.scored, probed.settings.bootstrap, rows.target, prediction
+        )
+    fitted = {} if hidden else {split: len(probed.rows[split]) for split in SPLITS[:2]}
     scores = Scores(
-        **{name: getattr(task, name) for name in type(task).model_fields if name != "baselines"},
-        baselines={name: one for name, one in task.baselines.items() if name not in others},
-        compared={name: task.baselines[name] for name in others},
-        compared_rows=None
-        if hidden
-        else _compare_rows(
-            of, found, opened, {first: ("", columns["prediction"])} | others, bootstrap, by
-        ),
-        run=found[first].name,
+        **{
+            **dict(task),
+            "baselines": {name: row for name, row in task.baselines.items() if name not in models},
+        },
+        compared={name: task.baselines[name] for name in models},
+        compared_rows=compared,
+        run=encoder.name,
         data=windows.name,
-        settings=EvaluationSettings(
-            bootstrap=bootstrap, by=by, baselines=baselines, seed=SEED, verified=verify
+        settings=probed.settings,
+        subjects_shared_with_training=round_rows(n_shared) if hidden else n_shared,
+        notices=_list_notices(probed, encoders, shared, opened, probes),
+        encoder=EncoderRecord(
+            file=clean(encoder.path.name),
+            sha256=encoder.sha256,
+            width=encoder.vectors.shape[1],
+            pretrained_on=encoder.declared.pretrained_on,
+            penalty=probes[first].penalty,
+            fitted_on=fitted,
         ),
-        subjects_shared_with_training=round_rows(own_shared) if hidden else own_shared,
-        notices=_list_notices(of, found, shared, opened, probes, by, verify=verify),
-        encoder=_describe_encoder(
-            found[first],
-            probes[first],
-            {} if hidden else {s: len(rows[s]) for s in ("train", "validation")},
-        ),
-        **(score_endpoints(windows, scored, bootstrap, **columns) if complete else {}),
+        **endpoints,
     )
-    scores = protect_scores(scores, windows)
-    with attach_result(scores.to_json):
-        page = encoder_page(scored, scores, columns if complete else {})
-        report = write_report(folder, page, others={"scores.json": scores.encode()})
-    return {**scores.to_json(), "report": str(report), "verdict": verdict_text(scores)}
+    return protect_scores(scores, windows)
 
 
 def _open_windows(
@@ -245,59 +296,54 @@ def _open_windows(
 
 
 def _name_encoders(
-    found: Sequence[EncoderVectors], opened: Sequence[Run]
+    files: Sequence[EncoderVectors], opened: Sequence[Run]
 ) -> dict[str, EncoderVectors]:
     """The files by the names of their encoders, and by their seeds. Raises UserError (config, exit
     2) for two of one name, also among the runs.
     """
-    out: dict[str, EncoderVectors] = {}
-    for one in found:
-        several = (
-            one.declared.seed is not None and sum(other.name == one.name for other in found) > 1
-        )
-        key = f"{one.name}, seed {one.declared.seed}" if several else one.name
-        if key in out or key in {f"{run.name} {suffix}" for run in opened for suffix in SUFFIXES}:
-            problem, hint = (
-                f"{key} is the name of two encoders",
-                "Declare other names or seeds in their metadata or TOML file",
-            )
+    taken = {f"{run.name} {suffix}" for run in opened for suffix in SUFFIXES}
+    counts = Counter(file.name for file in files)
+    encoders: dict[str, EncoderVectors] = {}
+    for file in files:
+        seed, name = file.declared.seed, file.name
+        if seed is not None and counts[name] > 1:
+            name = f"{name}, seed {seed}"
+        if name in encoders or name in taken:
             raise usage_error(
-                problem, "expected different ones", hint, file=str(one.path), field="encoder"
+                f"{name} is the name of two encoders",
+                "expected different ones",
+                "Declare other names or seeds in their metadata or TOML file",
+                file=str(file.path),
+                field="encoder",
             )
-        out[key] = one
+        encoders[name] = file
     if len({run.name for run in opened}) < len(opened):
         raise usage_error(
             "a run is given twice", "expected different ones", "Name each once", field="--run"
         )
-    return out
+    return encoders
 
 
-def _predict_controls(of: ProbedWindows, baselines: BaselineChoice) -> Predictions:
+def _predict_controls(probed: ProbedWindows) -> Predictions:
     """What the length alone predicts, and simple features."""
     from bitimely_core.analyses.probing import fit_simple_features
 
-    about = scoring.scores.ABOUT
-    out = {
-        name: (about[name], one) for name, one in predict_shortcuts(of.windows, of.scored).items()
-    }
-    if baselines == "all":
-        out["simple_features"] = FEATURES, fit_simple_features(*of[:3]).prediction
-        if isinstance(of.windows, EventSequences):
-            for kind, words in window_counts.DESCRIPTIONS.items():
-                found = window_counts.predict_from_counts(
-                    kind, of.windows, of.rows, of.target, len(PENALTIES)
-                )
-                out[window_counts.TITLES[kind].replace(" ", "_")] = words, found
-    return out
+    windows, rows, target = probed[:3]
+    controls = predict_shortcuts(windows, probed.scored)
+    if probed.settings.baselines == "cheap":
+        return controls
+    controls["simple_features"] = FEATURES, fit_simple_features(windows, rows, target).prediction
+    if isinstance(windows, EventSequences):
+        for kind, words in window_counts.DESCRIPTIONS.items():
+            prediction = window_counts.predict_from_counts(
+                kind, windows, rows, target, len(PENALTIES)
+            )
+            controls[window_counts.TITLES[kind].replace(" ", "_")] = words, prediction
+    return controls
 
 
 def _predict_by_run(
-    of: ProbedWindows,
-    run: Run,
-    baselines: BaselineChoice,
-    batch_size: int | None,
-    device: str,
-    progress: Progress | None,
+    probed: ProbedWindows, run: Run, batch_size: int | None, device: str, progress: Progress | None
 ) -> tuple[Predictions, Predictions]:
     """The probe of a run's vectors and, of a fine-tuned one, its own predictions; and the probe of
     random weights.
@@ -305,32 +351,27 @@ def _predict_by_run(
     from bitimely_core.analyses import features
     from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes, make_key
 
-    choice, model = features.default_choice(run), run.model()
-    control = {"random": draw_random_weights(model, SEED)} if baselines == "all" else {}
-    probes = fit_model_probes(
-        {"trained": model, **control}, *of[:3], [choice], device=device, progress=progress
-    )
+    choice, models = features.default_choice(run), {"trained": run.model()}
+    if probed.settings.baselines == "all":
+        models["random"] = draw_random_weights(models["trained"], SEED)
+    probes = fit_model_probes(models, *probed[:3], [choice], device=device, progress=progress)
     words = f"linear probe on {choice.describe()} of {run.name}"
-    own = {f"{run.name} (probe)": (words, probes[make_key("trained", choice)].prediction)}
-    random = (
-        {
-            "random_weights": (
-                f"{words} with random weights",
-                probes[make_key("random", choice)].prediction,
-            )
-        }
-        if control
-        else {}
-    )
+    predictions = {f"{run.name} (probe)": (words, probes[make_key("trained", choice)].prediction)}
+    random = {}
+    if "random" in models:
+        prediction = probes[make_key("random", choice)].prediction
+        random["random_weights"] = f"{words} with random weights", prediction
     if (head := run.head()) is not None:
-        prediction = predict(
-            head, of.scored, batch_size=batch_size, device=device, progress=progress
+        predictions[f"{run.name} (fine-tuned)"] = (
+            "fine-tuned on the training labels",
+            predict(head, probed.scored, batch_size=batch_size, device=device, progress=progress),
         )
-        own[f"{run.name} (fine-tuned)"] = "fine-tuned on the training labels", prediction
-    return own, random
+    return predictions, random
 
 
-def _predict_without_run(of: ProbedWindows, device: str, progress: Progress | None) -> Predictions:
+def _predict_without_run(
+    probed: ProbedWindows, device: str, progress: Progress | None
+) -> Predictions:
     """The probe of random weights of the smallest preset; none where it does not read the
     windows.
     """
@@ -338,7 +379,7 @@ def _predict_without_run(of: ProbedWindows, device: str, progress: Progress | No
     from bitimely_core.analyses.features import VectorChoice
     from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes
 
-    windows, codes = of.windows, len(of.windows.vocabulary)
+    windows, codes = probed.windows, len(probed.windows.vocabulary)
     if getattr(windows, "irregular", False):
         return {}
     events = {"tokenizer": "codes", "codes": codes} if codes else {}
@@ -347,7 +388,7 @@ def _predict_without_run(of: ProbedWindows, device: str, progress: Progress | No
     )
     random, choice = {"random": draw_random_weights(model, SEED)}, VectorChoice("sos", "last")
     (probe,) = fit_model_probes(
-        random, *of[:3], [choice], device=device, progress=progress
+        random, *probed[:3], [choice], device=device, progress=progress
     ).values()
     return {
         "random_weights": (
@@ -357,169 +398,144 @@ def _predict_without_run(of: ProbedWindows, device: str, progress: Progress | No
     }
 
 
-def _score_probe(
-    of: ProbedWindows, prediction: np.ndarray, others: Predictions, bootstrap: int, by: Unit
-) -> TaskScores:
-    return scoring.score(
-        of.windows.task,
-        of.target["test"],
-        prediction,
-        of.scored.subjects(),
-        class_names=of.windows.class_names,
-        train_target=of.target["train"],
-        baselines={name: one for name, (_, one) in others.items()},
-        about={name: about for name, (about, _) in others.items()},
-        bootstrap=bootstrap,
-        by=by,
-        unit=of.windows.target_unit,
-        subject=of.windows.subject_unit,
-    )
-
-
-def _group_rows(
-    found: Mapping[str, EncoderVectors], opened: Sequence[Run], names: Collection[str]
+def _group_models(
+    encoders: Mapping[str, EncoderVectors], opened: Sequence[Run], names: Collection[str]
 ) -> dict[str, list[str]]:
     """Row -> its models: the files of one encoder, the runs that differ in their seed alone. The
     first row is that of the first file.
     """
     rows: dict[str, list[str]] = {}
-    for key, one in found.items():
-        rows.setdefault(one.name, []).append(key)
-    groups: list[list[Run]] = []
-    for run in opened:
-        same = [
-            group
-            for group in groups
-            if all(_differ_in_seed(run.record, other.record) for other in group)
-        ]
-        if same:
-            same[0].append(run)
-        else:
-            groups.append([run])
-    for group in groups:
-        more = f" and {len(group) - 1} other seeds" if len(group) > 1 else ""
+    for key, encoder in encoders.items():
+        rows.setdefault(encoder.name, []).append(key)
+    for group in _group_runs(opened):
+        seeds = f" and {len(group) - 1} other seeds" if len(group) > 1 else ""
         for suffix in SUFFIXES:
-            if models := [name for run in group if (name := f"{run.name} {suffix}") in names]:
-                rows[f"{group[0].name}{more} {suffix}"] = models
+            models = [f"{run.name} {suffix}" for run in group]
+            if present := [name for name in models if name in names]:
+                rows[f"{group[0].name}{seeds} {suffix}"] = present
     return rows
 
 
-def _differ_in_seed(one: RunRecord, other: RunRecord) -> bool:
-    both = [
+def _group_runs(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs in groups that differ in their seed alone."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if all(_differ_in_seed(run.record, other.record) for other in group):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _differ_in_seed(first: RunRecord, second: RunRecord) -> bool:
+    settings = [
         flatten_compared(record, ("kind", "model", "settings")) | {"settings.train.seed": None}
-        for record in (one, other)
+        for record in (first, second)
     ]
-    return one.seed != other.seed and both[0] == both[1]
+    return first.seed != second.seed and settings[0] == settings[1]
 
 
 def _compare_rows(
-    of: ProbedWindows,
-    found: Mapping[str, EncoderVectors],
+    probed: ProbedWindows,
+    encoders: Mapping[str, EncoderVectors],
     opened: Sequence[Run],
     models: Predictions,
-    bootstrap: int,
-    by: Unit,
 ) -> dict[str, ComparedRow]:
     """The main metric of the first row less that of each other, of means over seeds, as one
     family.
     """
-    rows = _group_rows(found, opened, models)
-    subjects, (first, *others) = of.scored.subjects(), rows
+    rows = _group_models(encoders, opened, models)
+    windows, settings, subjects = probed.windows, probed.settings, probed.scored.subjects()
+    positions, target = probed.rows["test"], probed.target["test"]
     measured = scoring.estimate_runs(
-        of.windows.task,
+        windows.task,
         {
-            name: scoring.Predictions(of.rows["test"], of.target["test"], one, subjects)
-            for name, (_, one) in models.items()
+            name: scoring.Predictions(positions, target, prediction, subjects)
+            for name, (_, prediction) in models.items()
         },
-        class_names=of.windows.class_names,
-        bootstrap=bootstrap,
-        by=by,
-        unit=of.windows.target_unit,
-        subject=of.windows.subject_unit,
+        class_names=windows.class_names,
+        bootstrap=settings.bootstrap,
+        by=settings.by,
+        unit=windows.target_unit,
+        subject=windows.subject_unit,
     )
+    first, *others = rows
     family = scoring.holm_correct(
         [scoring.paired_difference(measured, rows[first], rows[row]) for row in others]
     )
     return {
-        row: ComparedRow(**d.model_dump(), models=tuple(rows[row]))
-        for row, d in zip(others, family, strict=True)
+        row: ComparedRow(**difference.model_dump(), models=tuple(rows[row]))
+        for row, difference in zip(others, family, strict=True)
     }
 
 
-def _describe_encoder(
-    one: EncoderVectors, probe: LinearProbe, fitted: dict[str, int]
-) -> EncoderRecord:
-    declared, width = one.declared.pretrained_on, one.vectors.shape[1]
-    return EncoderRecord(
-        file=clean(one.path.name),
-        sha256=one.sha256,
-        width=width,
-        pretrained_on=declared,
-        penalty=probe.penalty,
-        fitted_on=fitted,
-    )
-
-
 def _list_notices(
-    of: ProbedWindows,
-    found: Mapping[str, EncoderVectors],
+    probed: ProbedWindows,
+    encoders: Mapping[str, EncoderVectors],
     shared: Mapping[str, int | None],
     opened: Sequence[Run],
     probes: Mapping[str, LinearProbe],
-    by: str,
-    *,
-    verify: bool,
 ) -> list[str]:
     """Caveats of the encoders, the windows and the probes."""
-    out, windows, rows, first = [], of.windows, of.rows, next(iter(found))
-    if first != found[first].name:
-        out.append(
-            f"Scores and baselines are those of {first}; differences to other models are of means over seeds."
+    notices, windows, first = [], probed.windows, next(iter(encoders))
+    if first != encoders[first].name:
+        notices.append(
+            f"Scores and baselines are those of {first}; "
+            "differences to other models are of means over seeds."
         )
-    n_subjects = len(set(of.scored.subjects()))
-    for name, one in found.items():
-        declared = one.declared
-        if shared[name]:
-            out.append(
-                f"{shared[name]} of {n_subjects} subjects of the test split were in the declared pre-training of {name}: its scores are not of "
-                "people that it has not seen."
-            )
-        elif shared[name] is None:
-            why = (
-                "not declared"
-                if declared.pretrained_on is None
-                else f"declared by names ({', '.join(declared.pretrained_on)}) alone"
-            )
-            out.append(
-                f"The pre-training data of {name} are {why}: whether subjects of the test split were in them is unknown "
-                "(pretrained_on, pretrained_subjects)."
-            )
-        if declared.pretrained_subjects and not set(declared.pretrained_subjects) & set(
-            windows.subjects()
-        ):
-            out.append(
-                f"No subject that {name} declares occurs in {windows.name}: are these its subject_id?"
-            )
-        if not one.has_identity:
-            out.append(
-                f"The vectors of {name} name their windows by number alone: that they are of {windows.name} could not be compared (columns "
-                "recording_id and start)."
-            )
-    out += [f"{run.name}: {line}" for run in opened for line in run.record.notices]
-    out += windows.notices
-    out += [
-        f"{len(at):,} of the {len(windows[split]):,} {split} windows were used, drawn at random."
-        for split, at in rows.items()
-        if len(at) < len(windows[split])
-    ]
-    if not len(rows["validation"]):
-        out.append(f"No validation split: all penalties are {DEFAULT_PENALTY:g}.")
+    for name, encoder in encoders.items():
+        notices += _list_encoder_notices(name, encoder, shared[name], probed)
+    notices += [f"{run.name}: {line}" for run in opened for line in run.record.notices]
+    notices += [*windows.notices, *_list_draws(probed)]
+    if not len(probed.rows["validation"]):
+        notices.append(f"No validation split: all penalties are {DEFAULT_PENALTY:g}.")
     if unfinished := sum(probe.unfinished for probe in probes.values()):
-        out.append(f"{unfinished} of the fits stopped before convergence.")
-    if by == "window":
-        out.append(
-            "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
+        notices.append(f"{unfinished} of the fits stopped before convergence.")
+    if probed.settings.by == "window":
+        notices.append(OVER_WINDOWS)
+    if not probed.settings.verified:
+        notices.append(NOT_COMPARED)
+    return list(dict.fromkeys(notices))
+
+
+def _list_draws(probed: ProbedWindows) -> list[str]:
+    """The splits of which only a part was used."""
+    totals = {split: len(probed.windows[split]) for split in probed.rows}
+    return [
+        f"{len(rows):,} of the {totals[split]:,} {split} windows were used, drawn at random."
+        for split, rows in probed.rows.items()
+        if len(rows) < totals[split]
+    ]
+
+
+def _list_encoder_notices(
+    name: str, encoder: EncoderVectors, shared: int | None, probed: ProbedWindows
+) -> list[str]:
+    """Caveats of one encoder; `shared`: subjects of test in its pre-training, where declared."""
+    notices, declared, data = [], encoder.declared, probed.windows.name
+    if shared:
+        notices.append(
+            f"{shared} of {probed.n_subjects} subjects of the test split were in the declared "
+            f"pre-training of {name}: its scores are not of people that it has not seen."
         )
-    if not verify:
-        out.append("Checksums were not compared (--no-verify).")
-    return list(dict.fromkeys(out))
+    if shared is None:
+        why = "not declared"
+        if declared.pretrained_on is not None:
+            why = f"declared by names ({', '.join(declared.pretrained_on)}) alone"
+        notices.append(
+            f"The pre-training data of {name} are {why}: whether subjects of the test split were "
+            "in them is unknown (pretrained_on, pretrained_subjects)."
+        )
+    subjects = set(declared.pretrained_subjects or ())
+    if subjects and subjects.isdisjoint(probed.windows.subjects()):
+        notices.append(
+            f"No subject that {name} declares occurs in {data}: are these its subject_id?"
+        )
+    if not encoder.has_identity:
+        notices.append(
+            f"The vectors of {name} name their windows by number alone: that they are of {data} "
+            "could not be compared (columns recording_id and start)."
+        )
+    return notices

@@ -1,4 +1,4 @@
-"""`verify`: stored artefacts are compared with their checksums."""
+"""The verb `verify`: stored artefacts are compared with their checksums."""
 
 from __future__ import annotations
 
@@ -50,6 +50,19 @@ NAMES = {
 }
 
 
+# of a workspace -> the kind of what is inside, where that is one
+FOLDERS = {
+    "cache": "cache",
+    "tokens": "tokens",
+    "runs": "run",
+    "reports": None,
+    "exports": None,
+    "pipelines": None,
+}
+# of a folder -> exit code
+STATES = {"good": Exit.OK, "incomplete": Exit.REFUSED, "damaged": Exit.INTEGRITY}
+
+
 class CheckedFolder(TypedDict):
     """One artefact that was checked."""
 
@@ -74,7 +87,36 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
 
     Raises UserError (exit 4) where none of them is found.
     """
-    path = Path(path)
+    artefacts = _require_artefacts(Path(path))
+    checked: list[CheckedFolder] = []
+    findings: list[Finding] = []
+    for done, (kind, folder) in enumerate(artefacts):
+        if progress is not None:
+            progress("verify", done, len(artefacts))
+        problems, files = _check_folder(kind, folder, deep)
+        findings += problems
+        name, state = clean(str(folder), 400), _judge_folder(problems)
+        checked.append({"path": name, "kind": kind, "files": files, "state": state})
+    if progress is not None:
+        progress("verify", len(artefacts), len(artefacts))
+    return {
+        "format_version": FORMAT,
+        "checked": checked,
+        "findings": findings,
+        "exit_code": max(int(STATES[folder["state"]]) for folder in checked),
+    }
+
+
+def _judge_folder(problems: list[Finding]) -> str:
+    """The state of a folder with these problems."""
+    codes = {problem.code for problem in problems if problem.level == "error"}
+    if not codes:
+        return "good"
+    return "incomplete" if codes == {Reason.INCOMPLETE} else "damaged"
+
+
+def _require_artefacts(path: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of every artefact at `path`. Raises UserError (exit 4) where there is none."""
     if path.is_file():
         raise input_error(
             Reason.CORRUPT,
@@ -90,7 +132,7 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
             "expected a workspace, cache, tokens, run or model folder",
             file=str(path),
         )
-    artefacts = list(_list_artefacts(path))
+    artefacts = _list_artefacts(path)
     if not artefacts:
         raise input_error(
             Reason.NO_INPUT,
@@ -98,66 +140,23 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
             "expected a workspace, cache, tokens, run, model or raw folder with SHA256SUMS.txt",
             file=str(path),
         )
-    checked: list[CheckedFolder] = []
-    findings: list[Finding] = []
-    for done, (kind, folder) in enumerate(artefacts):
-        if progress is not None:
-            progress("verify", done, len(artefacts))
-        problems, files = _check_folder(kind, folder, deep)
-        findings += problems
-        worst = [f for f in problems if f.level == "error"]
-        state = (
-            "good"
-            if not worst
-            else "incomplete"
-            if all(f.code == Reason.INCOMPLETE for f in worst)
-            else "damaged"
-        )
-        checked.append(
-            {"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state}
-        )
-    states = {c["state"] for c in checked}
-    code = (
-        Exit.INTEGRITY
-        if "damaged" in states
-        else Exit.REFUSED
-        if "incomplete" in states
-        else Exit.OK
-    )
-    if progress is not None:
-        progress("verify", len(artefacts), len(artefacts))
-    return {
-        "format_version": FORMAT,
-        "checked": checked,
-        "findings": findings,
-        "exit_code": int(code),
-    }
+    return artefacts
 
 
 def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of every artefact at `path`."""
-    out: list[tuple[str, Path]] = (
-        [("key", path / "id.key")] if (path / "id.key.sha256").exists() else []
-    )
+    artefacts = [("key", path / "id.key")] if (path / "id.key.sha256").exists() else []
     if _detect_kind(path) is not None:
-        return [*out, *_walk_artefacts(path)]
-    for name, inner in (
-        ("cache", "cache"),
-        ("tokens", "tokens"),
-        ("runs", "run"),
-        ("reports", None),
-        ("exports", None),
-        ("pipelines", None),
-    ):
-        for folder in sorted(
-            p for p in (path / name).glob("*") if p.is_dir() and not storage.is_temporary(p.name)
-        ):
-            out += (
-                [(inner, folder)]
-                if inner in {"cache", "tokens"}
-                else _walk_artefacts(folder, inner)
-            )
-    return out
+        return [*artefacts, *_walk_artefacts(path)]
+    for name, kind in FOLDERS.items():
+        for folder in sorted((path / name).glob("*")):
+            if not folder.is_dir() or storage.is_temporary(folder.name):
+                continue
+            if kind in {"cache", "tokens"}:
+                artefacts.append((kind, folder))
+            else:
+                artefacts += _walk_artefacts(folder, kind)
+    return artefacts
 
 
 def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str, Path]]:
@@ -169,12 +168,8 @@ def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str
         yield kind, folder
     if kind in {None, "run", "report", "results"}:
         for inner in sorted(folder.iterdir()):
-            if (
-                inner.is_dir()
-                and not inner.is_symlink()
-                and not inner.name.endswith(".tmp")
-                and not storage.is_temporary(inner.name)
-            ):
+            is_temporary = inner.name.endswith(".tmp") or storage.is_temporary(inner.name)
+            if inner.is_dir() and not inner.is_symlink() and not is_temporary:
                 yield from _walk_artefacts(inner)
 
 
@@ -184,27 +179,24 @@ def _detect_kind(path: Path) -> str | None:
     except UserError as error:  # damaged, which the check of the folder finds
         raise_system_error(error, path)
         manifest = None
-    names = (
-        {inner.name for inner in path.iterdir()}
-        if manifest is None or manifest.beside
-        else manifest.files.keys()
-    )
-    for kind, needed in KINDS.items():
-        if needed <= names:
-            return kind
-    if manifest is not None and not manifest.beside:
-        return "results"
+    if manifest is None or manifest.beside:
+        names = {inner.name for inner in path.iterdir()}
+        return _match_kind(names) or _detect_store(path)
+    return _match_kind(set(manifest.files)) or "results"
+
+
+def _match_kind(names: set[str]) -> str | None:
+    return next((kind for kind, needed in KINDS.items() if needed <= names), None)
+
+
+def _detect_store(path: Path) -> str | None:
+    """The kind of a folder that is no result: tokens, a cache, raw files with checksums."""
     if (path / "index.parquet").is_file():
         return "tokens"
-    if (
-        (path / "manifest.json").is_file()
-        or (path / "ingest_report.json").is_file()
-        or list(path.glob("recordings-*.parquet"))
-    ):
+    is_written = any((path / name).is_file() for name in ("manifest.json", "ingest_report.json"))
+    if is_written or any(path.glob("recordings-*.parquet")):
         return "cache"
-    if (path / CHECKSUM_FILE).is_file():
-        return "raw"
-    return None
+    return "raw" if (path / CHECKSUM_FILE).is_file() else None
 
 
 def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
