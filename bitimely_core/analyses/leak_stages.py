@@ -239,10 +239,8 @@ def measure_windows(options: WindowOptions, length: int) -> Array:
     chosen = options.model_copy(update=plain)
 
     def make(samples: Array) -> Array:
-        places = [WindowPlace(0.0, 0, length)]
-        return next(
-            make_windows(_make_cut(Signal("", options.rate, "", samples), places), places, chosen)
-        )[0, :, 0]
+        cut = _make_cut(Signal("", options.rate, "", samples), [WindowPlace(0.0, 0, length)])
+        return next(make_windows(cut, chosen))[0, :, 0]
 
     base = make(noise)
     return np.stack(
