@@ -65,22 +65,13 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         view = replace(view, channels=tuple(choices.channels))
     view = _complete_view(cache, view)
     factor = 1.0 if choices.rate is None else choices.rate / view.rate
-    if not (math.isfinite(factor) and factor > 0):
+    if not 0 < factor < math.inf:
         raise usage_error(
             f"found {choices.rate}", "expected a positive number of Hz", field="--rate"
         )
     window, stride = _scale_window(view, choices, factor)
     by_epoch = view.epoch is not None and view.target is None
-    if by_epoch and choices.stride is not None:
-        raise usage_error(
-            f"found {stride}", "this view takes one window a labelled epoch", field="--stride"
-        )
-    if view.clock and (band or stops or (choices.rate is not None and not view.grid)):
-        raise usage_error(
-            "the samples of this view are irregular",
-            "expected no filter, and no rate without a grid",
-            field="--rate",
-        )
+    _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
     rate = float(view.rate * factor)
     return WindowOptions(
         dataset=cache.dataset,
@@ -113,6 +104,24 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         resampling=choices.resampling or "two-sided",
         filtering=choices.filtering or "zero-phase",
     )
+
+
+def _check_combination(
+    view: View, choices: WindowChoices, *, by_epoch: bool, has_filter: bool
+) -> None:
+    """Raises UserError (config, exit 2) for choices that windows of this kind do not have."""
+    if by_epoch and choices.stride is not None:
+        raise usage_error(
+            f"found {choices.stride}",
+            "this view takes one window a labelled epoch",
+            field="--stride",
+        )
+    if view.clock and (has_filter or (choices.rate is not None and not view.grid)):
+        raise usage_error(
+            "the samples of this view are irregular",
+            "expected no filter, and no rate without a grid",
+            field="--rate",
+        )
 
 
 def _find_view(cache: Cache, name: str) -> View:

@@ -85,9 +85,8 @@ def cut_record(
     segments = _find_segments(record, options.channels, left_out)
     if not segments:
         return None
-    label_signals = [signal for signal in record.signals if signal.channel == options.target]
     label = None
-    if options.target is not None and not label_signals:
+    if options.target is not None and not _list_label_signals(record, options):
         label = read_recording_label(record.attributes.get(options.target), options, left_out)
         if label is None:
             return None
@@ -108,15 +107,7 @@ def cut_record(
         )
         for segment in segments
     ]
-    if options.epoch is not None and options.target is None:
-        places = cut_epochs(record.annotations, stretches, options, left_out)
-        places = trim_windows(places, options, left_out)
-    else:
-        places = _slide_windows(stretches, label, options, left_out)
-        if label_signals:
-            places = label_by_start(places, label_signals, left_out)
-        if options.overlap is not None:
-            places = average_labels(places, record.annotations, options, left_out)
+    places = _place_windows(record, stretches, label, options, left_out)
     digital, scale, offset = _find_storage(segments, factors, options)
     places.sort(key=lambda place: place[:3])
     return RecordCut(segments, factors, digital, scale, offset, units, places)
@@ -155,12 +146,40 @@ def _find_factors(segments: list[list[Signal]], units: tuple[str, ...]) -> list[
     return factors
 
 
+def _list_label_signals(record: Record, options: WindowOptions) -> list[Signal]:
+    """Those called as the view's target: they hold the label of each window at its start."""
+    return [signal for signal in record.signals if signal.channel == options.target]
+
+
 def find_unit_factor(unit: str, target: str) -> float | None:
     """Factor from `unit` to `target`, letter case ignored; None for different quantities."""
     source, wanted = unit.strip().casefold(), target.strip().casefold()
     if source == wanted:
         return 1.0
     return VOLTS[source] / VOLTS[wanted] if source in VOLTS and wanted in VOLTS else None
+
+
+def _place_windows(
+    record: Record,
+    stretches: list[tuple[float, int]],
+    label: Any,
+    options: WindowOptions,
+    left_out: Counter[str],
+) -> list[WindowPlace]:
+    """The windows of a recording with their labels; `label` is that of the recording.
+
+    `stretches` are the onset in seconds and the samples of each segment.
+    """
+    if options.epoch is not None:
+        places = cut_epochs(record.annotations, stretches, options, left_out)
+        return trim_windows(places, options, left_out)
+    places = _slide_windows(stretches, label, options, left_out)
+    label_signals = _list_label_signals(record, options)
+    if label_signals:
+        places = label_by_start(places, label_signals, left_out)
+    if options.overlap is not None:
+        places = average_labels(places, record.annotations, options, left_out)
+    return places
 
 
 def _slide_windows(

@@ -1,5 +1,6 @@
-"""Assignment of subjects, recordings and windows to train, validation and test, by hashes:
-independent of order.
+"""Assigns subjects, recordings and windows to train, validation and test.
+
+It goes by hashes, so that the order of the subjects has no influence.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ SCHEMES = ("subject", "official", "time", "random-window")
 SMALL = 20  # subjects; fewer are ranked
 # schemes in which a subject may be in several splits, and the caveat that is shown with scores
 SHARED = {
-    "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
-    "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
+    "time": "Split by time inside each recording: the same subjects stand in train and test, "
+    "so scores say nothing about other subjects.",
+    "random-window": "Split by random windows: neighbouring windows of one recording stand in "
+    "train and test, so scores are optimistic.",
 }
 # PTB-XL's recommendation
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
@@ -161,20 +164,16 @@ def _fold_error(problem: str, requirement: str) -> UserError:
 
 
 def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
-    """The official split of a recording: attribute `split`, unless `test_fold` is given, or `fold`
-    (1-8, 9, 10); None without either.
+    """The official split of a recording, by its attributes; None without one.
+
+    It is `split`, unless `test_fold` is chosen, or `fold` (1-8, 9, 10).
     """
-    named = attributes.get("split")
-    if test_fold is None and isinstance(named, str) and named.lower() in SPLITS:
-        return named.lower()
-    fold = attributes.get("fold")
-    known = (
-        isinstance(fold, int | float)
-        and not isinstance(fold, bool)
-        and fold == fold
-        and int(fold) in FOLDS
-    )
-    return split_by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
+    split, fold = attributes.get("split"), attributes.get("fold")
+    if test_fold is None and isinstance(split, str) and split.lower() in SPLITS:
+        return split.lower()
+    if isinstance(fold, bool) or not isinstance(fold, int | float) or fold not in FOLDS:
+        return None
+    return split_by_fold(int(fold), test_fold or 10)
 
 
 def make_scheme(
@@ -187,57 +186,61 @@ def make_scheme(
     folds: int | None = None,
     strata: Mapping[str, str] | None = None,
 ) -> Scheme:
-    """The function that places the windows of one recording; `subjects` are all of the cache,
-    whatever the view, so that views agree.
+    """The function that places the windows of one recording.
 
-    With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is
-    placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config,
-    exit 2) for a `test_fold` of a split that has none; with `official`, the function raises it
-    (config, exit 2) for a recording without an official split.
+    Args:
+        name: one of `SCHEMES`.
+        subjects: all of the cache, whatever the view, so that views agree.
+        seed: of the hashes.
+        length: of a window, in seconds.
+        test_fold: the one that is tested, of a split by subject or the official one.
+        folds: subjects are dealt to so many, in place of each being placed by its own hash.
+        strata: subject -> stratum; subjects of each are dealt evenly.
+
+    Raises:
+        UserError: unknown_name for another name, config for a fold of a split that has none (exit
+            2). With `official` the function raises it (config, exit 2) for a recording without an
+            official split.
     """
     check_choice("split", name, SCHEMES)
+    is_dealt = folds is not None or strata is not None
     if test_fold is not None and name not in {"subject", "official"}:
         raise _fold_error(
             f"a split by {name} has no folds", "expected one by subject or the official one"
         )
-    dealt = folds is not None or strata is not None
-    if dealt and name != "subject":
+    if is_dealt and name != "subject":
         raise _fold_error(f"a split by {name} deals no subjects", "expected one by subject")
-    if dealt:
-        placed = assign_dealt_splits(
-            subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold
+    if name == "official":
+        return lambda subject, recording, attributes, starts: (
+            [_require_official_split(attributes, test_fold)] * len(starts)
         )
-    else:
-        placed = (
-            assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
-        )
-
-    def by_official(
-        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
-    ) -> list[str | None]:
-        found = read_official_split(attributes, test_fold)
-        if found is None:
-            named = "" if test_fold else "'split' or "
-            raise usage_error(
-                f"this data set gives no official {'folds' if test_fold else 'split'}",
-                f"expected an attribute {named}'fold' of every recording",
-                "Use --split subject",
-                field="split",
-                found=safe_text(attributes.get("fold")),
-            )
-        return [found] * len(starts)
-
-    def by_window(
-        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
-    ) -> list[str | None]:
-        return [
+    if name == "time":
+        return lambda subject, recording, attributes, starts: split_by_time(starts, length)
+    if name == "random-window":
+        return lambda subject, recording, attributes, starts: [
             split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))
             for start in starts
         ]
-
-    schemes: dict[str, Scheme] = {"official": by_official, "random-window": by_window}
-    schemes["subject"] = lambda subject, recording, attributes, starts: (
-        [placed[subject]] * len(starts)
+    placed = (
+        assign_dealt_splits(
+            subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold
+        )
+        if is_dealt
+        else assign_splits(subjects, seed=seed, test_fold=test_fold)
     )
-    schemes["time"] = lambda subject, recording, attributes, starts: split_by_time(starts, length)
-    return schemes[name]
+    return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+
+
+def _require_official_split(attributes: Attributes, test_fold: int | None) -> str:
+    """`read_official_split`. Raises UserError (config, exit 2) for a recording without one."""
+    split = read_official_split(attributes, test_fold)
+    if split is None:
+        kind, names = ("folds", "'fold'") if test_fold else ("split", "'split' or 'fold'")
+        raise usage_error(
+            f"this data set gives no official {kind}",
+            f"expected an attribute {names} of every recording",
+            "Use --split subject",
+            field="split",
+            found=safe_text(attributes.get("fold")),
+        )
+    return split
