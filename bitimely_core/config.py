@@ -1,7 +1,7 @@
 """Declares what can be set of models, objectives and training, and merges settings.
 
-The later wins: field defaults <- preset <- recipe file (`--config`) <- command line (`--set section.key=value` and
-the flags).
+The later wins: field defaults <- preset <- recipe file (`--config`) <- command line (`--set
+section.key=value` and the flags).
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from pydantic import (
     field_validator,
 )
 
-from bitimely_core.errors import Finding, Reason, UserError, check_choice, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    check_choice,
+    join_findings,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.registry import RECIPES, Registry, models, objectives
 from bitimely_core.system_errors import raise_system_error
 
@@ -496,15 +504,8 @@ def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S
         return kind.model_validate(values)
     except ValidationError as error:
         items = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        first, *others = (_describe_config_error(kind, item, file) for item in items)
-        raise usage_error(
-            first.problem,
-            first.requirement,
-            first.hint,
-            file=file,
-            field=first.field,
-            details=others,
-        ) from error
+        findings = (_describe_config_error(kind, item, file) for item in items)
+        raise join_findings(findings) from error
 
 
 SYNONYMS = {

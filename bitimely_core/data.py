@@ -183,8 +183,9 @@ def mix_batches(
     """Batches over several sets of windows, of any shapes, without their labels.
 
     Every batch is of one set (`Batch.source`). Each epoch holds every row of every set once: rows
-    are shuffled within their set, and the batches of all sets with each other. `Batch.index` continues from set to set: the row in the first index, or that plus the lengths of
-    the full indexes before.
+    are shuffled within their set, and the batches of all sets with each other. `Batch.index`
+    continues from set to set: the row in the first index, or that plus the lengths of the full
+    indexes before.
     """
     return EpochBatches(tuple(sets), _check_size(size), seed, shuffle, ties, least)
 
@@ -266,8 +267,8 @@ def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
 def draw_held_out(windows: TokenSet, count: int, seed: int) -> tuple[np.ndarray, str]:
     """Positions in the index of up to `count` windows of one split, and that split's name.
 
-    It is the first non-empty one of test, validation and train. They are drawn without replacement; runs on the same windows get the same ones. Raises
-    UserError: no_input, without windows.
+    It is the first non-empty one of test, validation and train. They are drawn without replacement;
+    runs on the same windows get the same ones. Raises UserError: no_input, without windows.
     """
     for split in reversed(SPLITS):
         rows = windows[split].rows
@@ -284,8 +285,9 @@ def draw_held_out(windows: TokenSet, count: int, seed: int) -> tuple[np.ndarray,
 def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:
     """`windows` with a share of the training subjects; rows of other splits stay.
 
-    Method notes, section 12, row 16. Of the m training subjects max(1, round(fraction * m)) are drawn, by the hash of (seed,
-    subject): once a seed, whatever the epoch, and a larger fraction holds the smaller one.
+    Method notes, section 12, row 16. Of the m training subjects max(1, round(fraction * m)) are
+    drawn, by the hash of (seed, subject): once a seed, whatever the epoch, and a larger fraction
+    holds the smaller one.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"expected a fraction in (0, 1], found {fraction}")

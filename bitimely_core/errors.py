@@ -174,8 +174,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 def safe_text(value: object, limit: int = 80) -> str:
     """Foreign text made fit to print: its repr, cut to `limit` characters.
 
-    It has no control characters (C0, C1, DEL). For screen and log the caller prints it without markup; for HTML it is escaped again by the
-    template.
+    It has no control characters (C0, C1, DEL). For screen and log the caller prints it without
+    markup; for HTML it is escaped again by the template.
     """
     return clean(repr(value) if isinstance(value, str) else str(value), limit)
 
@@ -392,6 +392,20 @@ def input_error(
     )
 
 
+def join_findings(findings: Iterable[Finding]) -> UserError:
+    """The first finding as an error in what the user asked for (exit 2), others as its details."""
+    first, *others = findings
+    return usage_error(
+        first.problem,
+        first.requirement,
+        first.hint,
+        code=first.code,
+        file=first.file,
+        field=first.field,
+        details=others,
+    )
+
+
 def integrity_error(
     file: str | None,
     problem: str,
@@ -480,13 +494,4 @@ def raise_differences(
         if before.get(key) != now.get(key)
     ]
     if findings:
-        first, *rest = findings
-        raise usage_error(
-            first.problem,
-            first.requirement,
-            hint,
-            code=first.code,
-            file=first.file,
-            field=first.field,
-            details=rest,
-        )
+        raise join_findings([replace(findings[0], hint=hint), *findings[1:]])

@@ -1,9 +1,10 @@
 """Finds which native samples of a recording reach which values of a window.
 
-This puts a condition on a leak-free objective. Native sample k of a recording lies in value floor(k * rate / native rate). A prediction may not
-depend on native samples that lie in its target or, of one direction, beyond it; and a target that
-native samples outside of it determine is no target. Both follow from the first and the last native
-sample that each value is made of, at every position of the tokens relative to the native samples.
+This puts a condition on a leak-free objective. Native sample k of a recording lies in value floor(k
+* rate / native rate). A prediction may not depend on native samples that lie in its target or, of
+one direction, beyond it; and a target that native samples outside of it determine is no target.
+Both follow from the first and the last native sample that each value is made of, at every position
+of the tokens relative to the native samples.
 """
 
 from __future__ import annotations

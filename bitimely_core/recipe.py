@@ -117,8 +117,8 @@ class EvaluateStage(Section):
     baselines: Literal["all", "cheap"] = "all"
     # of non-inferiority and equivalence, in printed units; by column, "" for the others
     margin: Margin | dict[str, Margin] | None = None
-    # of the page: `data:metric` or `data:class` (AUPRC of that class); else those of [paper], or the
-    # main metric
+    # of the page: `data:metric` or `data:class` (AUPRC of that class); else those of [paper], or
+    # the main metric
     columns: tuple[str, ...] = ()
     # a value of the matrix: every other run is compared with that of the cell which has this one
     compare: str | None = None
@@ -187,8 +187,8 @@ class TuningStage(Section):
 class RegisteredFamily(Section):
     """One `[[family]]`: differences of a row to its rivals that are one family of tests.
 
-    They are corrected together. Without a margin they test superiority. A descriptive family has no tests: each of its intervals stands by itself, without correction
-    and without a verdict.
+    They are corrected together. Without a margin they test superiority. A descriptive family has no
+    tests: each of its intervals stands by itself, without correction and without a verdict.
     """
 
     name: str
@@ -411,8 +411,8 @@ def _check_left_out(recipe: Recipe, file: str) -> None:
 def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = None) -> None:
     """Check the free sections of a recipe against the settings of every model that it trains.
 
-    `changes` are laid over them. Raises UserError (config, exit 2) naming the key, with the nearest right one, or a device that
-    no machine has.
+    `changes` are laid over them. Raises UserError (config, exit 2) naming the key, with the nearest
+    right one, or a device that no machine has.
     """
     rows: list[SettingsLayer] = [arm.settings() for arm in recipe.arm] or [{}]
     for key in SECTIONS:

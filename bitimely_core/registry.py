@@ -19,10 +19,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import (
     Finding,
-    Level,
     Reason,
     UserError,
     clean,
+    join_findings,
     safe_text,
     unknown_name_error,
     usage_error,
@@ -173,8 +173,9 @@ DEVICE_NAMES = {
 def check_name(name: str, kind: str, field: str | None = None) -> str:
     """`name` itself, if it can be the name of one file on any system.
 
-    Every name that users, recipes, plug-ins or records give passes here. Raises UserError (path_escape where it leads elsewhere, else config; exit 2) with a similar name
-    that can; `field`: the option.
+    Every name that users, recipes, plug-ins or records give passes here. Raises UserError
+    (path_escape where it leads elsewhere, else config; exit 2) with a similar name that can;
+    `field`: the option.
     """
     if (
         NAME.fullmatch(name)
@@ -237,7 +238,7 @@ def load_plugins() -> None:
                 _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
 
 
-def describe_plugin(point: EntryPoint, error: BaseException, level: Level = "warning") -> Finding:
+def describe_plugin(point: EntryPoint, error: BaseException) -> Finding:
     """The finding on a plug-in that fails: its module, its package and its error."""
     package = f" of the package {point.dist.name}" if point.dist is not None else ""
     text = str(error).strip().partition("\n")[0] or "no message"
@@ -247,7 +248,7 @@ def describe_plugin(point: EntryPoint, error: BaseException, level: Level = "war
         f"{type(error).__name__}: {clean(text, 200)}",
         "expected a module that registers what it offers",
         "Correct or uninstall it",
-        level=level,
+        level="warning",
     )
 
 
@@ -265,8 +266,7 @@ def find_plugin_error(error: BaseException) -> UserError | None:
         if root.name == "__init__.py":
             root = root.parent
         if any(file.is_relative_to(root) for file in files):
-            finding = describe_plugin(point, error, "error")
-            return usage_error(finding.problem, finding.requirement, finding.hint)
+            return join_findings([describe_plugin(point, error)])
     return None
 
 

@@ -17,6 +17,7 @@ from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.errors import Reason, UserError, input_error, raise_differences
 from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
     ChannelStatistics,
@@ -96,7 +97,7 @@ def build_windows(
         write_windows(opened, options, out, progress)
 
 
-def plan(cache: str | Path | Cache, **choices: Any) -> dict[str, Any]:
+def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
     """What `build` would make, without writing. `choices` are fields of `WindowChoices`.
 
     Returns the number of windows, bytes, shape, audit of the splits, notices and findings. Only
@@ -117,6 +118,16 @@ def plan(cache: str | Path | Cache, **choices: Any) -> dict[str, Any]:
         "view": options.view,
         "windows": len(survey.rows),
         "bytes": values * options.window * len(options.channels),
+        **describe_options(options, class_names),
+        "audit": {split: count.model_dump() for split, count in counts.items()},
+        "notices": list_notices(options),
+        "findings": [finding.as_dict() for finding in list_findings(survey, class_names)],
+    }
+
+
+def describe_options(options: WindowOptions, class_names: list[str]) -> Choices:
+    """What the results of verbs say of the options of windows."""
+    return {
         "length": options.window,
         "channels": len(options.value_channels),
         "channel_names": list(options.value_channels),
@@ -124,11 +135,8 @@ def plan(cache: str | Path | Cache, **choices: Any) -> dict[str, Any]:
         "task": options.task,
         "class_names": class_names,
         "split": options.split,
-        "bandpass": None if options.bandpass is None else list(options.bandpass),
-        "notch": None if options.notch is None else list(options.notch),
-        "audit": {split: count.model_dump() for split, count in counts.items()},
-        "notices": list_notices(options),
-        "findings": [finding.as_dict() for finding in list_findings(survey, class_names)],
+        "bandpass": options.bandpass,
+        "notch": options.notch,
     }
 
 

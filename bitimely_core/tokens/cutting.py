@@ -258,36 +258,29 @@ def place_irregular(record: Record, options: WindowOptions, left_out: Counter[st
         values = to_physical(signal)
         seen = is_inside & np.isfinite(values)
         means = average_bins(step[seen].astype(np.int64), values[seen], options.window)
-        signals.append(
-            signal._replace(
-                samples=means.astype(np.float32), rate=options.rate, scale=1.0, offset=0.0
-            )
-        )
+        samples = means.astype(np.float32)
+        signals.append(signal._replace(samples=samples, rate=options.rate, scale=1.0, offset=0.0))
     return replace(record, signals=signals)
 
 
 def make_windows(cut: RecordCut, options: WindowOptions) -> Iterator[np.ndarray]:
     """The windows in pieces [n, T, V] of at most `PIECE_BYTES` bytes, or one window."""
-    dtype = np.dtype(np.int16 if cut.digital else np.float32)
     tracks = {
         segment: [
-            np.lib.stride_tricks.sliding_window_view(
-                make_values(signal, factor, cut, options), options.window
-            )
+            make_values(signal, factor, cut, options)
             for signal, factor in zip(cut.segments[segment], cut.factors[segment], strict=True)
         ]
         for segment in {place.segment for place in cut.places}
     }
     shape = (options.window, len(options.channels))
+    dtype = np.dtype(np.int16 if cut.digital else np.float32)
     size = max(1, PIECE_BYTES // (math.prod(shape) * dtype.itemsize))
     for i in range(0, len(cut.places), size):
         places = cut.places[i : i + size]
         piece = np.empty((len(places), *shape), dtype=dtype)
-        for segment in {place.segment for place in places}:
-            rows = [row for row, place in enumerate(places) if place.segment == segment]
-            firsts = [places[row].first for row in rows]
-            for v, track in enumerate(tracks[segment]):
-                piece[rows, :, v] = track[firsts]
+        for row, place in enumerate(places):
+            for v, track in enumerate(tracks[place.segment]):
+                piece[row, :, v] = track[place.first : place.first + options.window]
         yield piece
 
 
@@ -525,18 +518,18 @@ def trim_windows(
 
 def read_recording_label(value: Any, options: WindowOptions, left_out: Counter[str]) -> Any:
     """The label of a recording from its attribute; None (counted) for a missing or unknown one."""
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    if value is None or (options.task == "regression" and not is_number):
+        left_out["unmatched_labels"] += 1
+        return None
     if options.task == "regression":
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        label: Any = float(value) if is_number else None
-    elif options.task == "multilabel" and isinstance(value, list | tuple):
+        return float(value)
+    if options.task == "multilabel" and isinstance(value, list | tuple):
         names = {str(name) for name in value}
-        classes = options.classes or sorted(names)
-        label = tuple(name for name in classes if name in names)
+        label = tuple(name for name in options.classes or sorted(names) if name in names)
         left_out["unknown_label"] += len(names) - len(label)
-    else:
-        label = None if value is None else str(value)
-        if label is not None and options.classes and label not in options.classes:
-            left_out["unknown_label"] += 1
-            return None
-    left_out["unmatched_labels"] += label is None
-    return label
+        return label
+    if options.classes and str(value) not in options.classes:
+        left_out["unknown_label"] += 1
+        return None
+    return str(value)

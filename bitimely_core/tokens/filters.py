@@ -29,9 +29,9 @@ Band = tuple[float | None, float | None]
 def validate_filters(
     bandpass: Sequence[float | None] | None, notch: Sequence[float] | None
 ) -> tuple[Band | None, tuple[float, ...] | None]:
-    """Both as they are stored: edges as floats, notches ascending and once each, None for no filter.
+    """Both as they are stored: edges as floats, notches ascending and once each.
 
-    Raises UserError (config, exit 2).
+    None is no filter. Raises UserError (config, exit 2).
     """
     band = None if bandpass is None else _parse_band(bandpass)
     stops = tuple(sorted({float(stop) for stop in notch or ()}))

@@ -19,28 +19,21 @@ LENGTH = 3000  # samples a window where neither view nor paper gives them
 def summarize_windows(folder: Path) -> Choices:
     """Shape, notices, findings and audit of the windows in `folder`."""
     windows = open_windows(folder, verify=False)
+    manifest = windows.manifest
     audit = {
         split: {
             "subjects": counts.subjects,
             "windows": counts.windows,
             "classes": counts.classes if counts.windows else {},
         }
-        for split, counts in windows.manifest.counts.items()
+        for split, counts in manifest.counts.items()
     }
     return {
         "windows": len(windows),
-        "length": windows.length,
-        "channels": windows.channels,
-        "channel_names": list(windows.channel_names),
-        "rate": windows.rate,
-        "task": windows.task,
-        "class_names": list(windows.class_names),
-        "split": windows.split,
-        "bandpass": windows.options.bandpass,
-        "notch": windows.options.notch,
+        **building.describe_options(manifest.options, manifest.class_names),
         "fingerprint": windows.fingerprint,
         "notices": windows.notices,
-        "findings": [finding.model_dump() for finding in windows.manifest.findings],
+        "findings": [finding.model_dump() for finding in manifest.findings],
         "audit": audit,
     }
 

@@ -65,8 +65,8 @@ def pool_moments(parts: Iterable[Moments]) -> Moments:
 def compute_normalisation(channels: Sequence[ChannelStatistics]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [V] float64 to normalise with.
 
-    `channels` are those of statistics.json. The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only
-    centred, its standard deviation read as 1.
+    `channels` are those of statistics.json. The floor: a channel without spread (at most 1e-12 of
+    its mean), or never observed, is only centred, its standard deviation read as 1.
     """
     mean = np.array([channel.mean for channel in channels], dtype=np.float64)
     std = np.array([channel.std for channel in channels], dtype=np.float64)

@@ -51,8 +51,8 @@ Manifest = TypeVar("Manifest", bound=TokenManifest)
 class TokenSet(ABC, MapDataset):
     """Training rows of one view, as a map-style data set of torch.
 
-    They are all of them, or those of one split (`rows["train"]`). A pickle holds the folder and the rows: a worker process opens the files anew, and no data are
-    copied to it.
+    They are all of them, or those of one split (`rows["train"]`). A pickle holds the folder and the
+    rows: a worker process opens the files anew, and no data are copied to it.
 
     `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in
     `Batch.index`; None = all of this subset. Reading a row that is not in the subset is an

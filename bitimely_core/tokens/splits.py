@@ -30,8 +30,9 @@ out (the gap of `time`).
 
 
 def hash_to_share(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its
-    SHA-256 over 2^64.
+    """A number in [0, 1) that depends on `text` alone.
+
+    It is the first 8 bytes, big-endian, of its SHA-256 over 2^64.
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
@@ -42,8 +43,9 @@ def split_by_share(u: float) -> str:
 
 
 def split_by_fold(fold: int, test_fold: int) -> str:
-    """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates,
-    the others train. 10 gives `FOLDS`.
+    """The split of one of ten folds, when `test_fold` is tested; 10 gives `FOLDS`.
+
+    The fold before the tested one (10 before 1) validates, the others train.
     """
     return FOLDS[(fold - test_fold - 1) % 10 + 1]
 
@@ -56,9 +58,9 @@ def find_tenth(u: float) -> int:
 def deal_tenths(
     subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0
 ) -> dict[str, int]:
-    """Subject -> tenth, 1 to 10: dealt out in turn, stratum by stratum and within each by
-    `hash_to_share("{seed}|{subject_id}")`.
+    """Subject -> tenth, 1 to 10, dealt out in turn.
 
+    Subjects go stratum by stratum, and within each by `hash_to_share("{seed}|{subject_id}")`.
     Tenths differ by at most one subject, in all and of each stratum. Adding a subject moves others.
     """
     ranked = sorted(
@@ -76,10 +78,11 @@ def assign_dealt_splits(
     folds: int = 10,
     test_fold: int | None = None,
 ) -> dict[str, str]:
-    """Subject -> split by `deal_tenths`: fold k (None: the last) of `folds`, 5 or 10, is tested,
-    two tenths or one; the tenth before validates.
+    """Subject -> split by `deal_tenths`.
 
-    Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold that there is not.
+    Fold `test_fold` (None: the last) of `folds`, 5 or 10, is tested: two tenths or one. The tenth
+    before validates. Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold
+    that there is not.
     """
     tenths = deal_tenths(subject_ids, strata, seed=seed)
     size, tested = 10 // folds, test_fold or folds
@@ -130,9 +133,9 @@ def assign_splits(
 
 
 def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
-    """The windows of one recording by time: the last tenth is test, the tenth before validation,
-    with a gap of one window before each.
+    """The splits of the windows of one recording by time.
 
+    The last tenth is test, the tenth before validation, with a gap of one window before each.
     `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than
     5 windows are all train. Windows that end less than `length` before the next block begins fall
     into the gap (None), so that no sample, and no sample that was interpolated from a neighbour, is

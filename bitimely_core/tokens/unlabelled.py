@@ -244,9 +244,9 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
 
 
 def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
-    """The recording in a file of `source`, with the channels of `plan` under their names in the run.
+    """The recording in a file of `source`, with the channels of `plan`.
 
-    Raises UserError naming the file.
+    They have their names in the run. Raises UserError naming the file.
     """
     kind = SUFFIXES.get(find_suffix(rel))
     with locate_errors(rel):

@@ -250,9 +250,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
-    scale, offset = (
-        affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset")
-    )
+    scale, offset = affine["scale", "offset"].to_numpy().T.reshape(2, len(recordings), shape[1])
     centre, factor = compute_affine(statistics, options, scale, offset)
     return Windows(
         folder=folder,
