@@ -314,26 +314,25 @@ def make_tables(survey: CacheSurvey, options: WindowOptions) -> tuple[pl.DataFra
     import polars as pl
 
     labels = {"regression": pl.Float64(), "multilabel": pl.List(pl.String())}
-    kinds = {
+    columns = {
         "subject_id": pl.String(),
         "recording_id": pl.String(),
         "start": pl.Float64(),
         "label": labels.get(options.task, pl.String()),
         "split": pl.String(),
     }
-    columns = [
-        pl.Series(name, [getattr(row, name) for row in survey.rows], dtype=kind)
-        for name, kind in kinds.items()
-    ]
+    index = pl.DataFrame([row[:5] for row in survey.rows], schema=columns, orient="row")
+    windows = pl.Series("window", range(len(survey.rows)), dtype=pl.Int64)
     affine = {
         "recording_id": pl.String,
         "channel": pl.String,
         "scale": pl.Float64,
         "offset": pl.Float64,
     }
-    windows = pl.Series("window", range(len(survey.rows)), dtype=pl.Int64)
-    index = pl.DataFrame([windows, *columns])
-    return index, pl.DataFrame(survey.affine, schema=affine, orient="row")
+    return (
+        index.insert_column(0, windows),
+        pl.DataFrame(survey.affine, schema=affine, orient="row"),
+    )
 
 
 def compute_statistics(
