@@ -42,6 +42,8 @@ class EpochBatches:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"expected a batch of at least 1 row, found {self.size}")
         self.steps = sum(
             len(windows) // self.size + (len(windows) % self.size >= max(self.least, 1))
             for windows in self.sets
@@ -167,7 +169,7 @@ def batches(
             rows of a batch with each other.
     """
     return EpochBatches(
-        (sample_subjects(windows, fraction, seed),), _check_size(size), seed, shuffle, ties, least
+        (sample_subjects(windows, fraction, seed),), size, seed, shuffle, ties, least
     )
 
 
@@ -187,13 +189,7 @@ def mix_batches(
     continues from set to set: the row in the first index, or that plus the lengths of the full
     indexes before.
     """
-    return EpochBatches(tuple(sets), _check_size(size), seed, shuffle, ties, least)
-
-
-def _check_size(size: int) -> int:
-    if size < 1:
-        raise ValueError(f"expected a batch of at least 1 row, found {size}")
-    return size
+    return EpochBatches(tuple(sets), size, seed, shuffle, ties, least)
 
 
 def collate(

@@ -24,14 +24,9 @@ from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation
 Context = Literal["past", "future", "past or future", "around"]
 Array = npt.NDArray[np.int64]
 
-CONDITIONS = {
+CONDITIONS = {  # of a resampling, where it does not name its channels
     "none": "given native samples",
-    "interpolated": "given interpolated channels",
-    "held": "given held channels",
-    "placed": "given placed channels",
-    "resampled": "given resampled channels",
     "causal": "given causally resampled channels",
-    "averaged": "given averaged channels",
 }
 FAR = 1 << 40  # beyond every sample
 # values of the stretch that is looked at, else of one common period of tokens and samples
@@ -154,7 +149,8 @@ def _list_step_conditions(
 
     if not leaks({}):
         return []
-    names = {CONDITIONS[step.resampling]: leaks({"filters": None})}
+    name = CONDITIONS.get(step.resampling, f"given {step.resampling} channels")
+    names = {name: leaks({"filters": None})}
     if step.filters is not None:
         names[f"given {step.filters} filters"] = leaks({"resampling": "none"})
     return [name for name, is_cause in names.items() if is_cause] or list(names)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bitimely_core.errors import UserError, check_choice, safe_text, usage_error
+from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.types import SPLITS, Attributes
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SCHEMES = ("subject", "official", "time", "random-window")
 SMALL = 20  # subjects; fewer are ranked
@@ -179,34 +184,19 @@ def read_official_split(attributes: Attributes, test_fold: int | None = None) ->
     return split_by_fold(int(fold), test_fold or 10)
 
 
-def make_scheme(
-    name: str,
-    *,
-    subjects: Iterable[str],
-    seed: int,
-    length: float,
-    test_fold: int | None = None,
-    folds: int | None = None,
-    strata: Mapping[str, str] | None = None,
-) -> Scheme:
+def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     """The function that places the windows of one recording.
 
-    Args:
-        name: one of `SCHEMES`.
-        subjects: all of the cache, whatever the view, so that views agree.
-        seed: of the hashes.
-        length: of a window, in seconds.
-        test_fold: the one that is tested, of a split by subject or the official one.
-        folds: subjects are dealt to so many, in place of each being placed by its own hash.
-        strata: subject -> stratum; subjects of each are dealt evenly.
+    `table` holds the recordings of the cache: all of them, whatever the view, so that views agree.
+    With `folds` or `stratify` subjects are dealt to the folds, else each is placed by its hash.
 
-    Raises:
-        UserError: unknown_name for another name, config for a fold of a split that has none (exit
-            2). With `official` the function raises it (config, exit 2) for a recording without an
-            official split.
+    Raises UserError: unknown_name for an attribute, config for a fold of a split that has none
+    (exit 2). With `official` the function raises it (config, exit 2) for a recording without an
+    official split.
     """
-    check_choice("split", name, SCHEMES)
-    is_dealt = folds is not None or strata is not None
+    name, seed, test_fold = options.split, options.seed, options.test_fold
+    strata = None if options.stratify is None else _read_strata(table, options.stratify)
+    is_dealt = options.folds is not None or strata is not None
     if test_fold is not None and name not in {"subject", "official"}:
         raise _fold_error(
             f"a split by {name} has no folds", "expected one by subject or the official one"
@@ -218,20 +208,35 @@ def make_scheme(
             [_require_official_split(attributes, test_fold)] * len(starts)
         )
     if name == "time":
-        return lambda subject, recording, attributes, starts: split_by_time(starts, length)
+        return lambda subject, recording, attributes, starts: split_by_time(starts, options.length)
     if name == "random-window":
         return lambda subject, recording, attributes, starts: [
             split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))
             for start in starts
         ]
+    subjects = table["subject_id"].to_list()
     placed = (
         assign_dealt_splits(
-            subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold
+            subjects, strata or {}, seed=seed, folds=options.folds or 10, test_fold=test_fold
         )
         if is_dealt
         else assign_splits(subjects, seed=seed, test_fold=test_fold)
     )
     return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+
+
+def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
+    """Subject -> the value of an attribute of its recordings.
+
+    It is the smallest where there are several, "" without one.
+    """
+    attributes = [name for name in subjects.columns if name not in {"subject_id", "recording_id"}]
+    check_choice("attribute", attribute, attributes)
+    pairs = sorted(
+        (str(subject), "" if value is None else str(value))
+        for subject, value in zip(subjects["subject_id"], subjects[attribute], strict=True)
+    )
+    return dict(reversed(pairs))
 
 
 def _require_official_split(attributes: Attributes, test_fold: int | None) -> str:

@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
-from bitimely_core.errors import Finding, Level, Reason, check_choice, safe_text
+from bitimely_core.errors import Finding, Level, Reason, safe_text
 from bitimely_core.schemas.tokens import SplitCounts, WindowOptions
 from bitimely_core.tokens import filters, splits
 from bitimely_core.tokens.cutting import (
@@ -27,9 +27,6 @@ from bitimely_core.tokens.cutting import (
 )
 from bitimely_core.tokens.moments import Moments
 from bitimely_core.types import SPLITS, Progress, Record
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 class WindowRow(NamedTuple):
@@ -68,7 +65,7 @@ def survey_cache(
     cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
 ) -> Iterator[tuple[RecordCut, list[str]]]:
     """The windows of each recording and the split of each window; counted in `survey`."""
-    assign_splits = _make_scheme(cache, options)
+    assign_splits = splits.make_scheme(options, cache.subjects())
     view = registry.datasets[options.dataset].facts.views[options.view]
     refuses_faster = view.rate <= 0 and not options.resample
     total = len(cache.recording_ids())
@@ -91,33 +88,6 @@ def survey_cache(
         yield cut, names
     if progress is not None:
         progress("windows", total, total)
-
-
-def _make_scheme(cache: Cache, options: WindowOptions) -> splits.Scheme:
-    table = cache.subjects()
-    return splits.make_scheme(
-        options.split,
-        subjects=table["subject_id"].to_list() if options.split == "subject" else [],
-        seed=options.seed,
-        length=options.length,
-        test_fold=options.test_fold,
-        folds=options.folds,
-        strata=None if options.stratify is None else _read_strata(table, options.stratify),
-    )
-
-
-def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
-    """Subject -> the value of an attribute of its recordings.
-
-    It is the smallest where there are several, "" without one.
-    """
-    attributes = [name for name in subjects.columns if name not in {"subject_id", "recording_id"}]
-    check_choice("attribute", attribute, attributes)
-    pairs = sorted(
-        (str(subject), "" if value is None else str(value))
-        for subject, value in zip(subjects["subject_id"], subjects[attribute], strict=True)
-    )
-    return dict(reversed(pairs))
 
 
 def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:

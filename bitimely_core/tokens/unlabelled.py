@@ -56,7 +56,7 @@ from bitimely_core.tokens.cutting import (
     make_windows,
 )
 from bitimely_core.tokens.resampling import choose_resampling, to_physical
-from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
+from bitimely_core.tokens.windows import Windows, assemble_windows
 from bitimely_core.types import Annotation, Record, Signal
 
 LABEL_FILE = re.compile(
@@ -524,7 +524,7 @@ def _make_windows(
 
     shards = tuple(make_windows(cut, options))
     missing = preprocessing.missing or not all(np.isfinite(shard).all() for shard in shards)
-    n, class_names = len(cut.places), list(preprocessing.class_names)
+    n = len(cut.places)
     values = [place.label if labels else None for place in cut.places]
     index = pl.DataFrame(
         {
@@ -540,7 +540,7 @@ def _make_windows(
     manifest = WindowManifest(
         cache="",
         options=options,
-        class_names=class_names,
+        class_names=list(preprocessing.class_names),
         units=list(cut.units),
         windows=n,
         missing=missing,
@@ -552,20 +552,9 @@ def _make_windows(
         findings=[],
     )
     statistics = WindowStatistics(windows=0, channels=list(preprocessing.channels))
-    centre, factor = compute_affine(statistics, options, cut.scale[None], cut.offset[None])
-    return Windows(
-        folder=Path(name),
-        manifest=manifest,
-        statistics=statistics,
-        rows=np.arange(n),
-        whole_index=index,
-        shards=shards,
-        target=encode_targets(index["label"], options.task, class_names) if labels else None,
-        firsts=np.cumsum([0, *map(len, shards)]),
-        recording=np.zeros(n, np.int32),
-        centre=centre,
-        factor=factor,
-    )
+    recordings = pl.Series([name])
+    affine = cut.scale[None], cut.offset[None]
+    return assemble_windows(Path(name), manifest, statistics, index, shards, recordings, affine)
 
 
 def match_units(

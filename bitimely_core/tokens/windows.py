@@ -244,14 +244,36 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     shards = tuple(
         map_windows(folder / shard.name, np.dtype(shard.dtype), shape) for shard in manifest.shards
     )
-    firsts = np.cumsum([0, *map(len, shards)])
-    if firsts[-1] != index.height:
-        raise token_error(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
+    count = sum(map(len, shards))
+    if count != index.height:
+        raise token_error(folder, f"{count} windows", f"the index has {index.height}")
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
-    numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
     scale, offset = affine["scale", "offset"].to_numpy().T.reshape(2, len(recordings), shape[1])
-    centre, factor = compute_affine(statistics, options, scale, offset)
+    return assemble_windows(
+        folder, manifest, statistics, index, shards, recordings, (scale, offset)
+    )
+
+
+def assemble_windows(
+    folder: Path,
+    manifest: WindowManifest,
+    statistics: WindowStatistics,
+    index: pl.DataFrame,
+    shards: tuple[np.ndarray | UnmappedWindows, ...],
+    recordings: pl.Series,
+    affine: tuple[np.ndarray, np.ndarray],
+) -> Windows:
+    """The set of these parts.
+
+    `affine` is scale and offset [recordings, V]: physical = stored value * scale + offset.
+    """
+    import polars as pl
+
+    options = manifest.options
+    centre, factor = compute_affine(statistics, options, *affine)
+    numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
+    recording = index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32)
     return Windows(
         folder=folder,
         manifest=manifest,
@@ -260,10 +282,8 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
         whole_index=index,
         target=encode_targets(index["label"], options.task, manifest.class_names),
         shards=shards,
-        firsts=firsts,
-        recording=index["recording_id"]
-        .replace_strict(recordings, numbers, return_dtype=pl.Int32)
-        .to_numpy(),
+        firsts=np.cumsum([0, *map(len, shards)]),
+        recording=recording.to_numpy(),
         centre=centre,
         factor=factor,
     )
@@ -288,7 +308,7 @@ def encode_targets(label: pl.Series, task: str, class_names: list[str]) -> np.nd
     """The index's labels as numbers, see `Windows.targets`."""
     import polars as pl
 
-    if task == "none":
+    if label.null_count() == len(label):
         return None
     if task == "regression":
         return label.to_numpy().astype(np.float32)
