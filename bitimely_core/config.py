@@ -1,8 +1,7 @@
-"""Settings of models, objectives and training: what can be set, the presets, and the order in which
-they win.
+"""Declares what can be set of models, objectives and training, and merges settings.
 
-Field defaults <- preset <- recipe file (`--config`) <- command line (`--set section.key=value` and
-the flags).
+The later wins: field defaults <- preset <- recipe file (`--config`) <- command line (`--set
+section.key=value` and the flags).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
@@ -27,14 +27,23 @@ from pydantic import (
     field_validator,
 )
 
-from bitimely_core.errors import Finding, Reason, UserError, check_choice, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    check_choice,
+    join_findings,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.registry import RECIPES, Registry, models, objectives
 from bitimely_core.system_errors import raise_system_error
 
 
 class Section(BaseModel):
-    """A frozen section of settings: unknown keys, NaN, infinities, and sizes that no tensor can
-    have are refused.
+    """A frozen section of settings.
+
+    It refuses unknown keys, NaN, infinities, and sizes that no tensor can have.
     """
 
     model_config = ConfigDict(
@@ -50,19 +59,23 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """What all models share. A model with settings of its own inherits this class in its file and
-    names it in `ModelFacts.config`.
+    """What all models share.
+
+    A model with settings of its own inherits this class in its file and names it in
+    `ModelFacts.config`.
     """
 
     name: str = Field("bitimelygpt", description="Model.")
     channels: int = Field(1, ge=1, description="Channels of a window, V; not used for codes.")
     others: tuple[int, ...] = Field(
         (),
-        description="Channels of the further data sets of a joint pre-training; each has its own adapter.",
+        description="Channels of the further data sets of a joint pre-training; "
+        "each has its own adapter.",
     )
     channel_independent: bool = Field(
         False,
-        description="Read each channel as a sequence with V = 1; vectors are averaged over channels.",
+        description="Read each channel as a sequence with V = 1; "
+        "vectors are averaged over channels.",
     )
     length: int = Field(
         3000, ge=1, description="Samples of a window, T: the size of learned positions."
@@ -114,7 +127,8 @@ class ModelConfig(Section):
     person: bool = Field(True, description="Events come with age at the first event and sex.")
     numbers: bool | None = Field(
         None,
-        description="Events come with their numbers (tokenize --values raw); none: where the token set has them.",
+        description="Events come with their numbers (tokenize --values raw); "
+        "none: where the token set has them.",
     )
     output_heads: Literal["shared", "separate"] = Field(
         "shared", description="Output projections of next and previous tokens."
@@ -132,8 +146,10 @@ class ModelConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What all objectives share. An objective with settings of its own inherits this class and
-    names it in `ObjectiveFacts.config`.
+    """What all objectives share.
+
+    An objective with settings of its own inherits this class and names it in
+    `ObjectiveFacts.config`.
     """
 
     name: str = Field("", description="Objective; empty: the model's default.")
@@ -160,9 +176,7 @@ RESUME_EXEMPT = frozenset(  # of [train]: may change between a stop and its cont
 
 
 class TrainConfig(Section):
-    """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is
-    silent).
-    """
+    """One training run. The paper gives epochs alone; the optimiser is that of method.md 6."""
 
     epochs: int = Field(20, ge=0, description="Passes over the training split.")
     steps: int | None = Field(
@@ -180,7 +194,8 @@ class TrainConfig(Section):
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
-        description="Arithmetic of the training; auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32.",
+        description="Arithmetic of the training; "
+        "auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32.",
     )
     core_precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="Arithmetic of the retention core under precision bf16."
@@ -189,15 +204,18 @@ class TrainConfig(Section):
     devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Use torch.compile, of a stack for one layer after the other; auto: for stacks on CUDA with Triton.",
+        description="Use torch.compile, of a stack for one layer after the other; "
+        "auto: for stacks on CUDA with Triton.",
     )
     resident: bool | Literal["auto"] = Field(
         "auto",
-        description="Keep windows of int16 on a CUDA device; auto: where they take less than a quarter of its free memory.",
+        description="Keep windows of int16 on a CUDA device; "
+        "auto: where they take less than a quarter of its free memory.",
     )
     recompute: Literal["none", "layers"] = Field(
         "none",
-        description="layers: compute the inside of each layer again in the backward pass, to save memory for about a third more time.",
+        description="layers: compute the inside of each layer again in the backward pass, "
+        "to save memory for about a third more time.",
     )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of weights, batches and masks.")
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
@@ -207,11 +225,13 @@ class TrainConfig(Section):
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
     checkpoint: Literal["last", "best"] = Field(
         "last",
-        description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss.",
+        description="Weights of the run: those of the last step, as in the paper, "
+        "or of the lowest validation loss.",
     )
     track: bool = Field(
         False,
-        description="Write the curves for TensorBoard, too, while they grow (extra track): tensorboard --logdir.",
+        description="Write the curves for TensorBoard, too, while they grow (extra track): "
+        "tensorboard --logdir.",
     )
 
     def count_steps(self, per_epoch: int) -> int:
@@ -224,8 +244,9 @@ Filtering = Literal["zero-phase", "causal"]
 
 
 def parse_frequencies(value: Any) -> Any:
-    """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays
-    as it is. Raises ValueError.
+    """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place.
+
+    What is no text stays as it is. Raises ValueError.
     """
     if not isinstance(value, str):
         return value
@@ -266,15 +287,18 @@ class DataConfig(Section):
         None,
         ge=1,
         le=10,
-        description="Test on this one of the ten official folds, or tenths of the subjects; the fold before it validates.",
+        description="Test on this one of the ten official folds, or tenths of the subjects; "
+        "the fold before it validates.",
     )
     folds: Literal[5, 10] | None = Field(
         None,
-        description="Deal subjects evenly to so many test folds (default: each by its own hash, to ten).",
+        description="Deal subjects evenly to so many test folds "
+        "(default: each by its own hash, to ten).",
     )
     stratify: str | None = Field(
         None,
-        description="Attribute of recordings, such as the label, whose values are spread evenly over the folds.",
+        description="Attribute of recordings, such as the label, "
+        "whose values are spread evenly over the folds.",
     )
     bandpass: Annotated[
         tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)
@@ -286,7 +310,8 @@ class DataConfig(Section):
     )
     resampling: Resampling | None = Field(
         None,
-        description="Default: two-sided. causal: from past samples alone; pointwise: from those at its time, else missing.",
+        description="Default: two-sided. causal: from past samples alone; "
+        "pointwise: from those at its time, else missing.",
     )
     filtering: Filtering | None = Field(
         None, description="Default: zero-phase. causal: filters run forward only, with a delay."
@@ -317,29 +342,25 @@ class FinetuneConfig(Section):
 
 
 def parse_learning_rates(value: Any) -> Any:
-    """How many rates to try (2 to 9), or which: numbers, or text as `--tune` takes it (`"4"`,
-    `"1e-4,1e-3"`). Raises ValueError.
+    """How many rates to try (2 to 9), or which ones, as numbers.
+
+    Text is as `--tune` takes it (`"4"`, `"1e-4,1e-3"`). Raises ValueError.
     """
+    if value is None:
+        return None
+    parts = value.split(",") if isinstance(value, str) else value
     try:
-        found = [
-            float(part)
-            for part in (
-                value.split(",")
-                if isinstance(value, str)
-                else [value]
-                if isinstance(value, int)
-                else value or ()
-            )
-        ]
+        rates = [float(part) for part in ([parts] if isinstance(parts, int) else parts)]
     except (TypeError, ValueError):
-        found = [math.nan]
-    if value is None or (len(found) == 1 and found[0] in range(2, 10)):
-        return None if value is None else int(found[0])
-    if len(set(found)) == len(found) > 1 and all(0 < rate < math.inf for rate in found):
-        return tuple(found)
-    raise ValueError(
-        "expected how many learning rates to try, 2 to 9, or two or more different ones above 0, separated by commas"
-    )
+        rates = []
+    if len(rates) == 1 and rates[0] in range(2, 10):
+        return int(rates[0])
+    if len(rates) < 2 or len(set(rates)) < len(rates) or not all(0 < x < math.inf for x in rates):
+        raise ValueError(
+            "expected how many learning rates to try, 2 to 9, "
+            "or two or more different ones above 0, separated by commas"
+        )
+    return tuple(rates)
 
 
 Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning_rates)]
@@ -350,7 +371,8 @@ class TuneConfig(Section):
 
     rates: Rates = Field(
         None,
-        description="Number of rates around train.lr, half a decade apart, or the rates; none: train.lr.",
+        description="Number of rates around train.lr, half a decade apart, or the rates; "
+        "none: train.lr.",
     )
     steps: int | None = Field(
         None, ge=1, description="Steps of each trial; none: a tenth of the training, at least 50."
@@ -358,8 +380,9 @@ class TuneConfig(Section):
 
 
 class Settings(Section):
-    """All sections of one run, resolved. Stored in `run.json`. `validate_settings` selects the
-    classes of model and objective.
+    """All sections of one run, resolved, as `run.json` stores them.
+
+    `validate_settings` selects the classes of model and objective.
     """
 
     model: SerializeAsAny[ModelConfig] = ModelConfig()
@@ -377,14 +400,14 @@ SECTIONS = ("model", "objective")  # of `Settings`, whose keys depend on the nam
 
 def list_presets() -> dict[str, Path]:
     """Names of the shipped presets and their files."""
-    return {p.stem: p for p in sorted((RECIPES / "presets").glob("*.toml"))}
+    return {path.stem: path for path in sorted((RECIPES / "presets").glob("*.toml"))}
 
 
 def load_preset(name: str) -> SettingsLayer:
-    """The preset as written: description, paper_parameters, data, [retention], [attention],
-    [recurrent], [train], [finetune].
+    """The preset as written.
 
-    Raises UserError (unknown_name, exit 2).
+    Its keys: description, paper_parameters, data, [retention], [attention], [recurrent], [train],
+    [finetune]. Raises UserError (unknown_name, exit 2).
     """
     files = list_presets()
     check_choice("preset", name, files)
@@ -392,9 +415,7 @@ def load_preset(name: str) -> SettingsLayer:
 
 
 def read_toml(path: Path) -> SettingsLayer:
-    """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are
-    refused.
-    """
+    """A TOML file. Raises UserError (config, exit 2) that names file and line."""
     if path.suffix.lower() != ".toml":
         raise usage_error(
             f"found {safe_text(path.suffix)}",
@@ -421,17 +442,16 @@ def merge_layers(*layers: SettingsLayer) -> SettingsLayer:
     out: SettingsLayer = {}
     for layer in layers:
         for key, value in layer.items():
-            out[key] = (
-                merge_layers(out[key], value)
-                if isinstance(value, dict) and isinstance(out.get(key), dict)
-                else value
-            )
+            if isinstance(value, dict) and isinstance(out.get(key), dict):
+                value = merge_layers(out[key], value)
+            out[key] = value
     return out
 
 
 def parse_assignments(pairs: list[str]) -> SettingsLayer:
-    """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict; values are TOML, else plain
-    text.
+    """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict.
+
+    Values are TOML, else plain text.
     """
     out: SettingsLayer = {}
     for pair in pairs:
@@ -447,16 +467,16 @@ def parse_assignments(pairs: list[str]) -> SettingsLayer:
             value = tomllib.loads(f"value = {text}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             value = text.strip()
-        here = out
+        section: Any = out
         for part in parts[:-1]:
-            here = here.setdefault(part, {})
-            if not isinstance(here, dict):
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
                 raise usage_error(
                     f"--set {safe_text(pair)}",
                     f"{part} has a value of its own",
                     "Leave one of the two out",
                 )
-        here[parts[-1]] = value
+        section[parts[-1]] = value
     return out
 
 
@@ -476,25 +496,16 @@ def missing_device(name: str, requirement: str) -> UserError:
 
 
 def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S:
-    """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2), unknown keys
-    with the nearest right one.
+    """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2).
+
+    It names the nearest right one of an unknown key.
     """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        findings = [
-            _describe_config_error(kind, item, file)
-            for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        ]
-        first = findings[0]
-        raise usage_error(
-            first.problem,
-            first.requirement,
-            first.hint,
-            file=file,
-            field=first.field,
-            details=findings[1:],
-        ) from error
+        items = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        findings = (_describe_config_error(kind, item, file) for item in items)
+        raise join_findings(findings) from error
 
 
 SYNONYMS = {
@@ -509,100 +520,90 @@ SYNONYMS = {
 
 
 def _list_keys(kind: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    """Every key of `kind` and of the sections in it: bare name -> dotted name (the first section
-    that has it wins).
+    """Every key of `kind` and of the sections in it: bare name -> dotted name.
+
+    The first section that has it wins.
     """
-    out: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for name, info in kind.model_fields.items():
-        out.setdefault(name, prefix + name)
+        keys.setdefault(name, prefix + name)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            for inner, dotted in _list_keys(info.annotation, f"{prefix}{name}.").items():
-                out.setdefault(inner, dotted)
-    return out
+            keys = _list_keys(info.annotation, f"{prefix}{name}.") | keys
+    return keys
 
 
 def suggest_key(kind: type[BaseModel], key: str) -> str:
-    """The dotted name of the key of `kind` that `key` was probably meant to be, or an empty
-    text.
-    """
-    known = _list_keys(kind)
-    close = difflib.get_close_matches(key, [*known, *SYNONYMS], n=1, cutoff=0.6)
-    return known.get(SYNONYMS.get(close[0], close[0]), "") if close else ""
+    """The dotted name of the key of `kind` that `key` was probably meant to be, or ""."""
+    keys = _list_keys(kind)
+    close = difflib.get_close_matches(key, [*keys, *SYNONYMS], n=1, cutoff=0.6)
+    return keys.get(SYNONYMS.get(close[0], close[0]), "") if close else ""
 
 
-def _find_section(annotation: Any, name: str = "") -> type[BaseModel] | None:
-    """The first section inside an annotation, or inside those of a section's fields; with `name`
-    the one that is called so.
-    """
-    if isinstance(annotation, dict):
-        return next(
-            (
-                found
-                for info in annotation.values()
-                if (found := _find_section(info.annotation, name))
-            ),
-            None,
-        )
+def _list_sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections inside an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation if name in {"", annotation.__name__} else None
-    return next(
-        (found for part in get_args(annotation) if (found := _find_section(part, name))), None
-    )
+        yield annotation
+    for part in get_args(annotation):
+        yield from _list_sections(part)
+
+
+def _find_owner(kind: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
+    """The section in which an error of pydantic is.
+
+    `place` also holds positions in lists, which lead no further, and names of types in unions.
+    """
+    owner = kind
+    for part in place:
+        if part in owner.model_fields:
+            sections = _list_sections(owner.model_fields[str(part)].annotation)
+        else:
+            sections = (
+                section
+                for info in owner.model_fields.values()
+                for section in _list_sections(info.annotation)
+                if section.__name__ == part
+            )
+        owner = next(sections, owner)
+    return owner
 
 
 def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> Finding:
-    where = ".".join(str(part) for part in item["loc"])
+    where = ".".join(map(str, item["loc"]))
     if item["type"] != "extra_forbidden":
-        text = "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}"
         return Finding(
-            code=Reason.CONFIG,
+            Reason.CONFIG,
+            "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}",
+            _rephrase_pydantic(str(item["msg"])),
             file=file,
             field=where,
-            problem=text,
-            requirement=_rephrase_pydantic(str(item["msg"])),
         )
-    owner: type[BaseModel] = kind
-    # of lists and unions also positions and names of types, which lead no further
-    for part in item["loc"][:-1]:
-        if part in owner.model_fields:
-            owner = _find_section(owner.model_fields[part].annotation) or owner
-        elif isinstance(part, str) and (named := _find_section(owner.model_fields, part)):
-            owner = named
-    key = str(item["loc"][-1])
-    right = suggest_key(owner, key) or suggest_key(kind, key)
-    elsewhere = list_owners(owner, key)
+    owner, key = _find_owner(kind, item["loc"][:-1]), str(item["loc"][-1])
+    near = suggest_key(owner, key) or suggest_key(kind, key)
+    others = list_owners(owner, key)
+    hints = (
+        f"Did you mean {near}?" if near else "",
+        f"A setting of {', '.join(others)}" if others else "",
+    )
     return Finding(
-        code=Reason.CONFIG,
+        Reason.CONFIG,
+        "unknown key",
+        f"known here are {', '.join(owner.model_fields)}",
+        " ".join(filter(None, hints)),
         file=file,
         field=where,
-        problem="unknown key",
-        requirement=f"known here are {', '.join(owner.model_fields)}",
-        hint=" ".join(
-            filter(
-                None,
-                (
-                    f"Did you mean {right}?" if right else "",
-                    f"A setting of {', '.join(elsewhere)}" if elsewhere else "",
-                ),
-            )
-        ),
     )
 
 
 def list_owners(section: type[BaseModel], key: str) -> list[str]:
-    """The models, or objectives, that have the setting `key`; none for another section than
-    theirs.
-    """
-    book: Registry[Any] = (
-        models
-        if issubclass(section, ModelConfig)
-        else objectives
-        if issubclass(section, ObjectiveConfig)
-        else Registry("")
-    )
+    """The models, or objectives, that have the setting `key`; none for other sections."""
+    registry: Registry[Any] = Registry("")
+    if issubclass(section, ModelConfig):
+        registry = models
+    elif issubclass(section, ObjectiveConfig):
+        registry = objectives
     return [
         name
-        for name, entry in book.items()
+        for name, entry in registry.items()
         if entry.facts.config and key in entry.facts.config.model_fields
     ]
 
@@ -619,7 +620,7 @@ def _rephrase_pydantic(message: str) -> str:
     return message
 
 
-# ---------------------------------------------------------------------------------------------------------------- models and objectives
+# --- models and objectives
 
 
 def find_model_config(name: str) -> type[ModelConfig]:
@@ -634,17 +635,18 @@ def find_objective_config(name: str) -> type[ObjectiveConfig]:
 
 def _find_configs(values: SettingsLayer) -> tuple[type[ModelConfig], type[ObjectiveConfig]]:
     """The classes of the sections `model` and `objective`, selected by their names."""
-    names = [
-        section.get("name")
-        if isinstance(section := values.get(key), dict)
-        else getattr(section, "name", None)
-        for key in SECTIONS
-    ]
-    model = names[0] if isinstance(names[0], str) else ModelConfig().name
-    kind = find_model_config(model)
-    return kind, find_objective_config(
-        names[1] if names[1] and isinstance(names[1], str) else models[model].facts.objective
+    model, objective = (_read_name(values.get(key)) for key in SECTIONS)
+    model = ModelConfig().name if model is None else model
+    return (
+        find_model_config(model),
+        find_objective_config(objective or models[model].facts.objective),
     )
+
+
+def _read_name(section: Any) -> str | None:
+    """The name in a section, which is a dict or settings; None without one."""
+    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    return name if isinstance(name, str) else None
 
 
 @cache
@@ -664,8 +666,9 @@ def validate_settings(values: SettingsLayer, file: str | None = None) -> Setting
 
 
 class StoredModelConfig(ModelConfig):
-    """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept
-    unchecked, so the model need not be installed.
+    """The section `model` of a stored run.
+
+    What the model has beyond `ModelConfig` is unchecked, so the model need not be installed.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -690,9 +693,7 @@ def parse_stored_settings(values: Any) -> Any:
 
 
 def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:
-    """The configuration of model `name`: defaults <- the preset's section of its family <-
-    overrides.
-    """
+    """The configuration of a model: defaults <- its family's section of the preset <- overrides."""
     kind = find_model_config(name)
     base = load_preset(preset_name).get(models[name].facts.family, {}) if preset_name else {}
     return validate(kind, merge_layers(base, {"name": name}, overrides))

@@ -1,6 +1,6 @@
-"""Batches of tensors from stored windows. The order of an epoch is a function of (seed, epoch): a
-resumed run sees the same batches.
+"""Makes batches of tensors from stored windows.
 
+The order of an epoch is a function of (seed, epoch): a resumed run sees the same batches.
 Legend: B rows of a global batch, n rows of this process, T samples, V channels, C classes.
 """
 
@@ -20,7 +20,7 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.registry import row_readers
 from bitimely_core.tokens import TokenSet, Windows
 from bitimely_core.tokens.splits import hash_to_share
-from bitimely_core.types import Batch, Batches
+from bitimely_core.types import SPLITS, Batch, Batches
 
 BLOCK = 1024  # rows that are copied to a device at once
 Rows = TypeVar("Rows", bound=TokenSet)
@@ -28,9 +28,7 @@ Rows = TypeVar("Rows", bound=TokenSet)
 
 @dataclass(eq=False)
 class EpochBatches:
-    """The `Batches` of one or more sets of windows; every batch is of one set, see
-    `mix_batches`.
-    """
+    """The `Batches` of one or more sets of windows; every batch is of one set."""
 
     sets: tuple[TokenSet, ...]
     size: int  # B
@@ -44,68 +42,60 @@ class EpochBatches:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"expected a batch of at least 1 row, found {self.size}")
         self.steps = sum(
-            len(one) // self.size + (len(one) % self.size >= max(self.least, 1))
-            for one in self.sets
+            len(windows) // self.size + (len(windows) % self.size >= max(self.least, 1))
+            for windows in self.sets
         )
 
     def order(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         """The batches of the epoch: which set, and the positions in it (int64)."""
         draw = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        rows = [
-            draw.permutation(len(one)) if self.shuffle else np.arange(len(one)) for one in self.sets
-        ]
-        blocks = [
-            (at, part[i : i + self.size])
-            for at, part in enumerate(rows)
-            for i in range(0, len(part), self.size)
-        ]
-        cut = [(at, part) for at, part in blocks if len(part) >= min(self.least, self.size)]
-        return (
-            [cut[i] for i in draw.permutation(len(cut))]
-            if self.shuffle and len(self.sets) > 1
-            else cut
-        )
+        blocks = []
+        for number, windows in enumerate(self.sets):
+            rows = draw.permutation(len(windows)) if self.shuffle else np.arange(len(windows))
+            for i in range(0, len(rows), self.size):
+                block = rows[i : i + self.size]
+                if len(block) >= min(self.least, self.size):
+                    blocks.append((number, block))
+        if self.shuffle and len(self.sets) > 1:
+            return [blocks[i] for i in draw.permutation(len(blocks))]
+        return blocks
 
     def __call__(
         self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each,
-        of a short last one possibly none.
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each.
+
+        Of a short last one these are possibly none.
         """
-        yield from self._read(epoch, start, rank, world, narrow=False)
+        return self._read(epoch, start, rank, world, narrow=False)
 
     def read_narrow(
         self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """The same with values as they are stored where that is int16, for a device that scales
-        them, see `Batch.affine`.
+        """The same with values as they are stored where that is int16.
+
+        The device scales them, see `Batch.affine`.
         """
-        yield from self._read(epoch, start, rank, world, narrow=True)
+        return self._read(epoch, start, rank, world, narrow=True)
 
     @contextmanager
     def keep_on(self, device: torch.device, most: float) -> Iterator[None]:
-        """Inside, `read_narrow` takes values from a copy of all rows on `device`, if they are
-        stored as int16 and take less than `most` bytes.
+        """Inside, `read_narrow` takes values from a copy of all rows on `device`.
+
+        Only if they are stored as int16 and take less than `most` bytes.
         """
         narrow = {
-            at: one for at, one in enumerate(self.sets) if isinstance(one, Windows) and one.narrow
+            number: windows
+            for number, windows in enumerate(self.sets)
+            if isinstance(windows, Windows) and windows.narrow
         }
-        if sum(len(one) * one.length * one.channels * 2 for one in narrow.values()) >= most:
-            narrow = {}
-        for at, one in narrow.items():
-            values = torch.empty(
-                len(one), one.length, one.channels, dtype=torch.int16, device=device
-            )
-            affine = torch.empty(len(one), 2, one.channels, device=device)
-            for start in range(0, len(one), BLOCK):
-                part = collate(one, one.rows[start : start + BLOCK], narrow=True)
-                assert part.affine is not None
-                values[start : start + BLOCK], affine[start : start + BLOCK] = (
-                    part.values.to(device),
-                    part.affine.to(device),
-                )
-            self.resident[at] = values, affine
+        sizes = [len(part) * part.length * part.channels * 2 for part in narrow.values()]
+        if sum(sizes) < most:
+            for number, windows in narrow.items():
+                self.resident[number] = _copy_rows(windows, device)
         try:
             yield
         finally:
@@ -114,36 +104,44 @@ class EpochBatches:
     def _read(
         self, epoch: int, start: int, rank: int, world: int, *, narrow: bool
     ) -> Iterator[Batch]:
-        for at, positions in self.order(epoch)[start:]:
-            one, own_positions = self.sets[at], positions[rank::world]
-            if narrow and at in self.resident:
-                target, place = (
-                    one.targets(rows := one.rows[own_positions]),
-                    torch.from_numpy(own_positions),
-                )
-                values, affine = (whole[place] for whole in self.resident[at])
+        for number, block in self.order(epoch)[start:]:
+            windows, positions = self.sets[number], block[rank::world]
+            rows = windows.rows[positions]
+            if narrow and number in self.resident:
+                place = torch.from_numpy(positions)
+                values, affine = (copy[place] for copy in self.resident[number])
+                target = windows.targets(rows)
                 batch = Batch(
                     values,
                     target=None if target is None else torch.from_numpy(target),
                     index=torch.from_numpy(rows.copy()),
+                    affine=affine,
                 )
-                batch = batch._replace(affine=affine)
             else:
-                batch = collate(
-                    one,
-                    one.rows[own_positions],
-                    draw=(self.seed, epoch) if self.ties == "shuffle" else None,
-                    narrow=narrow,
-                )
+                draw = (self.seed, epoch) if self.ties == "shuffle" else None
+                batch = collate(windows, rows, draw=draw, narrow=narrow)
             if len(self.sets) > 1:
-                before = sum(earlier.whole_index.height for earlier in self.sets[:at])
+                before = sum(earlier.whole_index.height for earlier in self.sets[:number])
                 assert batch.index is not None
                 batch = batch._replace(
                     index=batch.index + before,
                     target=None,
-                    source=torch.full((len(own_positions),), at),
+                    source=torch.full((len(positions),), number),
                 )
             yield batch
+
+
+def _copy_rows(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All rows on a device: values [n, T, V] int16 and affine [n, 2, V] float32."""
+    shape = (len(windows), windows.length, windows.channels)
+    values = torch.empty(shape, dtype=torch.int16, device=device)
+    affine = torch.empty(len(windows), 2, windows.channels, device=device)
+    for start in range(0, len(windows), BLOCK):
+        part = collate(windows, windows.rows[start : start + BLOCK], narrow=True)
+        assert part.affine is not None
+        values[start : start + BLOCK] = part.values.to(device)
+        affine[start : start + BLOCK] = part.affine.to(device)
+    return values, affine
 
 
 def batches(
@@ -171,7 +169,7 @@ def batches(
             rows of a batch with each other.
     """
     return EpochBatches(
-        (sample_subjects(windows, fraction, seed),), _check_size(size), seed, shuffle, ties, least
+        (sample_subjects(windows, fraction, seed),), size, seed, shuffle, ties, least
     )
 
 
@@ -184,21 +182,14 @@ def mix_batches(
     ties: str = "canonical",
     least: int = 1,
 ) -> Batches:
-    """Batches over several sets of windows, of any shapes, without their labels; every batch is of
-    one set (`Batch.source`).
+    """Batches over several sets of windows, of any shapes, without their labels.
 
-    Each epoch holds every row of every set once: rows are shuffled within their set, and the
-    batches of all sets with each other.
-    `Batch.index` continues from set to set: the row in the first index, or that plus the lengths of
-    the full indexes before.
+    Every batch is of one set (`Batch.source`). Each epoch holds every row of every set once: rows
+    are shuffled within their set, and the batches of all sets with each other. `Batch.index`
+    continues from set to set: the row in the first index, or that plus the lengths of the full
+    indexes before.
     """
-    return EpochBatches(tuple(sets), _check_size(size), seed, shuffle, ties, least)
-
-
-def _check_size(size: int) -> int:
-    if size < 1:
-        raise ValueError(f"expected a batch of at least 1 row, found {size}")
-    return size
+    return EpochBatches(tuple(sets), size, seed, shuffle, ties, least)
 
 
 def collate(
@@ -208,15 +199,19 @@ def collate(
     draw: tuple[int, int] | None = None,
     narrow: bool = False,
 ) -> Batch:
-    """The windows or event sequences at `rows` (positions in the full index; None = all of
-    `windows`) as one batch.
+    """The windows or event sequences at `rows` as one batch.
 
-    Signals: values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the
-    set). Events: values [n, N] int64, times [n, N] and end [n] float32 months, mask [n, N], numbers
-    [n, N] float32 (NaN: none); `draw` = (seed, epoch) shuffles events of equal times. Both: target
-    [n] int64 class ids, [n] float32 numbers or [n, C] float32 indicators (NaN: not known; None
-    without labels), index [n] int64. `narrow`: values that are stored as int16 stay so, with their
-    scale as `affine`.
+    Args:
+        windows: the set.
+        rows: positions in the full index; None = all of `windows`.
+        draw: (seed, epoch) by which events of equal times are shuffled.
+        narrow: values that are stored as int16 stay so, with their scale as `affine`.
+
+    Returns:
+        Signals: values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the
+        set). Events: values [n, N] int64, times [n, N] and end [n] float32 months, mask [n, N],
+        numbers [n, N] float32 (NaN: none). Both: target [n] int64 class ids, [n] float32 numbers or
+        [n, C] float32 indicators (NaN: not known; None without labels), index [n] int64.
     """
     rows = windows.rows if rows is None else np.asarray(rows, dtype=np.int64)
     as_stored = narrow and isinstance(windows, Windows) and windows.narrow
@@ -231,31 +226,22 @@ def collate(
 
 
 def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
-    """The item of torch's data set at `row`, a position in the full index, see
-    `TokenSet.__getitem__`.
+    """The item of torch's data set at `row`, a position in the full index.
+
+    See `TokenSet.__getitem__`.
     """
     arrays = {**windows.arrays([row]), "target": windows.targets([row])}
     fields = {
         name: torch.as_tensor(array[0]) for name, array in arrays.items() if array is not None
     }
     if not windows.regular:
-        padding = {
-            name: windows.length - len(fields[name])
-            for name in ("values", "times", "mask", "numbers")
-            if name in fields
-        }
-        return {
-            **fields,
-            **{
-                name: F.pad(fields[name], (0, 0) * (fields[name].dim() - 1) + (0, count))
-                for name, count in padding.items()
-            },
-        }
-    values = (
-        torch.where(fields["mask"], fields["values"], torch.nan)
-        if "mask" in fields
-        else fields["values"]
-    )
+        for name in fields.keys() & {"values", "times", "mask", "numbers"}:
+            padding = (0, 0) * (fields[name].dim() - 1) + (0, windows.length - len(fields[name]))
+            fields[name] = F.pad(fields[name], padding)
+        return fields
+    values = fields["values"]
+    if "mask" in fields:
+        values = torch.where(fields["mask"], values, torch.nan)
     return (values, fields["target"]) if "target" in fields else values
 
 
@@ -269,24 +255,22 @@ def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
     keep = np.zeros(len(windows), dtype=bool)
     split = windows.index["split"].to_numpy()
     draw = np.random.Generator(np.random.PCG64([seed, limit]))
-    for name in ("train", "validation", "test"):
+    for name in SPLITS:
         keep[draw.permutation(np.flatnonzero(split == name))[:limit]] = True
     return windows.subset(keep)
 
 
 def draw_held_out(windows: TokenSet, count: int, seed: int) -> tuple[np.ndarray, str]:
-    """Positions in the index of up to `count` windows of the first non-empty split of test,
-    validation and train, and that split's name.
+    """Positions in the index of up to `count` windows of one split, and that split's name.
 
-    They are drawn without replacement; runs on the same windows get the same ones. Raises
-    UserError: no_input, without windows.
+    It is the first non-empty one of test, validation and train. They are drawn without replacement;
+    runs on the same windows get the same ones. Raises UserError: no_input, without windows.
     """
-    for split in ("test", "validation", "train"):
+    for split in reversed(SPLITS):
         rows = windows[split].rows
         if len(rows):
-            return np.sort(
-                np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)
-            ), split
+            draw = np.random.default_rng(seed)
+            return np.sort(draw.choice(rows, min(count, len(rows)), replace=False)), split
     raise input_error(
         Reason.NO_INPUT,
         f"{windows.name} has no windows",
@@ -295,11 +279,11 @@ def draw_held_out(windows: TokenSet, count: int, seed: int) -> tuple[np.ndarray,
 
 
 def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:
-    """`windows` with a share of the training subjects; rows of other splits stay (method notes,
-    section 12, row 16).
+    """`windows` with a share of the training subjects; rows of other splits stay.
 
-    Of the m training subjects max(1, round(fraction * m)) are drawn, by the hash of (seed,
-    subject): once a seed, whatever the epoch, and a larger fraction holds the smaller one.
+    Method notes, section 12, row 16. Of the m training subjects max(1, round(fraction * m)) are
+    drawn, by the hash of (seed, subject): once a seed, whatever the epoch, and a larger fraction
+    holds the smaller one.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"expected a fraction in (0, 1], found {fraction}")

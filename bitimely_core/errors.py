@@ -1,5 +1,4 @@
-"""Errors: exit codes, reason codes, findings, and the one exception that users see with its three
-constructors.
+"""Exit codes, reason codes, findings, and the one exception that users see with its constructors.
 
 Library code raises `UserError`; only the command line prints it and turns it into an exit code.
 """
@@ -168,30 +167,29 @@ SCHEME = r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})"  # a path made from a URL has one
 URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?[^\s'\"<>]*)")
 WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def safe_text(value: object, limit: int = 80) -> str:
-    """Foreign text made fit to show: its repr, cut to `limit` characters, without control
-    characters (C0, C1, DEL).
+    """Foreign text made fit to print: its repr, cut to `limit` characters.
 
-    For screen and log the caller prints it without markup; for HTML it is escaped again by the
-    template.
+    It has no control characters (C0, C1, DEL). For screen and log the caller prints it without
+    markup; for HTML it is escaped again by the template.
     """
     return clean(repr(value) if isinstance(value, str) else str(value), limit)
 
 
 def split_url(text: str) -> tuple[str, str, str] | None:
-    """Scheme, user information (`user:password`, often empty) and the rest of a URL; None for other
-    text.
+    """Scheme, user information (`user:password`, often empty) and the rest of a URL.
 
-    Secrets with characters that a URL should not hold count to the user information: nothing after
-    it shows a part of them.
+    None for other text. Secrets with characters that a URL should not hold count to the user
+    information: nothing after it shows a part of them.
     """
-    found = WHOLE_URL.fullmatch(text)
-    if found is None:
+    match = WHOLE_URL.fullmatch(text)
+    if match is None:
         return None
-    scheme, rest = found[1].lower(), found[3]
+    scheme, rest = match[1].lower(), match[3]
     host = rest.partition("/")[0]
     if "@" in host and not re.search(r"[?#]", host):
         user, _, place = host.rpartition("@")
@@ -205,41 +203,43 @@ def split_url(text: str) -> tuple[str, str, str] | None:
 
 
 def hide_credentials(text: str) -> str:
-    """`text` with every URL in it without user information and query, those of web servers without
-    fragment: # is a letter of other names.
+    """`text` with every URL in it without user information and query.
+
+    Those of web servers lose their fragment, too: # is a letter of other names.
     """
 
-    def shorten(found: re.Match[str]) -> str:
-        scheme, user, rest = split_url(found[0]) or ("", "", "")
+    def shorten(match: re.Match[str]) -> str:
+        scheme, user, rest = split_url(match[0]) or ("", "", "")
+        if re.search(r"[?#]", user):
+            rest = ""
         ends = r"[?#]" if user or scheme.startswith(("http", "ftp")) else r"\?"
-        return (
-            found[1]
-            + found[2]
-            + ("" if re.search(r"[?#]", user) else re.split(ends, rest, maxsplit=1)[0])
-        )
+        return match[1] + match[2] + re.split(ends, rest, maxsplit=1)[0]
 
     return URL.sub(shorten, text) if ":/" in text else text
 
 
 def clean(text: str, limit: int = 400) -> str:
-    """`text` without control, surrogate, format and line-separator characters and credentials of
-    URLs, cut to `limit` characters.
+    """`text` cut to `limit` characters, without credentials of URLs.
+
+    Control, surrogate, format and line-separator characters become question marks.
     """
     text = hide_credentials(text)
-    odd = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    kept = (
-        text
-        if text.isprintable()
-        else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
-    )
-    return kept if len(kept) <= limit else kept[: limit - 3] + "..."
+    if not text.isprintable():
+        text = "".join("?" if unicodedata.category(c) in UNPRINTABLE else c for c in text)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def quote_formula(text: str) -> str:
-    """`text` with an apostrophe before it where a spreadsheet would run it as a formula; numbers
-    stay.
-    """
+    """`text` with an apostrophe before it where a spreadsheet would run it; numbers stay."""
     return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def _show_path(file: str) -> str:
+    return clean(file if not file or "://" in file else PurePath(file).as_posix(), 200)
+
+
+def _end_sentence(text: str) -> str:
+    return text if text.endswith(("?", "!")) else text.rstrip(".") + "."
 
 
 @dataclass(frozen=True)
@@ -263,20 +263,13 @@ class Finding:
     @property
     def message(self) -> str:
         """`<path>[:<field|row N>]: <found>, <expected>. <what to do>.`, printable on one line."""
-        file = self.file or ""
-        where = clean(file if not file or "://" in file else PurePath(file).as_posix(), 200)
+        place = f"row {self.row}" if self.row is not None else ""
         if self.field is not None:
-            where += f":{clean(self.field, 80)}" if where else clean(self.field, 80)
-        elif self.row is not None:
-            where += f":row {self.row}" if where else f"row {self.row}"
-        line = self.problem if not self.requirement else f"{self.problem}, {self.requirement}"
+            place = clean(self.field, 80)
+        where = ":".join(filter(None, (_show_path(self.file or ""), place)))
+        line = f"{self.problem}, {self.requirement}" if self.requirement else self.problem
         line = f"{where}: {line}" if where else line
-        sentences = [
-            text if text.endswith(("?", "!")) else text.rstrip(".") + "."
-            for text in (line, self.hint)
-            if text
-        ]
-        return clean(" ".join(sentences), 1000)
+        return clean(" ".join(map(_end_sentence, filter(None, (line, self.hint)))), 1000)
 
     def line(self) -> str:
         """The line on stderr: `error[code] path:field: ...`."""
@@ -303,8 +296,9 @@ class Finding:
 
 
 class Place(TypedDict, total=False):
-    """Where a problem is, and what was found there: keywords that all constructors of errors and
-    warnings share, as in `Finding`.
+    """Where a problem is, and what was found there, as in `Finding`.
+
+    All constructors of errors and warnings share these keywords.
     """
 
     file: str | None
@@ -316,11 +310,10 @@ class Place(TypedDict, total=False):
 
 @dataclass
 class UserError(Exception):
-    """An error that the user can correct. `exit_code` is that of the command when nothing catches
-    it.
+    """An error that the user can correct.
 
     Readers raise it for a unit that must be quarantined; commands raise it for usage, refusals,
-    integrity and so on.
+    integrity and so on. `exit_code` is that of the command when nothing catches it.
     """
 
     code: Reason
@@ -385,8 +378,9 @@ def input_error(
     details: Details = None,
     **place: Unpack[Place],
 ) -> UserError:
-    """An error in data that cannot be used as they are (exit 4). `hint`: None is that of the reason
-    in `HINTS`.
+    """An error in data that cannot be used as they are (exit 4).
+
+    `hint`: None is that of the reason in `HINTS`.
     """
     return UserError(
         code,
@@ -395,6 +389,20 @@ def input_error(
         HINTS.get(code, "") if hint is None else hint,
         details=details or [],
         **place,
+    )
+
+
+def join_findings(findings: Iterable[Finding]) -> UserError:
+    """The first finding as an error in what the user asked for (exit 2), others as its details."""
+    first, *others = findings
+    return usage_error(
+        first.problem,
+        first.requirement,
+        first.hint,
+        code=first.code,
+        file=first.file,
+        field=first.field,
+        details=others,
     )
 
 
@@ -407,8 +415,9 @@ def integrity_error(
     details: Details = None,
     field: str | None = None,
 ) -> UserError:
-    """A stored file that is damaged or was altered (exit 5). `hint`: None is that of the reason in
-    `HINTS`.
+    """A stored file that is damaged or was altered (exit 5).
+
+    `hint`: None is that of the reason in `HINTS`.
     """
     text = HINTS[Reason.INTEGRITY] if hint is None else hint
     return UserError(
@@ -440,11 +449,12 @@ def input_warning(
     )
 
 
-def unknown_name_error(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """A name, or another value in its place, that is not known (unknown_name, exit 2), with those
-    that are and the closest of them.
+def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserError:
+    """A name, or another value in its place, that is none of `names` (unknown_name, exit 2).
+
+    It lists these and the closest of them.
     """
-    names = list(known)
+    names = list(names)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {str(name)!r}",
@@ -454,11 +464,12 @@ def unknown_name_error(kind: str, name: object, known: Iterable[str]) -> UserErr
     )
 
 
-def check_choice(kind: str, value: str | None, known: Iterable[str]) -> None:
-    """Raise the error of `unknown_name_error` for a value that is none of `known`; None, nothing
-    chosen, passes.
+def check_choice(kind: str, value: str | None, names: Iterable[str]) -> None:
+    """Raise the error of `unknown_name_error` for a value that is none of `names`.
+
+    None, nothing chosen, passes.
     """
-    names = list(known)
+    names = list(names)
     if value is not None and value not in names:
         raise unknown_name_error(kind, value, names)
 
@@ -466,11 +477,10 @@ def check_choice(kind: str, value: str | None, known: Iterable[str]) -> None:
 def raise_differences(
     before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str
 ) -> None:
-    """Raise a UserError (settings_differ, exit 2) that names the first key whose value differs from
-    that stored at `path`, if any.
+    """Raise a UserError (settings_differ, exit 2) for settings that differ from those at `path`.
 
-    `before`, `now`: stored and present settings, a missing one is None. Its details are a finding
-    for each further key; `hint`, what to do, is said once.
+    It names the first key whose value differs; its details are a finding for each further key.
+    `before`, `now`: stored and present settings, a missing one is None. `hint` is what to do.
     """
     findings = [
         Finding(
@@ -484,13 +494,4 @@ def raise_differences(
         if before.get(key) != now.get(key)
     ]
     if findings:
-        first, *rest = findings
-        raise usage_error(
-            first.problem,
-            first.requirement,
-            hint,
-            code=first.code,
-            file=first.file,
-            field=first.field,
-            details=rest,
-        )
+        raise join_findings([replace(findings[0], hint=hint), *findings[1:]])

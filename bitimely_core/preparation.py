@@ -1,10 +1,10 @@
-"""Which native samples of a recording reach which values of a window, and the condition that this
-puts on a leak-free objective.
+"""Finds which native samples of a recording reach which values of a window.
 
-Native sample k of a recording lies in value floor(k * rate / native rate). A prediction may not
-depend on native samples that lie in its target or, of one direction, beyond it; and a target that
-native samples outside of it determine is no target. Both follow from the first and the last native
-sample that each value is made of, at every position of the tokens relative to the native samples.
+This puts a condition on a leak-free objective. Native sample k of a recording lies in value floor(k
+* rate / native rate). A prediction may not depend on native samples that lie in its target or, of
+one direction, beyond it; and a target that native samples outside of it determine is no target.
+Both follow from the first and the last native sample that each value is made of, at every position
+of the tokens relative to the native samples.
 """
 
 from __future__ import annotations
@@ -24,14 +24,9 @@ from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation
 Context = Literal["past", "future", "past or future", "around"]
 Array = npt.NDArray[np.int64]
 
-CONDITIONS = {
+CONDITIONS = {  # of a resampling, where it does not name its channels
     "none": "given native samples",
-    "interpolated": "given interpolated channels",
-    "held": "given held channels",
-    "placed": "given placed channels",
-    "resampled": "given resampled channels",
     "causal": "given causally resampled channels",
-    "averaged": "given averaged channels",
 }
 FAR = 1 << 40  # beyond every sample
 # values of the stretch that is looked at, else of one common period of tokens and samples
@@ -39,8 +34,9 @@ LONGEST = 1 << 18
 
 
 class Support(NamedTuple):
-    """The native samples that each value of a stretch is made of; `first` > `last`: none, the value
-    is missing.
+    """The native samples that each value of a stretch is made of.
+
+    `first` > `last`: none, the value is missing.
     """
 
     first: Array  # [n] native sample; -FAR: all before
@@ -58,24 +54,22 @@ class Support(NamedTuple):
 
 def find_ratio(step: ChannelPreparation) -> Fraction:
     """Values a native sample."""
-    return (
-        Fraction(1)
-        if step.resampling == "none"
-        else Fraction(step.rate / step.native_rate).limit_denominator(100_000)
-    )
+    if step.resampling == "none":
+        return Fraction(1)
+    return Fraction(step.rate / step.native_rate).limit_denominator(100_000)
 
 
 def find_support(step: ChannelPreparation, length: int) -> Support:
     """Of the first `length` values of a recording, its edges left out: what each is made of."""
     ratio, values = find_ratio(step), np.arange(length, dtype=np.int64)
     up, down = ratio.numerator, ratio.denominator
-    left = values * down // up  # the last native sample at or before the start of the value
+    before = values * down // up  # the last native sample at or before the start of the value
     # those that lie in the value
     begin, end = -(-values * down // up), -(-(values + 1) * down // up) - 1
     first, last = {
         "none": (values, values),
-        "interpolated": (left, left + (values * down % up > 0)),
-        "held": (left, left),
+        "interpolated": (before, before + (values * down % up > 0)),
+        "held": (before, before),
         "placed": (begin, end),
         "averaged": (begin, end),
         "causal": (np.full(length, -FAR), end),
@@ -88,60 +82,51 @@ def find_support(step: ChannelPreparation, length: int) -> Support:
 
 
 def find_leak(support: Support, starts: Array, width: int, context: Context) -> bool:
-    """Whether a prediction of the `width` values from one of `starts` on reaches a native sample in
-    or beyond them, or all samples of one.
+    """Whether a prediction of `width` values from one of `starts` on sees its target.
+
+    It reaches a native sample in or beyond them, or all samples of one.
     """
     if context == "past or future":
-        return find_leak(support, starts, width, "past") or find_leak(
-            support, starts, width, "future"
-        )
+        return any(find_leak(support, starts, width, side) for side in ("past", "future"))
     ends, values = starts + width - 1, starts[:, None] + np.arange(width)
     seen = support.first <= support.last
     # last native sample that earlier values reach
     before = np.maximum.accumulate(np.where(seen, support.last, -FAR))[starts - 1]
     # first one that later values reach
     after = np.minimum.accumulate(np.where(seen, support.first, FAR)[::-1])[::-1][ends + 1]
-    before, after = (before, np.full_like(after, FAR)) if context == "past" else (before, after)
-    before, after = (np.full_like(before, -FAR), after) if context == "future" else (before, after)
     # native samples that lie in the target
-    inside = support.first_in(starts), support.first_in(ends + 1) - 1
-    ahead = (
-        support.places(before) >= starts
-        if context == "past"
-        else (before >= inside[0]) & (inside[0] <= inside[1])
-    )
-    behind = (
-        support.places(after) <= ends
-        if context == "future"
-        else (after <= inside[1]) & (inside[0] <= inside[1])
-    )
-    first, last = (
-        np.maximum(support.first[values], before[:, None] + 1),
-        np.minimum(support.last[values], after[:, None] - 1),
-    )
+    begin, end = support.first_in(starts), support.first_in(ends + 1) - 1
+    ahead = (before >= begin) & (begin <= end)
+    behind = (after <= end) & (begin <= end)
+    if context == "past":
+        ahead = support.places(before) >= starts
+        after = np.full_like(after, FAR)
+        behind = np.zeros_like(ahead)
+    elif context == "future":
+        behind = support.places(after) <= ends
+        before = np.full_like(before, -FAR)
+        ahead = np.zeros_like(behind)
+    first = np.maximum(support.first[values], before[:, None] + 1)
+    last = np.minimum(support.last[values], after[:, None] - 1)
     return bool(ahead.any() or behind.any() or (seen[values] & (first > last)).any())
 
 
 def find_token_grid(config: ModelConfig) -> tuple[int, int]:
     """Values between the starts of two tokens, and values of a target."""
-    return {"patch": (config.stride or config.patch, config.patch), "conv": (4, 1)}.get(
-        config.tokenizer, (1, 1)
-    )
+    if config.tokenizer == "patch":
+        return config.stride or config.patch, config.patch
+    return (4, 1) if config.tokenizer == "conv" else (1, 1)
 
 
 def list_conditions(
     preparations: Iterable[SamplePreparation], config: ModelConfig, context: Context
 ) -> list[str]:
-    """Conditions under which predictions from such a context see no native sample of their
-    targets.
-    """
-    conditions: dict[str, None] = {}
+    """Conditions under which predictions from such a context see no sample of their targets."""
+    conditions: list[str] = []
     for preparation in preparations:
         for step in preparation.channels:
-            conditions |= dict.fromkeys(
-                _list_step_conditions(step, preparation.stride, config, context)
-            )
-    return list(conditions)
+            conditions += _list_step_conditions(step, preparation.stride, config, context)
+    return list(dict.fromkeys(conditions))
 
 
 def _list_step_conditions(
@@ -159,16 +144,13 @@ def _list_step_conditions(
     starts = starts[starts % places == 0]
 
     def leaks(changes: dict[str, Any]) -> bool:
-        return find_leak(
-            find_support(step.model_copy(update=changes), period + 2 * margin),
-            starts,
-            width,
-            context,
-        )
+        support = find_support(step.model_copy(update=changes), period + 2 * margin)
+        return find_leak(support, starts, width, context)
 
     if not leaks({}):
         return []
-    names = {CONDITIONS[step.resampling]: leaks({"filters": None})}
+    name = CONDITIONS.get(step.resampling, f"given {step.resampling} channels")
+    names = {name: leaks({"filters": None})}
     if step.filters is not None:
         names[f"given {step.filters} filters"] = leaks({"resampling": "none"})
     return [name for name, is_cause in names.items() if is_cause] or list(names)

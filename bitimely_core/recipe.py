@@ -1,6 +1,4 @@
-"""Recipes: experiments of several stages as TOML files, and the settings of one run
-(`--config`).
-"""
+"""Reads recipes: experiments of several stages as TOML files, or the settings of one run."""
 
 from __future__ import annotations
 
@@ -73,19 +71,13 @@ class RecipeStage(Section):
     fraction: float | None = Field(None, gt=0, le=1)
 
     def flags(self) -> SettingsLayer:
-        """As nested settings, without `preset` and `budget`; of `data` only what `pretrain`
-        reads.
-        """
+        """As nested settings, without `preset` and `budget`; of `data` what `pretrain` reads."""
         out: SettingsLayer = {}
-        for name, value in self.model_dump(exclude_none=True).items():
-            if name in {"preset", "budget"}:
-                continue
+        values = self.model_dump(exclude_none=True, exclude={"preset", "budget"})
+        for name, value in values.items():
             section, key = FLAG_FIELDS.get(name, ("train", name))
-            out.setdefault(section, {})[key] = (
-                (value,)
-                if (section, key) == ("data", "names") and isinstance(value, str)
-                else value
-            )
+            is_single = name == "data" and isinstance(value, str)
+            out.setdefault(section, {})[key] = (value,) if is_single else value
         return out
 
 
@@ -125,9 +117,9 @@ class EvaluateStage(Section):
     baselines: Literal["all", "cheap"] = "all"
     # of non-inferiority and equivalence, in printed units; by column, "" for the others
     margin: Margin | dict[str, Margin] | None = None
-    columns: tuple[
-        str, ...
-    ] = ()  # of the page: `data:metric` or `data:class` (AUPRC of that class); else those of [paper], or the main metric
+    # of the page: `data:metric` or `data:class` (AUPRC of that class); else those of [paper], or
+    # the main metric
+    columns: tuple[str, ...] = ()
     # a value of the matrix: every other run is compared with that of the cell which has this one
     compare: str | None = None
 
@@ -145,8 +137,9 @@ class AnalyzeStage(Section):
 
 
 class RecipeBlock(Section):
-    """One `[[block]]`: a pre-training and the columns of the table that come out of it. What it
-    leaves open is the recipe's own.
+    """One `[[block]]`: a pre-training and the columns of the table that come out of it.
+
+    What it leaves open is as in the recipe.
     """
 
     name: StageName | Literal[""] = ""
@@ -157,8 +150,9 @@ class RecipeBlock(Section):
 
 
 class RecipeArm(RecipeStage):
-    """One `[[arm]]`: a row that is no point of a product. `set` holds settings that have no flag,
-    by section.
+    """One `[[arm]]`: a row that is no point of a product.
+
+    `set` holds settings that have no flag, by section.
     """
 
     name: StageName
@@ -180,8 +174,9 @@ class LeaveOut(Section):
 
 
 class TuningStage(Section):
-    """`[tuning]`: one choice of learning rates for each arm, from trainings of its own that are
-    never scored; all its other trainings take them.
+    """`[tuning]`: one choice of learning rates for each arm.
+
+    It comes from trainings that are never scored; all other trainings of the arm take it.
     """
 
     seed: int = Field(99, ge=0)
@@ -190,11 +185,10 @@ class TuningStage(Section):
 
 
 class RegisteredFamily(Section):
-    """One `[[family]]`: differences of a row to its rivals that are one family of tests, corrected
-    together. Without a margin: superiority.
+    """One `[[family]]`: differences of a row to its rivals that are one family of tests.
 
-    A descriptive family has no tests: each of its intervals stands by itself, without correction
-    and without a verdict.
+    They are corrected together. Without a margin they test superiority. A descriptive family has no
+    tests: each of its intervals stands by itself, without correction and without a verdict.
     """
 
     name: str
@@ -280,19 +274,21 @@ class Recipe(Section):
         return arms
 
     @model_validator(mode="after")
-    def _check_points(self) -> Recipe:
-        known = {"arm", "block", *self.matrix}
-        for name in (name for out in self.leave_out for name in out.where):
-            if name not in known:
+    def _check_leave_out(self) -> Recipe:
+        keys = {"arm", "block", *self.matrix}
+        for name in itertools.chain(*(rule.where for rule in self.leave_out)):
+            if name not in keys:
                 raise ValueError(
-                    f"found {name!r} in leave_out.where, expected one of {', '.join(sorted(known))}"
+                    f"found {name!r} in leave_out.where, expected one of {', '.join(sorted(keys))}"
                 )
-        fold = self.tuning.fold if self.tuning else None
-        if (self.tuning and (fold is None) != (not self.folds)) or (
-            fold is not None and fold not in self.folds
-        ):
+        return self
+
+    @model_validator(mode="after")
+    def _check_test_folds(self) -> Recipe:
+        if self.tuning and self.tuning.fold not in (self.folds or (None,)):
             raise ValueError(
-                f"expected tuning.fold to be one of the folds {list(self.folds)}, found {fold}"
+                f"expected tuning.fold to be one of the folds {list(self.folds)}, "
+                f"found {self.tuning.fold}"
             )
         if self.folds and self.tokenize.folds and max(self.folds) > self.tokenize.folds:
             raise ValueError(
@@ -303,65 +299,61 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _read_all(self) -> Recipe:
         beside = self.model_fields_set - {"title", "description", "recipes", "family"}
-        if len({one.name for one in self.family}) < len(self.family):
+        if len({family.name for family in self.family}) < len(self.family):
             raise ValueError("expected families of different names")
         if self.family and not self.recipes:
             raise ValueError("expected `recipes`, whose results the families test")
         if self.recipes and beside:
-            named = ", ".join(name for name in type(self).model_fields if name in beside)
+            names = ", ".join(name for name in type(self).model_fields if name in beside)
             raise ValueError(
-                f"found {named} beside `recipes`: expected families alone, the recipes have their own settings"
+                f"found {names} beside `recipes`: expected families alone, "
+                "the recipes have their own settings"
             )
         return self
 
     def overrides(self, stage: str, *, tokenize: bool = True) -> SettingsLayer:
-        """Nested settings of one stage (pretrain, finetune): how windows are made if they are
-        missing, the general sections, the stage's own flags.
+        """Nested settings of one stage (pretrain, finetune).
+
+        They are how windows are made if they are missing, the general sections and the flags of the
+        stage.
         """
-        general = {
-            name: getattr(self, name)
-            for name in ("model", "objective", "data", "train")
-            if getattr(self, name)
-        }
+        layer = {name: getattr(self, name) for name in ("model", "objective", "data", "train")}
+        general = {name: values for name, values in layer.items() if values}
         windows = self.tokenize.model_dump(exclude_unset=True) if tokenize else {}
-        return merge_layers(
-            {"data": windows} if windows else {}, general, getattr(self, stage).flags()
-        )
+        made = {"data": windows} if windows else {}
+        return merge_layers(made, general, getattr(self, stage).flags())
 
 
 def load_recipe(
     path: Path, *, leak_free: bool = False, changes: SettingsLayer | None = None
 ) -> Recipe:
-    """A recipe file with `changes` laid over it, and before them its section `[literal]` unless
-    `leak_free`.
+    """A recipe file with `changes` over it, and before them its `[literal]` unless `leak_free`.
 
     Raises UserError (config, exit 2) naming the key, with the nearest right one, or a device that
     no machine has.
     """
-    values = read_toml(path)
+    values, file = read_toml(path), str(path)
     if leak_free and not values.get("literal"):
         raise usage_error(
             "no section [literal]",
             "expected one for --leak-free to leave out",
             "Leave --leak-free out: there is one variant",
-            file=str(path),
+            file=file,
         )
-    read = validate(
-        Recipe,
-        merge_layers(values, {} if leak_free else values.get("literal", {}), changes or {}),
-        str(path),
-    )
-    check_settings(read, {}, str(path))
-    if "matrix" not in (changes or {}):  # a change may leave values out
-        _check_left_out(read, str(path))
-    return read
+    literal = {} if leak_free else values.get("literal", {})
+    changes = changes or {}
+    recipe = validate(Recipe, merge_layers(values, literal, changes), file)
+    check_settings(recipe, {}, file)
+    if "matrix" not in changes:  # a change may leave values out
+        _check_left_out(recipe, file)
+    return recipe
 
 
 def replace_preset(recipe: Recipe, preset: str) -> Recipe:
-    """The recipe with all of its trainings at another preset; `paper`: the one that it names as the
-    paper's. Arms with a preset of their own keep it.
+    """The recipe with all of its trainings at another preset.
 
-    Of a recipe that lists others only the title changes. Raises UserError (config, exit 2) where
+    `paper` is the one that it names as the paper's. Arms with a preset of their own keep it. Of a
+    recipe that lists others only the title changes. Raises UserError (config, exit 2) where
     presets are what it compares, or it names none of the paper.
     """
     if recipe.recipes:
@@ -386,8 +378,10 @@ def replace_preset(recipe: Recipe, preset: str) -> Recipe:
         return stage.model_copy(update={"preset": chosen})
 
     blocks = [
-        one.model_copy(update={"pretrain": change(one.pretrain)}) if one.pretrain.preset else one
-        for one in recipe.block
+        block.model_copy(update={"pretrain": change(block.pretrain)})
+        if block.pretrain.preset
+        else block
+        for block in recipe.block
     ]
     title = f"{recipe.title}, preset {chosen}"
     return recipe.model_copy(
@@ -396,51 +390,42 @@ def replace_preset(recipe: Recipe, preset: str) -> Recipe:
 
 
 def _check_left_out(recipe: Recipe, file: str) -> None:
-    """Check that `[[leave_out]]` names values that exist: a misspelt one would leave nothing
-    out.
-    """
-    known = {
-        "arm": [one.name for one in recipe.arm],
-        "block": [one.name for one in recipe.block],
+    """Check that `[[leave_out]]` names values that exist: others would leave nothing out."""
+    choices = {
+        "arm": [arm.name for arm in recipe.arm],
+        "block": [block.name for block in recipe.block],
         **recipe.matrix,
     }
-    for name, values in (
-        (name, values) for out in recipe.leave_out for name, values in out.where.items()
-    ):
-        if odd := [value for value in values if value not in known[name]]:
-            wanted = f"expected some of {', '.join(map(str, known[name]))}"
-            raise usage_error(
-                f"found {odd[0]!r}",
-                wanted,
-                "Correct it",
-                file=file,
-                field=f"leave_out.where.{name}",
-            )
+    for name, values in itertools.chain(*(rule.where.items() for rule in recipe.leave_out)):
+        for value in values:
+            if value not in choices[name]:
+                raise usage_error(
+                    f"found {value!r}",
+                    f"expected some of {', '.join(map(str, choices[name]))}",
+                    "Correct it",
+                    file=file,
+                    field=f"leave_out.where.{name}",
+                )
 
 
 def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = None) -> None:
-    """Check the free sections of a recipe, with `changes` laid over them, against the settings of
-    every model that it trains.
+    """Check the free sections of a recipe against the settings of every model that it trains.
 
-    Raises UserError (config, exit 2) naming the key, with the nearest right one, or a device that
-    no machine has.
+    `changes` are laid over them. Raises UserError (config, exit 2) naming the key, with the nearest
+    right one, or a device that no machine has.
     """
     rows: list[SettingsLayer] = [arm.settings() for arm in recipe.arm] or [{}]
     for key in SECTIONS:
-        values = recipe.matrix.get(key) or (None,)
-        rows = [
-            merge_layers(row, {key: {"name": value}} if value else {})
-            for row, value in itertools.product(rows, values)
-        ]
+        names = recipe.matrix.get(key) or (None,)
+        layers: list[SettingsLayer] = [{key: {"name": name}} if name else {} for name in names]
+        rows = list(itertools.starmap(merge_layers, itertools.product(rows, layers)))
+    chosen = {}
+    for key in SECTIONS:
+        if getattr(recipe.pretrain, key):
+            chosen[key] = {"name": getattr(recipe.pretrain, key)}
     for stage, row in itertools.product(("pretrain", "finetune"), rows):
-        chosen = {
-            key: {"name": name} for key in SECTIONS if (name := getattr(recipe.pretrain, key))
-        }
-        check_device_name(
-            validate_settings(
-                merge_layers(chosen, recipe.overrides(stage), row, changes), file
-            ).train.device
-        )
+        layer = merge_layers(chosen, recipe.overrides(stage), row, changes)
+        check_device_name(validate_settings(layer, file).train.device)
 
 
 def resolve_settings(
@@ -451,15 +436,10 @@ def resolve_settings(
     pairs: list[str],
     flags: SettingsLayer,
 ) -> Settings:
-    """Field defaults <- `base` (the preset, or the source run) <- recipe <- command line; `--set`
-    after the flags.
-    """
+    """Field defaults <- `base` (preset or source run) <- recipe <- flags <- `--set`."""
     layers = [base, config.overrides(stage) if config else {}, flags, parse_assignments(pairs)]
     chosen = validate_settings(merge_layers(*layers))
     if "core_precision" not in type(chosen.model).model_fields:
         return chosen
-    return chosen.model_copy(
-        update={
-            "model": chosen.model.model_copy(update={"core_precision": chosen.train.core_precision})
-        }
-    )
+    precision = {"core_precision": chosen.train.core_precision}
+    return chosen.model_copy(update={"model": chosen.model.model_copy(update=precision)})

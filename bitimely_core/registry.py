@@ -1,5 +1,6 @@
-"""Names and what they stand for: data sets, models, objectives, analyses and kinds of data, each
-with its facts; and the import of plug-ins.
+"""Looks up what names stand for, and imports plug-ins.
+
+The names are of data sets, models, objectives, analyses and kinds of data, each with its facts.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import (
     Finding,
-    Level,
     Reason,
     UserError,
     clean,
+    join_findings,
     safe_text,
     unknown_name_error,
     usage_error,
@@ -31,7 +32,7 @@ from bitimely_core.types import BaselineInput
 
 HERE = Path(__file__).parent
 # installed, else a checkout
-RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())
+RECIPES = next(path for path in (HERE / "pipelines", HERE.parent / "pipelines") if path.is_dir())
 
 Facts = TypeVar("Facts")
 Item = TypeVar("Item")
@@ -56,8 +57,10 @@ class Entry(Generic[Facts]):
 
 
 class Registry(Mapping[str, Item]):
-    """`kind` name -> item. Modules that hold items are imported at the first look-up; unknown names
-    answer with the closest ones.
+    """`kind` name -> item.
+
+    Modules that hold items are imported at the first look-up; the error for an unknown name lists
+    the closest ones.
     """
 
     def __init__(self, kind: str) -> None:
@@ -69,14 +72,16 @@ class Registry(Mapping[str, Item]):
         self._loading = False
 
     def provide(self, module: str, name: str | None = None) -> None:
-        """Import `module`, with the modules of a package, when a name is looked up; `name`: the
-        only one that it adds.
+        """Import `module`, with the modules of a package, when a name is looked up.
+
+        `name`: the only one that it adds.
         """
         self._providers[module] = name
 
     def add(self, name: str, item: Item) -> None:
-        """Register `item`. Raises ValueError for a name that is taken, UserError as
-        `check_name`.
+        """Register `item`.
+
+        Raises ValueError for a name that is taken, UserError as `check_name`.
         """
         if check_name(name, self.kind) in self._items:
             raise ValueError(
@@ -122,12 +127,8 @@ class Registry(Mapping[str, Item]):
         self._loading = True
         try:
             load_plugins()
-            named = [
-                module
-                for module, name in self._providers.items()
-                if key is not None and name == key
-            ]
-            for module in named or list(self._providers):
+            modules = [module for module, name in self._providers.items() if name == key]
+            for module in modules if key is not None and modules else list(self._providers):
                 import_members(module)
                 del self._providers[module]
         finally:
@@ -147,9 +148,7 @@ class FunctionRegistry(Registry[Entry[Facts]]):
     def __call__(
         self, facts: Facts, *, name: str | None = None
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated function under `name`, else under its own name with `_` read as
-        `-`.
-        """
+        """Register the decorated function under `name`, else its own name with `-` for `_`."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             key = name or function.__name__.replace("_", "-")
@@ -172,11 +171,11 @@ DEVICE_NAMES = {
 
 
 def check_name(name: str, kind: str, field: str | None = None) -> str:
-    """`name` itself, if it can be the name of one file on any system: every name that users,
-    recipes, plug-ins or records give passes here.
+    """`name` itself, if it can be the name of one file on any system.
 
-    Raises UserError (path_escape where it leads elsewhere, else config; exit 2) with a similar name
-    that can; `field`: the option.
+    Every name that users, recipes, plug-ins or records give passes here. Raises UserError
+    (path_escape where it leads elsewhere, else config; exit 2) with a similar name that can;
+    `field`: the option.
     """
     if (
         NAME.fullmatch(name)
@@ -189,7 +188,8 @@ def check_name(name: str, kind: str, field: str | None = None) -> str:
     close = f"my-{close}" if close.split(".")[0].lower() in DEVICE_NAMES else close or "new"
     raise usage_error(
         f"{safe_text(name)} is no name for a {kind}",
-        f"expected letters, digits and . _ - +, first a letter, a digit or _, at most {MAX_NAME_LENGTH} characters, no device of Windows",
+        "expected letters, digits and . _ - +, first a letter, a digit or _, "
+        f"at most {MAX_NAME_LENGTH} characters, no device of Windows",
         f"For example {field + ' ' if field else ''}{close}",
         code=Reason.PATH_ESCAPE if re.search(r"[/\\]|^\.*$", name) else Reason.CONFIG,
         field=field,
@@ -202,9 +202,7 @@ broken_plugins: dict[str, Finding] = {}  # those that the command line has not s
 
 
 def import_members(name: str) -> None:
-    """Import a module; of a package also every module directly in it, so that each registers what
-    it offers.
-    """
+    """Import a module, and every module directly in a package: each registers what it offers."""
     module = importlib.import_module(name)
     for member in pkgutil.iter_modules(getattr(module, "__path__", ())):
         importlib.import_module(f"{name}.{member.name}")
@@ -216,8 +214,7 @@ def is_own(point: EntryPoint) -> bool:
 
 
 def load_plugins() -> None:
-    """Import the modules that packages name as entry points of `bitimely.plugins`, those of
-    bitimely itself first.
+    """Import the entry points of `bitimely.plugins`, those of bitimely itself first.
 
     A plug-in of another package that cannot be imported is reported in `broken_plugins`; work that
     does not need it goes on.
@@ -241,37 +238,35 @@ def load_plugins() -> None:
                 _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
 
 
-def describe_plugin(point: EntryPoint, error: BaseException, level: Level = "warning") -> Finding:
+def describe_plugin(point: EntryPoint, error: BaseException) -> Finding:
     """The finding on a plug-in that fails: its module, its package and its error."""
     package = f" of the package {point.dist.name}" if point.dist is not None else ""
     text = str(error).strip().partition("\n")[0] or "no message"
-    problem = f"the plug-in {safe_text(point.value)}{package} fails: {type(error).__name__}: {clean(text, 200)}"
     return Finding(
         Reason.CONFIG,
-        problem,
+        f"the plug-in {safe_text(point.value)}{package} fails: "
+        f"{type(error).__name__}: {clean(text, 200)}",
         "expected a module that registers what it offers",
         "Correct or uninstall it",
-        level=level,
+        level="warning",
     )
 
 
 def find_plugin_error(error: BaseException) -> UserError | None:
-    """An error that was raised in a plug-in, or in what it called, as a UserError (config, exit 2);
-    None for any other error.
+    """An error that was raised in a plug-in, or in what it called, as a UserError.
+
+    It has exit 2 (config). None for any other error.
     """
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     for point in entry_points(group="bitimely.plugins"):
         if is_own(point):
             continue
-        source = getattr(sys.modules.get(point.module.partition(".")[0]), "__file__", None)
-        root = (
-            Path(source).parent
-            if source and Path(source).name == "__init__.py"
-            else Path(source or "/dev/null")
-        )
-        if any(Path(file) == root or root in Path(file).parents for file in files):
-            found = describe_plugin(point, error, "error")
-            return usage_error(found.problem, found.requirement, found.hint)
+        module = sys.modules.get(point.module.partition(".")[0])
+        root = Path(getattr(module, "__file__", None) or "/dev/null")
+        if root.name == "__init__.py":
+            root = root.parent
+        if any(file.is_relative_to(root) for file in files):
+            return join_findings([describe_plugin(point, error)])
     return None
 
 
@@ -280,7 +275,7 @@ Task = Literal["none", "classification", "multilabel", "regression", "survival"]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How windows are cut from a cached data set: channels, clock, labels, split. Data, not code.
+    """How windows are cut from a cached data set: channels, clock, labels, split.
 
     `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over
     the complete recording.
@@ -327,8 +322,9 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetBaseline:
-    """A baseline that a data set registers: it stands beside every score on its views, with
-    interval and paired difference.
+    """A baseline that a data set registers.
+
+    It stands beside every score on its views, with interval and paired difference.
     """
 
     name: str  # a key of `baselines` in scores.json
@@ -341,8 +337,9 @@ class DatasetBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by. The view "" is
-    the data set's own.
+    """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by.
+
+    The view "" is the data set's own.
     """
 
     title: str
@@ -359,19 +356,23 @@ class DatasetFacts:
     needs_source: bool = True
     kind: Literal["recordings", "events"] = "recordings"  # a key of `data_kinds`
     baselines: tuple[DatasetBaseline, ...] = ()
-    subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
     # what a subject id stands for: subject, recording, segment or window; or a function of the ids
     # of subjects and recordings that names it
+    subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
 
 
 def find_subject_unit(dataset: str, index: Any = None) -> str:
-    """What a subject id of the data set stands for; `index`: table of subject_id and recording_id,
-    without which it is subject where ids decide.
+    """What a subject id of the data set stands for.
+
+    `index` is a table of subject_id and recording_id. Without it the answer is subject where ids
+    decide.
     """
-    known = datasets[dataset].facts.subject_unit if dataset in datasets else "subject"
-    if isinstance(known, str) or index is None:
-        return known if isinstance(known, str) else "subject"
-    return known(index["subject_id"].to_list(), index["recording_id"].to_list())
+    unit = datasets[dataset].facts.subject_unit if dataset in datasets else "subject"
+    if isinstance(unit, str):
+        return unit
+    if index is None:
+        return "subject"
+    return unit(index["subject_id"].to_list(), index["recording_id"].to_list())
 
 
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
@@ -379,9 +380,7 @@ Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
 
 @dataclass(frozen=True, kw_only=True)
 class DataKind:
-    """The operations of one kind of data. Verbs look them up here and never ask which kind it
-    is.
-    """
+    """The operations of one kind of data, which verbs look up here."""
 
     section: Literal["tokenize", "build"]  # of a recipe: the one with the choices of its tokens
     option_groups: tuple[str, ...] = ()  # of the command line, beyond those of every data set
@@ -420,8 +419,9 @@ TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known about a model before it is built. `family` names the section of a preset that
-    holds its dimensions.
+    """What is known about a model before it is built.
+
+    `family` names the section of a preset that holds its dimensions.
     """
 
     # retention, attention, recurrent, other, or of a model with dimensions of its own: its name

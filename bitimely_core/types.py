@@ -1,8 +1,7 @@
-"""Types of recordings, ingest units and batches, shared by ingest and training. Imports neither
-torch nor pyarrow.
+"""Types of recordings, ingest units and batches, which ingest and training share.
 
-Legend: B batch, T timesteps, V channels, N tokens, P target width, D model width, H heads, L
-layers.
+It imports neither torch nor pyarrow. Legend: B batch, T timesteps, V channels, N tokens, P target
+width, D model width, H heads, L layers.
 """
 
 from __future__ import annotations
@@ -21,14 +20,16 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[str, int, int | None], None]
-"""`progress(what, done, total)`: the library reports, the command line draws. Changing values (a
-loss) follow in `what` behind a tab.
+"""`progress(what, done, total)`: the library reports, the command line draws.
+
+Changing values (a loss) follow in `what` behind a tab.
 """
 
 
 class Signal(NamedTuple):
-    """One channel of one recording at its own rate. `samples * scale + offset` in float64 =
-    physical values in `unit`.
+    """One channel of one recording at its native rate.
+
+    `samples * scale + offset` in float64 = physical values in `unit`.
     """
 
     channel: str
@@ -74,8 +75,9 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRows:
-    """Status of the rows of one table, as in the ingest report. Accounting: seen = used + dropped +
-    quarantined.
+    """Status of the rows of one table, as in the ingest report.
+
+    seen = used + dropped + quarantined.
     """
 
     file: str  # relative to the source
@@ -103,11 +105,10 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestUnit:
-    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and
-    raises UserError.
+    """The smallest thing that is accepted or quarantined.
 
-    A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a
-    function of a module) stay the same.
+    `read` runs in a worker process and raises UserError. A unit is not read again while its files
+    and the arguments of `read` (a `functools.partial` of a function of a module) stay the same.
     """
 
     name: str
@@ -124,7 +125,8 @@ class Batch(NamedTuple):
     times: Tensor | None = None  # events [B, N] months; dense [B, T]
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
-    index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
+    # [B] row in the index of the tokens; it hides the method of tuple
+    index: Tensor | None = None  # type: ignore[assignment]
     # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last
     # event
     end: Tensor | None = None
@@ -151,8 +153,9 @@ def parse_horizon(name: str) -> tuple[str, float]:
 
 
 class Encoded(NamedTuple):
-    """What a model returns. Always in forward time order; with special positions [SOS] is 0, [EOS]
-    at `eos`.
+    """What a model returns, in forward time order.
+
+    With special positions [SOS] is at 0, [EOS] at `eos`.
     """
 
     tokens: Tensor | None  # [B, N, ...] before the embedding
@@ -169,8 +172,9 @@ class Encoded(NamedTuple):
 
 
 class Batches(Protocol):
-    """`epoch -> iterator of Batch` with a known number of steps; the order is a function of (seed,
-    epoch).
+    """`epoch -> iterator of Batch` with a known number of steps.
+
+    The order is a function of (seed, epoch).
     """
 
     steps: int  # optimizer-sized global batches an epoch
@@ -179,15 +183,14 @@ class Batches(Protocol):
     def __call__(
         self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of
-        each.
-        """
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row."""
         ...
 
 
 class NativeWindow(NamedTuple):
-    """The recording under one window as the cache holds it, before resampling, filters and
-    normalisation.
+    """The recording under one window as the cache holds it.
+
+    Nothing is resampled, filtered or normalised.
     """
 
     # channel -> [t] float64 in physical units, empty where the recording has none there
@@ -197,8 +200,9 @@ class NativeWindow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSplit:
-    """The windows of one split as a baseline of a data set reads them, in their order. Legend: n
-    windows.
+    """The windows of one split as a baseline of a data set reads them, in their order.
+
+    Legend: n windows.
     """
 
     n: int
@@ -211,8 +215,9 @@ class BaselineSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineInput:
-    """What a baseline of a data set may use: fit on `train`, choose on `validation`, predict
-    `test`.
+    """What a baseline of a data set may use.
+
+    It is fitted on `train`, chosen on `validation`, and predicts `test`.
     """
 
     task: str  # classification, multilabel or regression
@@ -224,6 +229,6 @@ class BaselineInput:
     train: BaselineSplit
     validation: BaselineSplit
     test: BaselineSplit
-    fit_linear: Callable[[Mapping[str, np.ndarray]], np.ndarray]
     # split -> features [n, D]: logistic or ridge regression of `train`, penalty chosen on
     # `validation`, predictions of `test`
+    fit_linear: Callable[[Mapping[str, np.ndarray]], np.ndarray]

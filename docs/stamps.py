@@ -16,7 +16,7 @@ from bitimely_core import models, objectives, registry
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas.tokens import SamplePreparation, WindowOptions
-from bitimely_core.tokens.building import resolve_options
+from bitimely_core.tokens.choices import WindowChoices, resolve_options
 from bitimely_core.tokens.cutting import describe_preparation
 
 PAGE = Path(__file__).parent / "leakage.md"
@@ -101,7 +101,7 @@ def make_case(
         recording_ids=lambda: ["r"],
         **{name: lambda rows=rows: pl.DataFrame(rows) for name, rows in tables.items()},
     )
-    options = resolve_options(recording, view=view)  # type: ignore[arg-type]
+    options = resolve_options(recording, WindowChoices(view=view))  # type: ignore[arg-type]
     return ViewCase(dataset, view, several, tuple(rates.items()), options)
 
 

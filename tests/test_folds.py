@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -102,9 +103,9 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
 )
 def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        splits.make_scheme(
-            split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2
-        )
+        options = SimpleNamespace(split=split, seed=0, test_fold=2, folds=None, stratify=None)
+        table = pl.DataFrame({"subject_id": [str(k) for k in range(subjects)]})
+        splits.make_scheme(options, table)  # type: ignore[arg-type]
     assert caught.value.exit_code == 2
 
 

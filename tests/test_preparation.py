@@ -42,7 +42,7 @@ def make_values(samples: np.ndarray, rate: float, options: WindowOptions) -> np.
     record = Record(recording_id="r", subject_id="s", signals=[Signal("x", rate, "uV", samples)])
     found = cutting.cut_record(record, options, None, Counter())
     assert found is not None
-    return np.concatenate(list(cutting.make_windows(found, found.places, options)))[..., 0].ravel()
+    return np.concatenate(list(cutting.make_windows(found, options)))[..., 0].ravel()
 
 
 def find_dependence(

@@ -85,9 +85,8 @@ class Recording(NamedTuple):
         )
         assert found is not None
         places = [place for place in found.places if place.first == self.first]
-        return next(iter(cutting.make_windows(found, places, self.options)))[0, :, 0].astype(
-            np.float64
-        )
+        found = found._replace(places=places)
+        return next(cutting.make_windows(found, self.options))[0, :, 0].astype(np.float64)
 
 
 def make_recording(channel: Channel) -> Recording:

@@ -288,7 +288,7 @@ def measure_windows(options: WindowOptions, length: int) -> Array:
 
     def make(samples: Array) -> Array:
         cut = _make_cut(Signal("", options.rate, "", samples), places)
-        return next(make_windows(cut, places, chosen))[0, :, 0]
+        return next(make_windows(cut, chosen))[0, :, 0]
 
     return _measure_changes(make, 3 * length)
 

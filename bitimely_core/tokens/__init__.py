@@ -1,11 +1,10 @@
-"""Cache to training windows: cut, split, stored for memory mapping, normalised on reading. No
-torch.
+"""Makes training windows of a cache: cut, split, stored for memory mapping, normalised on reading.
 
-On disk, `tokens/<name>/`: `windows-*.arrow` (uncompressed Arrow files, each one record batch of
-fixed-size binary: T x V values, time before channel, int16 digital or float32 physical),
-`index.parquet` (window, subject_id, recording_id, start, label, split), `recordings.parquet`
-(recording_id, channel, scale, offset), `statistics.json` (training split), `manifest.json` (written
-last).
+It imports no torch. On disk, `tokens/<name>/`: `windows-*.arrow` (uncompressed Arrow files, each
+one record batch of fixed-size binary: T x V values, time before channel, int16 digital or float32
+physical), `index.parquet` (window, subject_id, recording_id, start, label, split),
+`recordings.parquet` (recording_id, channel, scale, offset), `statistics.json` (training split),
+`manifest.json` (written last).
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ def build(
     progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
-    """Windows, by `building.build_windows`, or sequences, by `claims.sequence_plan.resolve_plan`,
-    from a cache. Raises UserError as these.
+    """Windows or sequences from a cache.
+
+    Raises UserError as `building.build_windows` and `claims.sequence_plan.resolve_plan`.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     kind = registry.data_kinds[opened.manifest.kind]
@@ -44,18 +44,17 @@ def build(
 
 
 def open_tokens(folder: str | Path, verify: bool = True) -> Any:
-    """Open the windows or event sequences in `folder`; with `verify`, after comparing every file
-    with the manifest.
+    """Open the windows or event sequences in `folder`.
 
-    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a
-    damaged file, subject_leakage (exit 4) when a subject is in two splits of a set that was split
-    by subject.
+    With `verify` every file is compared with the manifest first. Raises UserError: not_found,
+    incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file,
+    subject_leakage (exit 4) when a subject is in two splits of a set that was split by subject.
     """
-    kind = registry.TOKEN_KINDS.get(
-        manifests.read_manifest(Path(folder)).get("kind", ""), "recordings"
-    )
-    with manifests.require_agreement(Path(folder)):
-        return registry.data_kinds[kind].open_tokens(Path(folder), verify=verify)
+    folder = Path(folder)
+    kind = manifests.read_manifest(folder).get("kind", "")
+    data_kind = registry.data_kinds[registry.TOKEN_KINDS.get(kind, "recordings")]
+    with manifests.require_agreement(folder):
+        return data_kind.open_tokens(folder, verify=verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

@@ -1,10 +1,11 @@
-"""Band-pass and notch filters of recordings: zero phase, at the rate of the source, each continuous
-stretch separately.
+"""Filters recordings: band-pass and notch, without phase shift, at the rate of the source.
+
+Each continuous stretch is filtered by itself.
 
 The filters are those of scipy: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for
 each frequency `sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's
-padding, in float64 on physical values. Run forward and
-backward the gain is squared: half of the amplitude is left at the edges of the band (-6 dB).
+padding, in float64 on physical values. Run forward and backward the gain is squared: half of the
+amplitude is left at the edges of the band (-6 dB).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,28 +29,13 @@ Band = tuple[float | None, float | None]
 def validate_filters(
     bandpass: Sequence[float | None] | None, notch: Sequence[float] | None
 ) -> tuple[Band | None, tuple[float, ...] | None]:
-    """Both as they are stored: edges as floats, notches ascending and once each, None for no
-    filter. Raises UserError (config, exit 2).
+    """Both as they are stored: edges as floats, notches ascending and once each.
+
+    None is no filter. Raises UserError (config, exit 2).
     """
-    band: Band | None = None
-    if bandpass is not None:
-        edges = [None if edge is None else float(edge) for edge in bandpass]
-        given = [edge for edge in edges if edge is not None]
-        if (
-            len(edges) != 2
-            or not given
-            or not all(math.isfinite(edge) and edge > 0 for edge in given)
-            or given != sorted(set(given))
-        ):
-            shown = ",".join("" if edge is None else f"{edge:g}" for edge in edges)
-            raise usage_error(
-                f"found {shown}",
-                "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out",
-                field="--bandpass",
-            )
-        band = (edges[0], edges[1])
+    band = None if bandpass is None else _parse_band(bandpass)
     stops = tuple(sorted({float(stop) for stop in notch or ()}))
-    if not all(math.isfinite(stop) and stop > 0 for stop in stops):
+    if not all(0 < stop < math.inf for stop in stops):
         raise usage_error(
             f"found {','.join(f'{stop:g}' for stop in stops)}",
             "expected frequencies above 0 Hz",
@@ -57,23 +44,30 @@ def validate_filters(
     return band, stops or None
 
 
+def _parse_band(bandpass: Sequence[float | None]) -> Band:
+    edges = [None if edge is None else float(edge) for edge in bandpass]
+    numbers = [edge for edge in edges if edge is not None]
+    ascends = all(low < high for low, high in pairwise((0.0, *numbers, math.inf)))
+    if len(edges) != 2 or not numbers or not ascends:
+        raise usage_error(
+            f"found {','.join('' if edge is None else f'{edge:g}' for edge in edges)}",
+            "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out",
+            field="--bandpass",
+        )
+    return edges[0], edges[1]
+
+
 def describe_filters(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
     """As text: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
     low, high = bandpass or (None, None)
-    band = (
-        f"band-pass {low:g}-{high:g} Hz"
-        if low and high
-        else f"high-pass {low:g} Hz"
-        if low
-        else f"low-pass {high:g} Hz"
-        if high
-        else ""
-    )
-    return ", ".join(
-        filter(
-            None, (band, f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz" if notch else "")
-        )
-    )
+    words = []
+    if low and high:
+        words.append(f"band-pass {low:g}-{high:g} Hz")
+    elif low or high:
+        words.append(f"high-pass {low:g} Hz" if low else f"low-pass {high:g} Hz")
+    if notch:
+        words.append(f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz")
+    return ", ".join(words)
 
 
 def check_rate(
@@ -83,11 +77,9 @@ def check_rate(
     channel: str,
     recording: str,
 ) -> None:
-    """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate in
-    Hz.
-    """
-    for field, found in (("bandpass", bandpass), ("notch", notch)):
-        if any(edge is not None and edge >= rate / 2 for edge in found or ()):
+    """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate."""
+    for field, edges in (("bandpass", bandpass), ("notch", notch)):
+        if any(edge is not None and edge >= rate / 2 for edge in edges or ()):
             raise usage_error(
                 f"{safe_text(channel)} of recording {safe_text(recording)} has {rate:g} Hz",
                 f"expected frequencies below {rate / 2:g} Hz, half of that",
@@ -104,38 +96,30 @@ def design_filters(
     from scipy.signal import butter, iirnotch, tf2sos
 
     low, high = bandpass or (None, None)
-    out = []
+    notches = [tf2sos(*iirnotch(stop, QUALITY, fs=rate)) for stop in notch or ()]
+    edges: float | tuple[float, float]
     if low is not None and high is not None:
-        out.append(butter(ORDER, (low, high), "bandpass", output="sos", fs=rate))
-    elif low is not None or high is not None:
-        out.append(
-            butter(
-                ORDER,
-                high if low is None else low,
-                "lowpass" if low is None else "highpass",
-                output="sos",
-                fs=rate,
-            )
-        )
-    return (*out, *(tf2sos(*iirnotch(stop, QUALITY, fs=rate)) for stop in notch or ()))
+        edges, kind = (low, high), "bandpass"
+    elif low is not None:
+        edges, kind = low, "highpass"
+    elif high is not None:
+        edges, kind = high, "lowpass"
+    else:
+        return tuple(notches)
+    return butter(ORDER, edges, kind, output="sos", fs=rate), *notches
 
 
 def count_padding(sections: np.ndarray) -> int:
-    """Samples by which scipy extends both ends under one filter [sections, 6]: a stretch must be
-    longer.
+    """Samples by which scipy extends both ends under one filter [sections, 6].
+
+    A stretch must be longer.
     """
-    taps = (
-        2 * len(sections)
-        + 1
-        - min(int((sections[:, 2] == 0).sum()), int((sections[:, 5] == 0).sum()))
-    )
-    return 3 * taps
+    zeros = int((sections[:, [2, 5]] == 0).sum(axis=0).min())
+    return 3 * (2 * len(sections) + 1 - zeros)
 
 
 def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
-    """Stretches of `x` [n] without missing values, cut at the borders (a border begins another
-    stretch).
-    """
+    """Stretches of `x` [n] without missing values; each border begins another stretch."""
     seen = np.zeros(len(x) + 2, dtype=bool)
     seen[1:-1] = True if x.dtype.kind in "iu" else np.isfinite(x)
     edges = np.flatnonzero(seen[1:] != seen[:-1])
@@ -159,11 +143,11 @@ def apply_filters(
     *,
     is_causal: bool = False,
 ) -> np.ndarray:
-    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay
-    missing; stretches that are too short become missing.
+    """`x` [n] float64 filtered forward and backward, stretch by stretch.
 
-    `is_causal`: forward only, from the state of rest at the first value of each stretch, which may
-    have any length.
+    Missing values (NaN) stay missing; stretches that are too short become missing. `is_causal`:
+    forward only, from the state of rest at the first value of each stretch, which may have any
+    length.
     """
     from scipy.signal import sosfilt, sosfilt_zi, sosfiltfilt
 
@@ -173,10 +157,9 @@ def apply_filters(
         if part.stop - part.start > shortest:
             y = x[part]
             for sections in filters:
-                y = (
-                    sosfilt(sections, y, zi=sosfilt_zi(sections) * y[0])[0]
-                    if is_causal
-                    else sosfiltfilt(sections, y)
-                )
+                if is_causal:
+                    y, _ = sosfilt(sections, y, zi=sosfilt_zi(sections) * y[0])
+                else:
+                    y = sosfiltfilt(sections, y)
             out[part] = y
     return out

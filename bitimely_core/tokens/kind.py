@@ -1,17 +1,14 @@
-"""Operations on recordings (signals on a regular clock), see `registry.DataKind`."""
+"""Registers what verbs do with recordings (signals on a regular clock), see `DataKind`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from bitimely_core.cache.ingest import ingest_recordings
-from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
+from bitimely_core.registry import Choices, DataKind, DatasetFacts, View, data_kinds
 from bitimely_core.tokens import building
-from bitimely_core.tokens.windows import Windows, open_windows
-from bitimely_core.types import SPLITS
+from bitimely_core.tokens.windows import open_windows
 
 if TYPE_CHECKING:
     from bitimely_core.cache import Cache
@@ -19,78 +16,55 @@ if TYPE_CHECKING:
 LENGTH = 3000  # samples a window where neither view nor paper gives them
 
 
-def audit_splits(windows: Windows) -> dict[str, Any]:
-    """Subjects, windows and windows a class in each split."""
-    out = {}
-    for split in SPLITS:
-        part = windows[split]
-        target, classes = part.targets(None) if len(part) else None, [0] * windows.classes
-        if target is not None and windows.task == "classification":
-            classes = np.bincount(
-                np.asarray(target, dtype=np.int64), minlength=windows.classes
-            ).tolist()
-        elif target is not None and windows.task == "multilabel":
-            classes = [int(n) for n in np.nansum(target, axis=0)]
-        counts = (
-            dict(zip(windows.class_names, classes, strict=False))
-            if target is not None and windows.task != "regression"
-            else {}
-        )
-        out[split] = {
-            "subjects": len(set(part.subjects())),
-            "windows": len(part),
-            "classes": counts,
-        }
-    return out
-
-
 def summarize_windows(folder: Path) -> Choices:
     """Shape, notices, findings and audit of the windows in `folder`."""
     windows = open_windows(folder, verify=False)
+    manifest = windows.manifest
+    audit = {
+        split: {
+            "subjects": counts.subjects,
+            "windows": counts.windows,
+            "classes": counts.classes if counts.windows else {},
+        }
+        for split, counts in manifest.counts.items()
+    }
     return {
         "windows": len(windows),
-        "length": windows.length,
-        "channels": windows.channels,
-        "channel_names": list(windows.channel_names),
-        "rate": windows.rate,
-        "task": windows.task,
-        "class_names": list(windows.class_names),
-        "split": windows.split,
-        "bandpass": windows.options.bandpass,
-        "notch": windows.options.notch,
+        **building.describe_options(manifest.options, manifest.class_names),
         "fingerprint": windows.fingerprint,
         "notices": windows.notices,
-        "findings": [finding.model_dump() for finding in windows.manifest.findings],
-        "audit": audit_splits(windows),
+        "findings": [finding.model_dump() for finding in manifest.findings],
+        "audit": audit,
     }
 
 
 def describe_windows(summary: Choices) -> tuple[str, str]:
     """Number, shape and place of new windows, and the next verb."""
-    shape = f"{summary['windows']:,} windows of {summary['length']} samples x {summary['channels']} channels at {summary['rate']:g} Hz"
-    return f"{shape} in {summary['folder']}", "pretrain" if summary[
-        "task"
-    ] == "none" else "finetune RUN"
+    line = (
+        f"{summary['windows']:,} windows of {summary['length']} samples x {summary['channels']} "
+        f"channels at {summary['rate']:g} Hz in {summary['folder']}"
+    )
+    return line, "pretrain" if summary["task"] == "none" else "finetune RUN"
 
 
 def estimate_windows(
     facts: DatasetFacts, view: str, cache: Cache | None, window: int | None, rate: float | None
 ) -> Choices:
-    """Windows (None: unknown), channels and samples a window of a view, from its cache, else from
-    the view and the paper.
+    """Windows (None: unknown), channels and samples a window of a view.
+
+    They are those of its cache, else of the view and the paper.
     """
-    stated, cut = facts.paper.get(view, {}), facts.views.get(view)
-    seconds = cut.window / cut.rate if cut and cut.rate else 0.0
-    if window and (rate := rate or (cut.rate if cut else 0)):
-        seconds = window / rate
-    length = (
-        window or round(seconds * (rate or 0)) or (cut.window if cut else 0) or stated.get("length")
-    )
+    stated = facts.paper.get(view, {})
+    cut = facts.views.get(view, View(channels=(), rate=0.0, window=0))
+    seconds = cut.window / cut.rate if cut.rate else 0.0
+    if window and (rate or cut.rate):
+        seconds = window / (rate or cut.rate)
+    length = window or round(seconds * (rate or 0)) or cut.window or stated.get("length")
     return {
         "windows": (count_windows(cache, seconds) if cache else 0) or stated.get("sequences"),
-        "channels": len(cut.channels) if cut and cut.channels else stated.get("channels", 1),
+        "channels": len(cut.channels) or stated.get("channels", 1),
         "length": length if isinstance(length, int) else LENGTH,
-        "observed": cut.observed if cut else 1.0,
+        "observed": cut.observed,
     }
 
 
@@ -98,15 +72,12 @@ def count_windows(cache: Cache, seconds: float) -> int:
     """Windows of `seconds` in the recordings of a cache, labelled or not; 0 seconds: recordings."""
     import polars as pl
 
-    lasting = (
-        cache.signals()
-        .group_by("recording_id", "channel")
-        .agg(seconds=(pl.col("n_samples") / pl.col("rate")).sum())
-    )
-    lasting = lasting.group_by("recording_id").agg(pl.col("seconds").max())
-    return (
-        lasting.height if seconds <= 0 else int((lasting["seconds"] / seconds + 1e-6).floor().sum())
-    )
+    seconds_each = (pl.col("n_samples") / pl.col("rate")).sum()
+    channels = cache.signals().group_by("recording_id", "channel").agg(seconds=seconds_each)
+    recordings = channels.group_by("recording_id").agg(pl.col("seconds").max())
+    if seconds <= 0:
+        return recordings.height
+    return int((recordings["seconds"] / seconds + 1e-6).floor().sum())
 
 
 KIND = DataKind(

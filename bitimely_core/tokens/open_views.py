@@ -1,5 +1,6 @@
-"""Channels, rate and window of the views of a user's own recordings, which state none: by what most
-recordings have.
+"""Chooses channels, rate and window for views that leave them open, by what most recordings have.
+
+The views of a user's own recordings are such.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from bitimely_core.cache import Cache
@@ -24,99 +26,114 @@ class StoredSignal(NamedTuple):
     samples: int
 
 
-def choose_open_values(
-    cache: Cache, view: View, channels: tuple[str, ...]
-) -> tuple[tuple[str, ...], float, int]:
-    """The channels, their rate in Hz and the samples of a window; what `view` or the caller's
-    `channels` state stays.
+Recordings = dict[str, list[StoredSignal]]  # id -> its channels
 
-    Of recordings with a label, where the view has labels: `choose_channels`, the rate of most
-    recordings that have these (`choose_rate`), and the commonest length of an annotation
-    (`choose_epoch`), else `view.seconds`; the first of them where it is shorter.
+
+def complete_view(cache: Cache, view: View) -> View:
+    """The view with channels, their rate in Hz and the samples of a window; what it states stays.
+
+    They are those of recordings with a label, where the view has labels: `choose_channels`, the
+    rate of most recordings that have these (`choose_rate`), and the commonest length of an
+    annotation (`choose_epoch`), else `view.seconds`. Where the first recording is shorter, its
+    length is the window.
 
     Raises UserError: unmatched_labels (exit 4) where no recording has an annotation, or none with a
     duration.
     """
-    labelled = _list_labelled(cache, view)
-    signals: dict[str, list[StoredSignal]] = {}
-    rows = cache.signals()
-    for recording, *values in (
-        rows.select("recording_id", "channel", "rate", "n_samples").iter_rows()
-        if rows.height
-        else ()
-    ):
-        signals.setdefault(recording, []).append(StoredSignal(*values))
-    found = {
-        name: signals[name]
-        for name in cache.recording_ids()
-        if name in labelled and name in signals
+    recordings = _list_signals(cache, _list_labelled(cache, view))
+    channels = view.channels or choose_channels(
+        {
+            name: dict.fromkeys(signal.channel for signal in signals)
+            for name, signals in recordings.items()
+        }
+    )
+    recordings = _select_channels(recordings, channels)
+    rate = view.rate
+    if rate <= 0:
+        rate = choose_rate(
+            max((signal.rate for signal in signals), default=1.0) for signals in recordings.values()
+        )
+    window = view.window if view.window > 0 else _choose_window(cache, view, recordings, rate)
+    return replace(view, channels=channels, rate=rate, window=window)
+
+
+def _list_signals(cache: Cache, names: set[str]) -> Recordings:
+    """The channels of these recordings, in the order of the cache."""
+    signals: Recordings = {name: [] for name in cache.recording_ids() if name in names}
+    table = cache.signals()
+    if table.height:
+        columns = table.select("recording_id", "channel", "rate", "n_samples")
+        for recording, *values in columns.iter_rows():
+            if recording in signals:
+                signals[recording].append(StoredSignal(*values))
+    return {name: stored for name, stored in signals.items() if stored}
+
+
+def _select_channels(recordings: Recordings, channels: tuple[str, ...]) -> Recordings:
+    """These channels alone, of the recordings that have them all; of all if none has."""
+    selected = {
+        name: [signal for signal in signals if signal.channel in channels]
+        for name, signals in recordings.items()
     }
-    channels = channels or choose_channels(
-        {name: dict.fromkeys(one.channel for one in row) for name, row in found.items()}
+    complete = {
+        name: signals
+        for name, signals in selected.items()
+        if {signal.channel for signal in signals} == set(channels)
+    }
+    return complete or selected
+
+
+def _choose_window(cache: Cache, view: View, recordings: Recordings, rate: float) -> int:
+    """Samples of a window at `rate` Hz, at most those of the first recording that is no faster."""
+    first = next(iter(recordings.values()), [])
+    for signals in recordings.values():
+        if all(signal.rate <= rate for signal in signals):
+            first = signals
+            break
+    shortest = min(
+        (math.floor(signal.samples * rate / signal.rate + 1e-6) for signal in first), default=1
     )
-    kept = {name: [one for one in row if one.channel in channels] for name, row in found.items()}
-    kept = {
-        name: row for name, row in kept.items() if {one.channel for one in row} >= set(channels)
-    } or kept
-    rate = (
-        view.rate
-        if view.rate > 0
-        else choose_rate(max((one.rate for one in row), default=1.0) for row in kept.values())
-    )
-    if view.window > 0:
-        return channels, rate, view.window
-    first = next(
-        (row for row in kept.values() if all(one.rate <= rate for one in row)),
-        next(iter(kept.values()), []),
-    )
-    shortest = min((math.floor(one.samples * rate / one.rate + 1e-6) for one in first), default=1)
     seconds = view.epoch or view.seconds
     if view.epoch == 0 and not view.points:
-        lengths = {
-            name: max((one.samples / one.rate for one in row), default=0.0)
-            for name, row in kept.items()
-        }
-        notes = cache.annotations().select("recording_id", "duration").iter_rows()
-        seconds = (
-            choose_epoch(
-                [seconds for name, seconds in notes if 0 < seconds < LONG * lengths.get(name, 0.0)]
-            )
-            or view.seconds
-        )
-    preferred = round(seconds * rate)
-    return channels, rate, preferred if 0 < preferred <= shortest else shortest
+        seconds = choose_epoch(_list_durations(cache, recordings)) or view.seconds
+    window = round(seconds * rate)
+    return window if 0 < window <= shortest else shortest
+
+
+def _list_durations(cache: Cache, recordings: Recordings) -> list[float]:
+    """Seconds of each annotation that lasts, but not nearly as long as its recording."""
+    lengths = {
+        name: max((signal.samples / signal.rate for signal in signals), default=0.0)
+        for name, signals in recordings.items()
+    }
+    notes = cache.annotations().select("recording_id", "duration").iter_rows()
+    return [seconds for name, seconds in notes if 0 < seconds < LONG * lengths.get(name, 0.0)]
 
 
 def _list_labelled(cache: Cache, view: View) -> set[str]:
     """Recordings that can have a window of the view."""
     if view.target is not None:
         subjects = cache.subjects()
-        known = (
-            subjects.filter(subjects[view.target].is_not_null())
-            if view.target in subjects.columns
-            else subjects
-        )
-        return set((known if known.height else subjects)["recording_id"])
+        if view.target in subjects.columns:
+            labelled = subjects.filter(subjects[view.target].is_not_null())
+            subjects = labelled if labelled.height else subjects
+        return set(subjects["recording_id"])
     if view.epoch is None:
         return set(cache.recording_ids())
     notes = cache.annotations()
     if not notes.height:
-        raise _label_error(
-            cache,
-            "no recording has an annotation",
-            "Give labels at ingest (--map), or take another view",
-        )
+        hint = "Give labels at ingest (--map), or take another view"
+        raise _label_error(cache, "no recording has an annotation", hint)
     points = notes["duration"] <= 0
-    found = set(notes.filter(points if view.points else ~points)["recording_id"])
-    if not found and view.points:
-        raise _label_error(
-            cache, "no annotation is a point in time", f"Take the view {cache.dataset}/annotations"
+    recordings = set(notes.filter(points if view.points else ~points)["recording_id"])
+    if not recordings:
+        problem, other = (
+            ("no annotation is a point in time", "annotations")
+            if view.points
+            else ("no annotation has a duration", "points")
         )
-    if not found:
-        raise _label_error(
-            cache, "no annotation has a duration", f"Take the view {cache.dataset}/points"
-        )
-    return found
+        raise _label_error(cache, problem, f"Take the view {cache.dataset}/{other}")
+    return recordings
 
 
 def _label_error(cache: Cache, problem: str, hint: str) -> UserError:
@@ -124,44 +141,41 @@ def _label_error(cache: Cache, problem: str, hint: str) -> UserError:
 
 
 def choose_channels(recordings: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """The channels that the largest number of recordings have together, of two such sets the
-    larger, then that of the earlier recording.
+    """The channels that the largest number of recordings have together.
 
-    They are in the order of the first recording that has them. `recordings`: id -> channels.
+    Of two such sets it is the larger, then that of the earlier recording. They are in the order of
+    the first recording that has them. `recordings`: id -> channels.
     """
-    often = Counter(channel for channels in recordings.values() for channel in channels)
-    if not often:
-        return ()
-    most = max(often.values())
+    counts = Counter(channel for channels in recordings.values() for channel in channels)
+    most = max(counts.values(), default=0)
     best: tuple[str, ...] = ()
-    for channel in (channel for channel, count in often.items() if count == most):
-        if channel in best:
+    for channel, count in counts.items():
+        if count < most or channel in best:
             continue
-        having = [tuple(channels) for channels in recordings.values() if channel in channels]
-        common = set(having[0]).intersection(*having[1:])
+        first, *others = (
+            tuple(channels) for channels in recordings.values() if channel in channels
+        )
+        common = set(first).intersection(*others)
         if len(common) > len(best):
-            best = tuple(one for one in having[0] if one in common)
+            best = tuple(name for name in first if name in common)
     return best
 
 
 def choose_rate(rates: Iterable[float]) -> float:
     """The rate of most recordings, in Hz, of two the higher; 1 where there is none."""
-    often = Counter(rates)
-    return max(often, key=lambda rate: (often[rate], rate), default=1.0)
+    counts = Counter(rates)
+    return max(counts, key=lambda rate: (counts[rate], rate), default=1.0)
 
 
 def choose_epoch(durations: list[float]) -> float:
-    """The commonest duration in seconds, of two the longer; 0 where no more than half of them are
-    multiples of it, as of rhythms.
+    """The commonest duration in seconds, of two the longer.
+
+    0 where no more than half of them are multiples of it, as of rhythms.
     """
-    often = Counter(durations)
-    best = max(often, key=lambda seconds: (often[seconds], seconds), default=0.0)
-    multiples = (
-        sum(
-            seconds >= best and abs(seconds / best - round(seconds / best)) < 1e-3
-            for seconds in durations
-        )
-        if best
-        else 0
+    counts = Counter(durations)
+    best = max(counts, key=lambda seconds: (counts[seconds], seconds), default=0.0)
+    multiples = sum(
+        seconds >= best and abs(seconds / best - round(seconds / best)) < 1e-3
+        for seconds in durations
     )
     return best if 2 * multiples > len(durations) else 0.0

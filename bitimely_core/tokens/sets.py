@@ -1,4 +1,4 @@
-"""Common part of windows and event sequences: a verified folder, an index, splits, labels.
+"""What windows and event sequences have in common: a verified folder, an index, splits, labels.
 
 Legend: n rows, C classes.
 """
@@ -49,11 +49,10 @@ Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenSet(ABC, MapDataset):
-    """Training rows of one view: all of them, or those of one split (`rows["train"]`), as a
-    map-style data set of torch.
+    """Training rows of one view, as a map-style data set of torch.
 
-    A pickle holds the folder and the rows: a worker process opens the files anew, and no data are
-    copied to it.
+    They are all of them, or those of one split (`rows["train"]`). A pickle holds the folder and the
+    rows: a worker process opens the files anew, and no data are copied to it.
 
     `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in
     `Batch.index`; None = all of this subset. Reading a row that is not in the subset is an
@@ -106,8 +105,9 @@ class TokenSet(ABC, MapDataset):
 
     @property
     def subject_unit(self) -> str:
-        """What a subject id stands for: subject, or recording, segment or window, of which one
-        person may have several.
+        """What a subject id stands for: subject, recording, segment or window.
+
+        One person may have several of the last three.
         """
         return registry.find_subject_unit(self.dataset, self.whole_index)
 
@@ -161,30 +161,29 @@ class TokenSet(ABC, MapDataset):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs
-        and reports.
+        """SHA-256 of the manifest, which holds those of all files.
+
+        Runs and reports name the data by it.
         """
         return self.manifest.manifest_sha256
 
     @property
     def index(self) -> pl.DataFrame:
         """window, subject_id, recording_id, start (seconds), label, split of this subset's rows."""
-        return (
-            self.whole_index
-            if len(self.rows) == self.whole_index.height
-            else self.whole_index[self.rows]
-        )
+        if len(self.rows) == self.whole_index.height:
+            return self.whole_index
+        return self.whole_index[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @overload
-    def __getitem__(self, at: str | slice) -> Self: ...
+    def __getitem__(self, key: str | slice) -> Self: ...
 
     @overload
-    def __getitem__(self, at: SupportsIndex) -> Any: ...
+    def __getitem__(self, key: SupportsIndex) -> Any: ...
 
-    def __getitem__(self, at: str | slice | SupportsIndex) -> Any:
+    def __getitem__(self, key: str | slice | SupportsIndex) -> Any:
         """The rows of a split or slice, or the row at a position, from 0, as tensors.
 
         A row of regular windows is `(values, target)`, values [T, V] float32 with NaN where one is
@@ -193,20 +192,21 @@ class TokenSet(ABC, MapDataset):
 
         Raises UserError (unknown_name, exit 2) for another split, IndexError.
         """
-        if isinstance(at, str):
-            check_choice("split", at, SPLITS)
-            return self.subset((self.index["split"] == at).to_numpy())
-        if isinstance(at, slice):
-            return replace(self, rows=np.sort(self.rows[at]))
-        return registry.row_readers["tensors"](self, int(self.rows[operator.index(at)]))
+        if isinstance(key, str):
+            check_choice("split", key, SPLITS)
+            return self.subset((self.index["split"] == key).to_numpy())
+        if isinstance(key, slice):
+            return replace(self, rows=np.sort(self.rows[key]))
+        return registry.row_readers["tensors"](self, int(self.rows[operator.index(key)]))
 
     def __iter__(self) -> Iterator[Any]:
         """The rows one by one, as `__getitem__` gives them."""
         return map(self.__getitem__, range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """`np.asarray(rows)`: [n, T, V] float32, NaN where a value is missing. Raises UserError
-        (config, exit 2) for rows with times.
+        """`np.asarray(rows)`: [n, T, V] float32, NaN where a value is missing.
+
+        Raises UserError (config, exit 2) for rows with times.
         """
         if not self.regular:
             raise usage_error(
@@ -216,22 +216,20 @@ class TokenSet(ABC, MapDataset):
             )
         if copy is False:
             raise ValueError("the values are normalised on reading; expected copy=None or True")
-        read = self.arrays()
-        values, mask = read["values"], read["mask"]
+        arrays = self.arrays()
+        values, mask = arrays["values"], arrays["mask"]
         assert values is not None
-        return np.asarray(
-            values if mask is None else np.where(mask, values, np.float32(np.nan)), dtype=dtype
-        )
+        if mask is not None:
+            values = np.where(mask, values, np.float32(np.nan))
+        return np.asarray(values, dtype=dtype)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if not (self.folder / manifests.MANIFEST).is_file():  # in memory
             return super().__reduce_ex__(protocol)
-        kept = {
-            "rows": self.rows,
-            **({} if self.target is not None else {"target": None}),
-            **self._describe_reading(),
-        }
-        return reopen, (self.folder.resolve(), self.fingerprint, kept)
+        changes = {"rows": self.rows, **self._describe_reading()}
+        if self.target is None:
+            changes["target"] = None
+        return reopen, (self.folder.resolve(), self.fingerprint, changes)
 
     def _describe_reading(self) -> dict[str, Any]:
         """Further fields that may differ from those of the set as it is opened."""
@@ -248,16 +246,14 @@ class TokenSet(ABC, MapDataset):
     @property
     def vocabulary_sha256(self) -> str | None:
         """SHA-256 of the vocabulary; None without one."""
-        return (
-            hashlib.sha256("\n".join(self.vocabulary).encode()).hexdigest()
-            if self.vocabulary
-            else None
-        )
+        text = "\n".join(self.vocabulary)
+        return hashlib.sha256(text.encode()).hexdigest() if text else None
 
     @abstractmethod
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
-        """The adapters that read this set, of a run that was trained on `data` and has one for each
-        of `channels`.
+        """The adapters that read this set, of a run that was trained on `data`.
+
+        It has one for each of `channels`.
         """
 
     @abstractmethod
@@ -268,13 +264,15 @@ class TokenSet(ABC, MapDataset):
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray | None]:
-        """Fields of a `Batch` of these rows besides labels; `draw` = (seed, epoch) of the order of
-        ties.
+        """Fields of a `Batch` of these rows besides labels.
+
+        `draw` = (seed, epoch) of the order of ties.
         """
 
     def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
-        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without
-        labels.
+        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32.
+
+        None without labels.
         """
         return None if self.target is None else self.target[self._check_rows(rows)]
 
@@ -282,37 +280,39 @@ class TokenSet(ABC, MapDataset):
         if rows is None:
             return self.rows
         selected = np.asarray(rows, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.rows, selected), len(self.rows) - 1)
-        if len(selected) and (len(self.rows) == 0 or (self.rows[at] != selected).any()):
+        nearest = np.minimum(np.searchsorted(self.rows, selected), len(self.rows) - 1)
+        if len(selected) and (len(self.rows) == 0 or (self.rows[nearest] != selected).any()):
             raise IndexError(
-                "rows are positions in the full index (windows.rows), and these are not all of this subset"
+                "rows are positions in the full index (windows.rows), "
+                "and these are not all of this subset"
             )
         return selected
 
 
-def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
-    """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder
-    holds another set now.
+def reopen(folder: Path, fingerprint: str, changes: dict[str, Any]) -> Any:
+    """The set of a pickle, with the fields that differ from those of the folder.
+
+    Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now.
     """
     kind = registry.TOKEN_KINDS.get(manifests.read_manifest(folder).get("kind", ""), "recordings")
-    found: TokenSet = registry.data_kinds[kind].open_tokens(folder, verify=False)
-    if found.fingerprint != fingerprint:
+    rows: TokenSet = registry.data_kinds[kind].open_tokens(folder, verify=False)
+    if rows.fingerprint != fingerprint:
         raise integrity_error(
             str(folder), "holds another set than when it was pickled", hint="Open the tokens again"
         )
-    return replace(found, **kept)
+    return replace(rows, **changes)
 
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:
-    """The manifest of tokens as a `record`; with `verify`, its files are compared. Raises UserError
-    as `open_tokens`.
+    """The manifest of tokens as a `record`; with `verify`, its files are compared.
+
+    Raises UserError as `open_tokens`.
     """
     values, kind = manifests.read_manifest(folder), record.model_fields["kind"].default
     if values.get("kind") != kind:
-        found = safe_text(str(values.get("kind")))
         raise input_error(
             Reason.UNSUPPORTED_FORMAT,
-            f"holds {found}",
+            f"holds {safe_text(str(values.get('kind')))}",
             f"expected {kind}",
             "Give a folder made by tokenize",
             file=str(folder),
@@ -329,20 +329,13 @@ def token_error(path: Path, problem: str, requirement: str) -> UserError:
 
 
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
-    """Raises UserError (subject_leakage, exit 4) when a subject is in two splits, unless the split
-    allows it (time, random-window).
-    """
-    import polars as pl
+    """Raises UserError (subject_leakage, exit 4) when a subject is in two splits.
 
-    if split in SHARED:
-        return
-    several = (
-        index.group_by("subject_id")
-        .agg(pl.col("split").n_unique())
-        .filter(pl.col("split") > 1)
-        .height
-    )
-    if several:
+    Some splits allow it (time, random-window).
+    """
+    pairs = index.select("subject_id", "split").unique()
+    several = pairs.height - pairs["subject_id"].n_unique()
+    if several and split not in SHARED:
         raise input_error(
             Reason.SUBJECT_LEAKAGE,
             f"{several:,} subjects are in more than one split",

@@ -1,21 +1,29 @@
-"""Assignment of subjects, recordings and windows to train, validation and test, by hashes:
-independent of order.
+"""Assigns subjects, recordings and windows to train, validation and test.
+
+It goes by hashes, so that the order of the subjects has no influence.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bitimely_core.errors import UserError, check_choice, safe_text, usage_error
+from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.types import SPLITS, Attributes
+
+if TYPE_CHECKING:
+    import polars as pl
 
 SCHEMES = ("subject", "official", "time", "random-window")
 SMALL = 20  # subjects; fewer are ranked
 # schemes in which a subject may be in several splits, and the caveat that is shown with scores
 SHARED = {
-    "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
-    "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
+    "time": "Split by time inside each recording: the same subjects stand in train and test, "
+    "so scores say nothing about other subjects.",
+    "random-window": "Split by random windows: neighbouring windows of one recording stand in "
+    "train and test, so scores are optimistic.",
 }
 # PTB-XL's recommendation
 FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
@@ -27,8 +35,9 @@ out (the gap of `time`).
 
 
 def hash_to_share(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its
-    SHA-256 over 2^64.
+    """A number in [0, 1) that depends on `text` alone.
+
+    It is the first 8 bytes, big-endian, of its SHA-256 over 2^64.
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
@@ -39,8 +48,9 @@ def split_by_share(u: float) -> str:
 
 
 def split_by_fold(fold: int, test_fold: int) -> str:
-    """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates,
-    the others train. 10 gives `FOLDS`.
+    """The split of one of ten folds, when `test_fold` is tested; 10 gives `FOLDS`.
+
+    The fold before the tested one (10 before 1) validates, the others train.
     """
     return FOLDS[(fold - test_fold - 1) % 10 + 1]
 
@@ -53,9 +63,9 @@ def find_tenth(u: float) -> int:
 def deal_tenths(
     subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0
 ) -> dict[str, int]:
-    """Subject -> tenth, 1 to 10: dealt out in turn, stratum by stratum and within each by
-    `hash_to_share("{seed}|{subject_id}")`.
+    """Subject -> tenth, 1 to 10, dealt out in turn.
 
+    Subjects go stratum by stratum, and within each by `hash_to_share("{seed}|{subject_id}")`.
     Tenths differ by at most one subject, in all and of each stratum. Adding a subject moves others.
     """
     ranked = sorted(
@@ -73,10 +83,11 @@ def assign_dealt_splits(
     folds: int = 10,
     test_fold: int | None = None,
 ) -> dict[str, str]:
-    """Subject -> split by `deal_tenths`: fold k (None: the last) of `folds`, 5 or 10, is tested,
-    two tenths or one; the tenth before validates.
+    """Subject -> split by `deal_tenths`.
 
-    Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold that there is not.
+    Fold `test_fold` (None: the last) of `folds`, 5 or 10, is tested: two tenths or one. The tenth
+    before validates. Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold
+    that there is not.
     """
     tenths = deal_tenths(subject_ids, strata, seed=seed)
     size, tested = 10 // folds, test_fold or folds
@@ -127,9 +138,9 @@ def assign_splits(
 
 
 def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
-    """The windows of one recording by time: the last tenth is test, the tenth before validation,
-    with a gap of one window before each.
+    """The splits of the windows of one recording by time.
 
+    The last tenth is test, the tenth before validation, with a gap of one window before each.
     `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than
     5 windows are all train. Windows that end less than `length` before the next block begins fall
     into the gap (None), so that no sample, and no sample that was interpolated from a neighbour, is
@@ -161,83 +172,83 @@ def _fold_error(problem: str, requirement: str) -> UserError:
 
 
 def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
-    """The official split of a recording: attribute `split`, unless `test_fold` is given, or `fold`
-    (1-8, 9, 10); None without either.
+    """The official split of a recording, by its attributes; None without one.
+
+    It is `split`, unless `test_fold` is chosen, or `fold` (1-8, 9, 10).
     """
-    named = attributes.get("split")
-    if test_fold is None and isinstance(named, str) and named.lower() in SPLITS:
-        return named.lower()
-    fold = attributes.get("fold")
-    known = (
-        isinstance(fold, int | float)
-        and not isinstance(fold, bool)
-        and fold == fold
-        and int(fold) in FOLDS
-    )
-    return split_by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
+    split, fold = attributes.get("split"), attributes.get("fold")
+    if test_fold is None and isinstance(split, str) and split.lower() in SPLITS:
+        return split.lower()
+    if isinstance(fold, bool) or not isinstance(fold, int | float) or fold not in FOLDS:
+        return None
+    return split_by_fold(int(fold), test_fold or 10)
 
 
-def make_scheme(
-    name: str,
-    *,
-    subjects: Iterable[str],
-    seed: int,
-    length: float,
-    test_fold: int | None = None,
-    folds: int | None = None,
-    strata: Mapping[str, str] | None = None,
-) -> Scheme:
-    """The function that places the windows of one recording; `subjects` are all of the cache,
-    whatever the view, so that views agree.
+def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
+    """The function that places the windows of one recording.
 
-    With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is
-    placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config,
-    exit 2) for a `test_fold` of a split that has none; with `official`, the function raises it
-    (config, exit 2) for a recording without an official split.
+    `table` holds the recordings of the cache: all of them, whatever the view, so that views agree.
+    With `folds` or `stratify` subjects are dealt to the folds, else each is placed by its hash.
+
+    Raises UserError: unknown_name for an attribute, config for a fold of a split that has none
+    (exit 2). With `official` the function raises it (config, exit 2) for a recording without an
+    official split.
     """
-    check_choice("split", name, SCHEMES)
+    name, seed, test_fold = options.split, options.seed, options.test_fold
+    strata = None if options.stratify is None else _read_strata(table, options.stratify)
+    is_dealt = options.folds is not None or strata is not None
     if test_fold is not None and name not in {"subject", "official"}:
         raise _fold_error(
             f"a split by {name} has no folds", "expected one by subject or the official one"
         )
-    dealt = folds is not None or strata is not None
-    if dealt and name != "subject":
+    if is_dealt and name != "subject":
         raise _fold_error(f"a split by {name} deals no subjects", "expected one by subject")
-    if dealt:
-        placed = assign_dealt_splits(
-            subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold
+    if name == "official":
+        return lambda subject, recording, attributes, starts: (
+            [_require_official_split(attributes, test_fold)] * len(starts)
         )
-    else:
-        placed = (
-            assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
-        )
-
-    def by_official(
-        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
-    ) -> list[str | None]:
-        found = read_official_split(attributes, test_fold)
-        if found is None:
-            named = "" if test_fold else "'split' or "
-            raise usage_error(
-                f"this data set gives no official {'folds' if test_fold else 'split'}",
-                f"expected an attribute {named}'fold' of every recording",
-                "Use --split subject",
-                field="split",
-                found=safe_text(attributes.get("fold")),
-            )
-        return [found] * len(starts)
-
-    def by_window(
-        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
-    ) -> list[str | None]:
-        return [
+    if name == "time":
+        return lambda subject, recording, attributes, starts: split_by_time(starts, options.length)
+    if name == "random-window":
+        return lambda subject, recording, attributes, starts: [
             split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))
             for start in starts
         ]
-
-    schemes: dict[str, Scheme] = {"official": by_official, "random-window": by_window}
-    schemes["subject"] = lambda subject, recording, attributes, starts: (
-        [placed[subject]] * len(starts)
+    subjects = table["subject_id"].to_list()
+    placed = (
+        assign_dealt_splits(
+            subjects, strata or {}, seed=seed, folds=options.folds or 10, test_fold=test_fold
+        )
+        if is_dealt
+        else assign_splits(subjects, seed=seed, test_fold=test_fold)
     )
-    schemes["time"] = lambda subject, recording, attributes, starts: split_by_time(starts, length)
-    return schemes[name]
+    return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+
+
+def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
+    """Subject -> the value of an attribute of its recordings.
+
+    It is the smallest where there are several, "" without one.
+    """
+    attributes = [name for name in subjects.columns if name not in {"subject_id", "recording_id"}]
+    check_choice("attribute", attribute, attributes)
+    pairs = sorted(
+        (str(subject), "" if value is None else str(value))
+        for subject, value in zip(subjects["subject_id"], subjects[attribute], strict=True)
+    )
+    return dict(reversed(pairs))
+
+
+def _require_official_split(attributes: Attributes, test_fold: int | None) -> str:
+    """`read_official_split`. Raises UserError (config, exit 2) for a recording without one."""
+    split = read_official_split(attributes, test_fold)
+    if split is None:
+        kind, names = ("folds", "'fold'") if test_fold else ("split", "'split' or 'fold'")
+        raise usage_error(
+            f"this data set gives no official {kind}",
+            f"expected an attribute {names} of every recording",
+            "Use --split subject",
+            field="split",
+            found=safe_text(attributes.get("fold")),
+        )
+    return split

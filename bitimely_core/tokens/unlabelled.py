@@ -1,5 +1,4 @@
-"""New recordings without labels: found, read and cut into windows in memory, by the code that made
-the windows of the training.
+"""Finds new recordings, reads them and cuts them into windows in memory, as the training did.
 
 Labels beside the recordings (hypnograms, events, annotation files) are never opened, but for those
 that are given to calibrate on. Legend: n windows, T samples a window, V channels.
@@ -22,7 +21,7 @@ from pydantic import Field
 
 from bitimely_core import manifests
 from bitimely_core.cache import open_cache
-from bitimely_core.config import Section, read_toml, validate
+from bitimely_core.config import Section, SettingsLayer, read_toml, validate
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -50,18 +49,19 @@ from bitimely_core.schemas.tokens import (
 )
 from bitimely_core.tokens.cutting import (
     RecordCut,
-    choose_resampling,
     cut_record,
     describe_preparation,
     find_observed,
     find_unit_factor,
     make_windows,
 )
-from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
+from bitimely_core.tokens.resampling import choose_resampling, to_physical
+from bitimely_core.tokens.windows import Windows, assemble_windows
 from bitimely_core.types import Annotation, Record, Signal
 
 LABEL_FILE = re.compile(
-    r"(?i)(?:^|[-_.])(hypnogram|hyp|stages?|scoring|annotations?|events|labels?|participants|channels|scans|electrodes)$"
+    r"(?i)(?:^|[-_.])(hypnogram|hyp|stages?|scoring|annotations?|events|labels?"
+    r"|participants|channels|scans|electrodes)$"
 )
 HOW_RESAMPLED = {
     "interpolated": "by interpolation, which adds no faster activity",
@@ -86,46 +86,49 @@ class ChannelMap(Section):
 
     def list_names(self, wanted: str) -> tuple[str, ...]:
         """Names under which a file may have the channel, in their order."""
-        given = self.channels.get(wanted, ())
-        return (*((given,) if isinstance(given, str) else given), wanted)
+        names = self.channels.get(wanted, ())
+        return (names, wanted) if isinstance(names, str) else (*names, wanted)
 
 
 def parse_map(items: Sequence[str], channels: Sequence[str]) -> ChannelMap:
-    """The map of `WANTED=FOUND` items and TOML files, later ones added; `channels`: those of the
-    run. Raises UserError (exit 2).
+    """The map of `WANTED=FOUND` items and TOML files, later ones added.
+
+    `channels` are those of the run. Raises UserError (exit 2).
     """
-    out = ChannelMap()
+    mapping = ChannelMap()
     for item in items:
-        wanted, sign, found = item.partition("=")
+        wanted, sign, name = item.partition("=")
+        values: SettingsLayer = {"channels": {wanted: name}}
         if not sign or (wanted not in channels and item.lower().endswith(".toml")):
-            values: dict[str, object] = read_toml(Path(item))
-        else:
-            values = {"channels": {wanted: found}}
+            values = read_toml(Path(item))
         new = validate(ChannelMap, values, "--map" if sign else item)
-        for name in new.channels:
-            if name not in channels:
-                close = difflib.get_close_matches(name, channels, n=2, cutoff=0.3)
-                known, hint = (
-                    ", ".join(map(safe_text, channels)),
-                    f"Did you mean {' or '.join(map(safe_text, close))}?" if close else "",
-                )
-                raise usage_error(
-                    f"the run reads no channel {safe_text(name)}",
-                    f"it reads {known}",
-                    hint,
-                    field="--map",
-                )
+        _check_mapped(new.channels, channels)
         merged = {
-            name: (*out.list_names(name)[:-1], *new.list_names(name)[:-1])
-            for name in {**out.channels, **new.channels}
+            name: (*mapping.list_names(name)[:-1], *new.list_names(name)[:-1])
+            for name in {**mapping.channels, **new.channels}
         }
-        out = validate(ChannelMap, {**out.model_dump(), **values, "channels": merged}, "--map")
-    return out
+        layer = {**mapping.model_dump(), **values, "channels": merged}
+        mapping = validate(ChannelMap, layer, "--map")
+    return mapping
+
+
+def _check_mapped(names: Iterable[str], channels: Sequence[str]) -> None:
+    """Raises UserError (config, exit 2) for a name that is no channel of the run."""
+    for name in names:
+        if name not in channels:
+            close = difflib.get_close_matches(name, channels, n=2, cutoff=0.3)
+            raise usage_error(
+                f"the run reads no channel {safe_text(name)}",
+                f"it reads {', '.join(map(safe_text, channels))}",
+                f"Did you mean {' or '.join(map(safe_text, close))}?" if close else "",
+                field="--map",
+            )
 
 
 class ReadingPlan(NamedTuple):
-    """What is read of a recording: channels of the run under the names of the map, and labels only
-    where `labels` maps their texts.
+    """What is read of a recording.
+
+    Channels of the run under the names of the map, and labels only where `labels` maps their texts.
     """
 
     options: WindowOptions
@@ -134,9 +137,7 @@ class ReadingPlan(NamedTuple):
 
 
 class NewRecording(NamedTuple):
-    """A recording that was found: its name for outputs, its file, and the function that reads
-    it.
-    """
+    """A recording: its name for outputs, its file, and the function that reads it."""
 
     name: str
     file: str
@@ -149,60 +150,36 @@ def find_recordings(
     mapping: ChannelMap,
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[NewRecording]:
-    """The recordings of files, folders (also BIDS) and caches, with unique names; the channels of
-    `options` under the names of `mapping`.
+    """The recordings of files, folders (also BIDS) and caches, with unique names.
 
-    `labels`: text of an annotation -> class, of recordings whose labels are read (`cut_labelled`);
-    None: no label is opened. A folder without recordings and a path that is not there are
-    recordings whose `read` raises.
+    They hold the channels of `options` under the names of `mapping`. `labels`: text of an
+    annotation -> class, of recordings whose labels are read; None: no label is opened. A folder
+    without recordings and a path that is not there are recordings whose `read` raises.
     """
     used: set[str] = set()
-    beside: dict[Path, Source] = {}
+    folders: dict[Path, Source] = {}
     for path in paths:
-        for found in _list_recordings(path, ReadingPlan(options, mapping, labels), beside):
-            stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
-            numbered = (f"{stem}-{k}" for k in itertools.count(2))
-            # `night-2` may be a file, too
-            name = next(
-                one for one in itertools.chain((stem,), numbered) if one.casefold() not in used
-            )
+        for recording in _list_recordings(path, ReadingPlan(options, mapping, labels), folders):
+            stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", recording.name).strip("-._+")[:100]
+            name = stem = stem or "recording"
+            number = 2
+            while name.casefold() in used:  # `night-2` may be a file, too
+                name, number = f"{stem}-{number}", number + 1
             used.add(name.casefold())
-            yield found._replace(name=name)
+            yield recording._replace(name=name)
 
 
 def _list_recordings(
-    path: Path, plan: ReadingPlan, beside: dict[Path, Source]
+    path: Path, plan: ReadingPlan, folders: dict[Path, Source]
 ) -> Iterator[NewRecording]:
+    """The recordings of one path. `folders` holds those whose files were scanned."""
     try:
         if path.is_dir() and (path / manifests.MANIFEST).is_file():
-            cache = open_cache(path, verify=False)
-            for recording in cache.recording_ids():
-                yield NewRecording(
-                    recording, f"{path}:{recording}", partial(_read_cached, path, recording, plan)
-                )
+            for name in open_cache(path, verify=False).recording_ids():
+                read = partial(_read_cached, path, name, plan)
+                yield NewRecording(name, f"{path}:{name}", read)
             return
-        if path.is_dir():
-            source = scan_folder(path)
-            rels = list(list_signal_files(source))
-            if not rels:
-                raise input_error(
-                    Reason.NO_INPUT,
-                    "no recordings there",
-                    f"expected {', '.join(SUFFIXES)}",
-                    file=str(path),
-                )
-        else:
-            if not path.exists():
-                raise usage_error(
-                    "no such file",
-                    "expected a recording, a folder or a cache",
-                    code=Reason.NOT_FOUND,
-                    file=str(path),
-                )
-            if path.parent not in beside:
-                beside[path.parent] = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
-            source = beside[path.parent]
-            rels = [path.name]
+        source, rels = _scan_files(path, folders)
     except UserError as error:
         yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
         return
@@ -211,22 +188,44 @@ def _list_recordings(
         yield NewRecording(stem, str(source.root / rel), partial(read_recording, source, rel, plan))
 
 
+def _scan_files(path: Path, folders: dict[Path, Source]) -> tuple[Source, list[str]]:
+    """A source with the recordings at a path. Raises UserError: no_input, not_found."""
+    if path.is_dir():
+        source = scan_folder(path)
+        rels = list(list_signal_files(source))
+        if not rels:
+            raise input_error(
+                Reason.NO_INPUT,
+                "no recordings there",
+                f"expected {', '.join(SUFFIXES)}",
+                file=str(path),
+            )
+        return source, rels
+    if not path.exists():
+        raise usage_error(
+            "no such file",
+            "expected a recording, a folder or a cache",
+            code=Reason.NOT_FOUND,
+            file=str(path),
+        )
+    if path.parent not in folders:
+        folders[path.parent] = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
+    return folders[path.parent], [path.name]
+
+
 def list_signal_files(source: Source) -> Iterator[str]:
-    """Files of a folder that can be recordings: neither labels, by their names, nor tables of a
-    BIDS folder, nor segments of a record.
+    """Files of a folder that can be recordings.
+
+    These are neither labels, by their names, nor tables of a BIDS folder, nor segments of a record.
     """
-    is_bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
+    is_bids = not source.files.keys().isdisjoint(("participants.tsv", "dataset_description.json"))
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     for rel in sorted(set(rels) - segments):
-        is_table = is_bids and PurePosixPath(rel).suffix == ".tsv"
-        derived = is_bids and rel.startswith(files.DERIVED)
-        if (
-            not is_table
-            and not derived
-            and not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name)
-        ):
+        if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
+            continue
+        if not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
             yield rel
 
 
@@ -245,37 +244,23 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
 
 
 def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
-    """The recording in a file of `source`, with the channels of `plan` alone, under their names in
-    the run. Raises UserError naming the file.
+    """The recording in a file of `source`, with the channels of `plan`.
+
+    They have their names in the run. Raises UserError naming the file.
     """
-    mapping, kind = plan.mapping, SUFFIXES.get(find_suffix(rel))
+    kind = SUFFIXES.get(find_suffix(rel))
     with locate_errors(rel):
         if kind is None:
-            known = ", ".join(SUFFIXES)
             raise input_error(
                 Reason.UNSUPPORTED_FORMAT,
                 "no format of recordings has this ending",
-                f"expected one of {known}",
+                f"expected one of {', '.join(SUFFIXES)}",
             )
-        info = RecordingInfo(
-            recording_id=PurePosixPath(strip_suffix(rel)).name,
-            subject_id="unknown",
-            rate=(plan.options.rate if plan.options.clock else mapping.rate)
-            if kind in {"table", "npy", "mat"}
-            else None,
-            time="" if plan.options.clock else mapping.time,
-            labels={} if plan.labels is None else dict(plan.labels),
-            delimiter="\t" if find_suffix(rel) == ".tsv" else mapping.delimiter,
-        )
+        info = _describe_file(rel, kind, plan)
         names = _list_channels(source, rel, kind, info)
         if names is not None:
-            info = replace(
-                info,
-                channels={
-                    name: (name, "")
-                    for name in choose_channels(names, plan.options.read_channels, mapping).values()
-                },
-            )
+            names = choose_channels(names, plan.options.read_channels, plan.mapping).values()
+            info = replace(info, channels={name: (name, "") for name in names})
         if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(
                 Reason.SAMPLING_RATE,
@@ -292,98 +277,127 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
             annotators=() if plan.labels is None else ("atr",),
         )
         assert unit.read is not None
-        read = unit.read()
-        assert isinstance(read, Record)
-        return select_channels(read, plan)
+        record = unit.read()
+        assert isinstance(record, Record)
+        return select_channels(record, plan)
 
 
-def _list_channels(source: Source, rel: str, kind: Format, info: RecordingInfo) -> list[str] | None:
+def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
+    """What a file does not state itself; the times of irregular samples are a channel."""
+    rate, time = plan.mapping.rate, plan.mapping.time
+    if plan.options.clock:
+        rate, time = plan.options.rate, ""
+    return RecordingInfo(
+        recording_id=PurePosixPath(strip_suffix(rel)).name,
+        subject_id="unknown",
+        rate=rate if kind in {"table", "npy", "mat"} else None,
+        time=time,
+        labels=dict(plan.labels or {}),
+        delimiter="\t" if find_suffix(rel) == ".tsv" else plan.mapping.delimiter,
+    )
+
+
+def _list_channels(
+    source: Source, rel: str, kind: Format, info: RecordingInfo
+) -> Iterable[str] | None:
     """Names of the channels by the header alone; None: known when the file is read."""
     if kind == "edf":
-        return [
-            channel.label
-            for channel in edf_header.read_header(source.path(rel), required=()).channels
-        ]
+        header = edf_header.read_header(source.path(rel), required=())
+        return [channel.label for channel in header.channels]
     if kind == "wfdb":
         return [channel.name for channel in wfdb.read_header(rel, source, required=()).channels]
     if kind == "table":
-        return [
-            name
-            for name in tables.read_names(source.path(rel), delimiter=info.delimiter)
-            if name and name != info.time
-        ]
+        names = tables.read_names(source.path(rel), delimiter=info.delimiter)
+        return [name for name in names if name and name != info.time]
     return None
 
 
 def choose_channels(
     names: Iterable[str], channels: Sequence[str], mapping: ChannelMap
 ) -> dict[str, str]:
-    """Channel of the run -> its name among `names`. Raises UserError (missing_channel, exit 4) with
-    the nearest names.
+    """Channel of the run -> its name among `names`.
+
+    Raises UserError (missing_channel, exit 4) with the nearest names.
     """
-    known = list(dict.fromkeys(names))
-    out = {
-        wanted: found
-        for wanted in channels
-        if (found := next((n for n in mapping.list_names(wanted) if n in known), None)) is not None
-    }
-    if missing := [wanted for wanted in channels if wanted not in out]:
-        pairs = {wanted: suggest_channel(wanted, known) for wanted in missing}
-        given = [
-            f"--map {safe_text(f'{wanted}={near}')}"
-            for wanted, near in pairs.items()
-            if near is not None
-        ]
-        listed = ", ".join(map(safe_text, known[:12])) + (
-            f" and {len(known) - 12} more" if len(known) > 12 else ""
-        )
-        asked = " or ".join(map(safe_text, mapping.list_names(missing[0])))
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no channel {asked}"
-            + (f" and {len(missing) - 1} more of the run" if missing[1:] else ""),
-            f"found {listed or 'none'}",
-            f"If it is the same signal, give {' '.join(given)}"
-            if given
-            else "Name it with --map WANTED=FOUND",
-            field="channels",
-            expected=safe_text(missing[0]),
-        )
-    return out
+    present = list(dict.fromkeys(names))
+    chosen: dict[str, str] = {}
+    missing = []
+    for wanted in channels:
+        name = next((name for name in mapping.list_names(wanted) if name in present), None)
+        if name is None:
+            missing.append(wanted)
+        else:
+            chosen[wanted] = name
+    if missing:
+        raise _missing_channel_error(missing, present, mapping)
+    return chosen
+
+
+def _missing_channel_error(
+    missing: list[str], present: list[str], mapping: ChannelMap
+) -> UserError:
+    """The error for the channels of the run that a file has under none of their names."""
+    wanted = " or ".join(map(safe_text, mapping.list_names(missing[0])))
+    others = f" and {len(missing) - 1} more of the run" if missing[1:] else ""
+    listed = ", ".join(map(safe_text, present[:12])) or "none"
+    rest = f" and {len(present) - 12} more" if len(present) > 12 else ""
+    pairs = [(name, suggest_channel(name, present)) for name in missing]
+    options = [f"--map {safe_text(f'{name}={near}')}" for name, near in pairs if near is not None]
+    return input_error(
+        Reason.MISSING_CHANNEL,
+        f"has no channel {wanted}{others}",
+        f"found {listed}{rest}",
+        f"If it is the same signal, give {' '.join(options)}"
+        if options
+        else "Name it with --map WANTED=FOUND",
+        field="channels",
+        expected=safe_text(missing[0]),
+    )
 
 
 def suggest_channel(wanted: str, names: Sequence[str]) -> str | None:
-    """The nearest of `names`: by letters and digits alone, then by the longest common part; None:
-    none is near.
+    """The nearest of `names`; None: none is near.
+
+    By letters and digits alone, then by the longest common part.
     """
-    plain = {name: re.sub(r"[^a-z0-9]", "", name.casefold()) for name in names}
-    own = re.sub(r"[^a-z0-9]", "", wanted.casefold())
-    ratio = {name: difflib.SequenceMatcher(None, own, text).ratio() + (0.5 if text and (text in own or own in text) else 0.0)
-             for name, text in plain.items()}  # fmt: skip
-    best = max(ratio, key=lambda name: ratio[name], default=None)
-    return best if best is not None and ratio[best] >= 0.5 else None
+    letters = _strip_signs(wanted)
+
+    def rate_likeness(name: str) -> float:
+        other = _strip_signs(name)
+        contains = bool(other) and (other in letters or letters in other)
+        return difflib.SequenceMatcher(None, letters, other).ratio() + 0.5 * contains
+
+    best = max(names, key=rate_likeness, default=None)
+    return best if best is not None and rate_likeness(best) >= 0.5 else None
+
+
+def _strip_signs(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.casefold())
 
 
 def select_channels(record: Record, plan: ReadingPlan) -> Record:
-    """The record with the channels of `plan` alone, under their names in the run, and without
-    labels unless it maps them.
+    """The record with the channels of `plan` alone, under their names in the run.
+
+    It has no labels unless `plan` maps them.
     """
-    found = choose_channels(
+    names = choose_channels(
         (signal.channel for signal in record.signals), plan.options.read_channels, plan.mapping
     )
     signals = [
         signal._replace(channel=wanted)
-        for wanted, name in found.items()
+        for wanted, name in names.items()
         for signal in record.signals
         if signal.channel == name
     ]
-    if plan.labels is not None:
-        known = (
-            note for note in record.annotations if note.label in plan.labels or not plan.labels
-        )
-        notes = [note._replace(label=plan.labels.get(note.label, note.label)) for note in known]
-        return replace(record, signals=signals, annotations=notes, start_time=None)
-    return replace(record, signals=signals, annotations=[], attributes={}, start_time=None)
+    record = replace(record, signals=signals, start_time=None)
+    if plan.labels is None:
+        return replace(record, annotations=[], attributes={})
+    notes = [
+        note._replace(label=plan.labels.get(note.label, note.label))
+        for note in record.annotations
+        if note.label in plan.labels or not plan.labels
+    ]
+    return replace(record, annotations=notes)
 
 
 # --- windows
@@ -391,17 +405,16 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
 
 @dataclass(frozen=True, kw_only=True)
 class UnlabelledWindows:
-    """The windows of a recording in memory, with labels where they were read, and what was
-    converted or left out.
-    """
+    """The windows of a recording in memory, and what was converted or left out."""
 
     windows: Windows
     findings: list[Finding] = field(default_factory=list)
 
 
 def prediction_options(options: WindowOptions) -> WindowOptions:
-    """Those of the training without labels: every window of the recording, at any rate that can be
-    resampled.
+    """The options of the training without its labels.
+
+    They give every window of a recording, at any rate that can be resampled.
     """
     changed = {
         "resample": True,
@@ -433,190 +446,189 @@ def cut_unlabelled(
     sampling_rate, length (no full window), missing_values (no sample), timestamps (of irregular
     samples), all exit 4; those of `cut_record`.
     """
-    import polars as pl
-
     options = prediction_options(preprocessing.options)
     if labels:
         options = preprocessing.options.model_copy(update={"resample": True, "labels": None})
-    signals, findings = match_units(record.signals, preprocessing)
-    findings = [
-        *record.findings,
-        *findings,
-        *(
-            _report_rates(signals, options)
-            if options.clock is None
-            else _check_times(signals, options)
-        ),
-    ]
-    if not labels:
-        record = replace(
-            record, annotations=_cover_segments(signals) if options.epoch is not None else []
-        )
+    signals, units = match_units(record.signals, preprocessing)
+    times = _report_rates if options.clock is None else _check_times
+    findings = [*record.findings, *units, *times(signals, options)]
     record = replace(record, signals=signals)
+    if not labels:
+        notes = _cover_segments(signals) if options.epoch is not None else []
+        record = replace(record, annotations=notes)
     left_out: Counter[str] = Counter()
     cut = cut_record(record, options, preprocessing.units, left_out)
     if cut is not None and options.irregular:
         del cut.places[1:]  # rows behind the first window
     if cut is None or not cut.places:
-        longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
-        problem = (
-            f"{longest:.6g} s of signal" if cut is not None else "no stretch of it has all channels"
-        )
         if labels and cut is not None:
             raise input_error(
                 Reason.UNMATCHED_LABELS,
                 "no window of it has a label",
                 f"expected one of {', '.join(preprocessing.class_names)}",
             )
+        longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
         raise input_error(
             Reason.LENGTH,
-            problem,
+            "no stretch of it has all channels" if cut is None else f"{longest:.6g} s of signal",
             f"expected at least one window of {options.length:g} s",
             "Give a longer recording",
         )
+    findings += _report_left_out(left_out)
+    cut, empty = _drop_empty(cut, options)
+    windows = _make_windows(cut, name, preprocessing, options, labels=labels)
+    return UnlabelledWindows(windows=windows, findings=[*findings, *empty])
+
+
+def _report_left_out(left_out: Counter[str]) -> Iterator[Finding]:
     for key, text in (
         ("annotation_out_of_range", "epochs at the edges have no full window"),
         ("too_short", "segments are too short"),
     ):
-        if left_out[key]:
-            findings.append(
-                input_warning(
-                    Reason.LENGTH,
-                    f"{left_out[key]} {text}",
-                    "they have no prediction",
-                    count=left_out[key],
-                )
+        count = left_out[key]
+        if count:
+            yield input_warning(
+                Reason.LENGTH, f"{count} {text}", "they have no prediction", count=count
             )
-    _drop_empty(cut, options, findings)
-    shards = tuple(make_windows(cut, cut.places, options))
-    missing = preprocessing.missing or any(
-        s.dtype.kind == "f" and not bool(np.isfinite(s).all()) for s in shards
+
+
+def _drop_empty(cut: RecordCut, options: WindowOptions) -> tuple[RecordCut, list[Finding]]:
+    """The windows with a sample, of which there is something to predict; a warning about others.
+
+    Raises UserError: missing_values (exit 4), where all are empty.
+    """
+    observed = find_observed(cut, options)
+    if not observed.any():
+        raise input_error(
+            Reason.MISSING_VALUES,
+            f"none of {len(observed)} windows has a sample",
+            "expected a measured signal",
+        )
+    empty = int((~observed).sum())
+    if not empty:
+        return cut, []
+    finding = input_warning(
+        Reason.MISSING_VALUES,
+        f"{empty} windows have no sample",
+        "they have no prediction",
+        count=empty,
     )
+    return cut._replace(places=list(itertools.compress(cut.places, observed))), [finding]
+
+
+def _make_windows(
+    cut: RecordCut, name: str, preprocessing: Preprocessing, options: WindowOptions, *, labels: bool
+) -> Windows:
+    """The set of the windows of one recording, in memory alone."""
+    import polars as pl
+
+    shards = tuple(make_windows(cut, options))
+    missing = preprocessing.missing or not all(np.isfinite(shard).all() for shard in shards)
     n = len(cut.places)
+    values = [place.label if labels else None for place in cut.places]
     index = pl.DataFrame(
         {
             "window": pl.Series(range(n), dtype=pl.Int64),
             "subject_id": pl.Series([name] * n, dtype=pl.String),
             "recording_id": pl.Series([name] * n, dtype=pl.String),
             "start": pl.Series([place.start for place in cut.places], dtype=pl.Float64),
-            "label": pl.Series([place.label for place in cut.places])
-            if labels
-            else pl.Series([None] * n, dtype=pl.String),
+            "label": pl.Series(values, dtype=None if labels else pl.String),
             "split": pl.Series(["test"] * n, dtype=pl.String),
         }
     )
-    rates = {(signal.channel, signal.rate) for segment in cut.segments for signal in segment}
+    rates = {(signal.channel, signal.rate) for signal in itertools.chain(*cut.segments)}
     manifest = WindowManifest(
-        cache="", options=options, class_names=list(preprocessing.class_names), units=list(cut.units), windows=n, missing=missing,
-        shards=[], counts={}, left_out={}, preparation=describe_preparation(rates, options), notices=[], findings=[],
-    )  # fmt: skip
+        cache="",
+        options=options,
+        class_names=list(preprocessing.class_names),
+        units=list(cut.units),
+        windows=n,
+        missing=missing,
+        shards=[],
+        counts={},
+        left_out={},
+        preparation=describe_preparation(rates, options),
+        notices=[],
+        findings=[],
+    )
     statistics = WindowStatistics(windows=0, channels=list(preprocessing.channels))
-    centre, factor = compute_affine(statistics, options, cut.scale[None], cut.offset[None])
-    windows = Windows(
-        folder=Path(name), manifest=manifest, statistics=statistics, rows=np.arange(n), whole_index=index, shards=shards,
-        target=encode_targets(index["label"], options.task, list(preprocessing.class_names)) if labels else None,
-        firsts=np.cumsum([0, *map(len, shards)]), recording=np.zeros(n, np.int32), centre=centre, factor=factor,
-    )  # fmt: skip
-    return UnlabelledWindows(windows=windows, findings=findings)
-
-
-def _drop_empty(cut: RecordCut, options: WindowOptions, findings: list[Finding]) -> None:
-    """Keep the windows with a sample, of which there is something to predict; a warning about the
-    others is added to `findings`.
-
-    Raises UserError: missing_values (exit 4), where all are empty.
-    """
-    kept = find_observed(cut, cut.places, options)
-    if not kept.any():
-        raise input_error(
-            Reason.MISSING_VALUES,
-            f"none of {len(kept)} windows has a sample",
-            "expected a measured signal",
-        )
-    if empty := int((~kept).sum()):
-        findings.append(
-            input_warning(
-                Reason.MISSING_VALUES,
-                f"{empty} windows have no sample",
-                "they have no prediction",
-                count=empty,
-            )
-        )
-    cut.places[:] = [place for place, keep in zip(cut.places, kept, strict=True) if keep]
+    recordings = pl.Series([name])
+    affine = cut.scale[None], cut.offset[None]
+    return assemble_windows(Path(name), manifest, statistics, index, shards, recordings, affine)
 
 
 def match_units(
     signals: Sequence[Signal], preprocessing: Preprocessing
 ) -> tuple[list[Signal], list[Finding]]:
-    """The signals in units that `cut_record` converts, and what is to be said of them. Raises
-    UserError (unit, exit 4).
+    """The signals in units that `cut_record` converts, and what is to be said of them.
+
+    Raises UserError (unit, exit 4).
     """
-    units: Mapping[str, str] = dict(
-        zip(preprocessing.options.channels, preprocessing.units, strict=True)
-    )
-    out, findings = [], {}
+    units = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
+    matched: list[Signal] = []
+    findings: dict[str, Finding] = {}
     for signal in signals:
-        if signal.channel not in units:  # the times of samples that are brought to a grid
-            out.append(signal)
-            continue
-        wanted, name = units[signal.channel], safe_text(signal.channel)
-        if find_unit_factor(signal.unit, wanted) is None:
-            if signal.unit.strip() and wanted:
-                problem, hint = (
-                    f"{name} is in {safe_text(signal.unit)}",
-                    "Convert it, or map another channel",
-                )
-                raise input_error(
-                    Reason.UNIT,
-                    problem,
-                    f"the run reads {safe_text(wanted)}",
-                    hint,
-                    field="unit",
-                    found=safe_text(signal.unit),
-                )
-            text = f"{name} states no unit" if wanted else f"{name} is in {safe_text(signal.unit)}"
-            requirement = (
-                f"taken for {safe_text(wanted)}"
-                if wanted
-                else "the run was trained without a unit: nothing was converted"
-            )
-            findings[text] = input_warning(Reason.UNIT, text, requirement, field="unit")
-            signal = signal._replace(unit=wanted)
-        elif signal.unit.strip().casefold() != wanted.strip().casefold():
-            text = f"{name} is in {safe_text(signal.unit)}"
-            findings[text] = input_warning(
-                Reason.UNIT, text, f"converted to {safe_text(wanted)}", field="unit"
-            )
-        out.append(signal)
-    return out, list(findings.values())
+        # the times of samples that are brought to a grid have no unit of the run
+        if signal.channel in units:
+            unit = units[signal.channel]
+            text, requirement = _compare_units(signal, unit)
+            if requirement:
+                findings[text] = input_warning(Reason.UNIT, text, requirement, field="unit")
+            if find_unit_factor(signal.unit, unit) is None:
+                signal = signal._replace(unit=unit)
+        matched.append(signal)
+    return matched, list(findings.values())
+
+
+def _compare_units(signal: Signal, unit: str) -> tuple[str, str]:
+    """What to say of a signal's unit beside that of the run, and what is done; "" for the same.
+
+    Raises UserError (unit, exit 4) for units of different quantities.
+    """
+    name, stated = safe_text(signal.channel), signal.unit.strip()
+    text = f"{name} is in {safe_text(signal.unit)}"
+    if stated.casefold() == unit.strip().casefold():
+        return text, ""
+    if find_unit_factor(signal.unit, unit) is not None:
+        return text, f"converted to {safe_text(unit)}"
+    if not unit:
+        return text, "the run was trained without a unit: nothing was converted"
+    if not stated:
+        return f"{name} states no unit", f"taken for {safe_text(unit)}"
+    raise input_error(
+        Reason.UNIT,
+        text,
+        f"the run reads {safe_text(unit)}",
+        "Convert it, or map another channel",
+        field="unit",
+        found=safe_text(signal.unit),
+    )
 
 
 def _report_rates(signals: Sequence[Signal], options: WindowOptions) -> Iterator[Finding]:
     for channel, rate in sorted({(signal.channel, signal.rate) for signal in signals}):
-        text = f"{safe_text(channel)} has {rate:g} Hz"
-        how = HOW_RESAMPLED.get(choose_resampling(channel, rate, options))
-        if how is None:
-            continue
-        yield input_warning(
-            Reason.SAMPLING_RATE,
-            text,
-            f"resampled to the {options.rate:g} Hz of the run {how}",
-            field="rate",
-        )
+        method = choose_resampling(channel, rate, options)
+        if method in HOW_RESAMPLED:
+            yield input_warning(
+                Reason.SAMPLING_RATE,
+                f"{safe_text(channel)} has {rate:g} Hz",
+                f"resampled to the {options.rate:g} Hz of the run {HOW_RESAMPLED[method]}",
+                field="rate",
+            )
 
 
 def _check_times(signals: Sequence[Signal], options: WindowOptions) -> Iterator[Finding]:
-    """Rows of irregular samples that are not read. Raises UserError (timestamps, exit 4) for times
-    that are not seconds from the start in order.
+    """A warning about rows of irregular samples that are not read.
+
+    Raises UserError (timestamps, exit 4) for times that are not seconds from the start in order.
     """
     clock = next(signal for signal in signals if signal.channel == options.clock)
-    times = clock.samples.astype(np.float64) * clock.scale + clock.offset
+    times = to_physical(clock)
     if not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) < 0).any():
-        wanted = "expected seconds since the start, of 0 or more, in order, in every row"
         raise input_error(
             Reason.TIMESTAMPS,
             f"{safe_text(clock.channel)} is not a time in each row",
-            wanted,
+            "expected seconds since the start, of 0 or more, in order, in every row",
             field=safe_text(clock.channel),
         )
     beyond = int((times > options.length).sum()) if options.grid else len(times) - options.window

@@ -1,4 +1,4 @@
-"""Windows on disk, read through a memory map: verified on opening, normalised on reading.
+"""Reads windows from disk through a memory map: verified on opening, normalised on reading.
 
 Legend: n windows, T samples a window, V channels, C classes.
 """
@@ -35,8 +35,9 @@ RUN = 128  # samples that are normalised in one go: long inner loops and a small
 
 @dataclass(frozen=True)
 class UnmappedWindows:
-    """The windows of one file, open but not mapped: data of any size needs no address space. It
-    stays readable when it is replaced.
+    """The windows of one file, open but not mapped: data of any size needs no address space.
+
+    The file stays readable when it is replaced.
     """
 
     path: Path
@@ -52,14 +53,13 @@ class UnmappedWindows:
         return self.shape[0]
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """The window at `row` [T, V]. Raises UserError (integrity, exit 5) when the file has
-        shrunk.
+        """The window at `row` [T, V].
+
+        Raises UserError (integrity, exit 5) when the file has shrunk.
         """
         window = np.empty(self.shape[1:], dtype=self.dtype)
-        if (
-            os.preadv(self.file, [window.data.cast("B")], self.start + row * window.nbytes)
-            != window.nbytes
-        ):
+        start = self.start + row * window.nbytes
+        if os.preadv(self.file, [window.data.cast("B")], start) != window.nbytes:
             raise token_error(self.path, f"ends before window {row}", f"expected {len(self)}")
         return window
 
@@ -120,33 +120,31 @@ class Windows(TokenSet):
 
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
         """Those of as many channels, of a run on signals."""
-        return (
-            []
-            if any(one.vocabulary for one in data)
-            else [at for at, count in enumerate(channels) if count == self.channels]
-        )
+        if any(part.vocabulary for part in data):
+            return []
+        return [number for number, count in enumerate(channels) if count == self.channels]
 
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Numbers of channels."""
-        return f"{self.channels} channels", "events" if any(
-            one.vocabulary for one in data
-        ) else " or ".join(map(str, channels))
+        reads_events = any(part.vocabulary for part in data)
+        wanted = "events" if reads_events else " or ".join(map(str, channels))
+        return f"{self.channels} channels", wanted
 
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T,
-        V] bool or None.
+        """What a `Batch` of these rows holds besides labels.
 
-        Of irregular samples also their times [n, T] float32, in samples of the view's rate; 0
-        behind the last.
+        values [n, T, V] float32, mask [n, T, V] bool or None. Of irregular samples also their times
+        [n, T] float32, in samples of the view's rate; 0 behind the last.
         """
         values, mask, times = self._read_rows(rows)
         return {"values": values, "mask": mask} | ({} if times is None else {"times": times})
 
     def values(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is
-        missing.
+        """Normalised windows [n, T, V] float32 in the order of `rows`.
+
+        0 where a value is missing.
         """
         return self.read(rows)[0]
 
@@ -162,15 +160,17 @@ class Windows(TokenSet):
 
     @property
     def narrow(self) -> bool:
-        """Whether `arrays` are the stored int16 values, scaled: nothing is missing, and no window
-        has a scale of its own.
+        """Whether `arrays` are the stored int16 values, scaled.
+
+        Then nothing is missing, and no window has a scale of its own.
         """
         plain = not (self.manifest.missing or self.irregular or self.options.normalise == "window")
         return plain and all(shard.dtype == np.int16 for shard in self.shards)
 
     def narrow_arrays(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray | None]:
-        """Of windows that are `narrow`: values [n, T, V] int16, and affine [n, 2, V] float32, the
-        centre and factor that `arrays` apply.
+        """Of windows that are `narrow`: values [n, T, V] int16, and affine [n, 2, V] float32.
+
+        The affine is the centre and factor that `arrays` apply.
         """
         rows = self._check_rows(rows)
         recording = self.recording[rows]
@@ -182,14 +182,10 @@ class Windows(TokenSet):
     def _gather(self, rows: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
         x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
-        shard = np.searchsorted(self.firsts, rows, side="right") - 1
-        for i, k, row in zip(
-            order.tolist(),
-            shard[order].tolist(),
-            (rows - self.firsts[shard])[order].tolist(),
-            strict=True,
-        ):
-            x[i] = self.shards[k][row]
+        shards = np.searchsorted(self.firsts, rows, side="right") - 1
+        numbers, places = shards.tolist(), (rows - self.firsts[shards]).tolist()
+        for i in order.tolist():
+            x[i] = self.shards[numbers[i]][places[i]]
         return x
 
     def _read_rows(
@@ -202,10 +198,8 @@ class Windows(TokenSet):
         times = None
         if self.irregular:
             times = np.nan_to_num(x[:, :, -1] * np.float32(self.rate))
-            x, mask = (
-                np.ascontiguousarray(x[:, :, :-1]),
-                None if mask is None else np.ascontiguousarray(mask[:, :, :-1]),
-            )
+            x = np.ascontiguousarray(x[:, :, :-1])
+            mask = None if mask is None else np.ascontiguousarray(mask[:, :, :-1])
         if self.options.normalise == "window":
             x = normalise_windows(x, mask)
         if mask is not None:
@@ -225,8 +219,9 @@ def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
 
 
 def normalise_windows(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation (1 where
-    it is constant), in float64 sums.
+    """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation.
+
+    The deviation is 1 where it is constant; sums are float64.
     """
     seen = np.ones((), dtype=bool) if mask is None else mask
     count = np.maximum(np.broadcast_to(seen, x.shape).sum(axis=1, keepdims=True), 1)
@@ -249,16 +244,36 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     shards = tuple(
         map_windows(folder / shard.name, np.dtype(shard.dtype), shape) for shard in manifest.shards
     )
-    firsts = np.cumsum([0, *map(len, shards)])
-    if firsts[-1] != index.height:
-        raise token_error(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
+    count = sum(map(len, shards))
+    if count != index.height:
+        raise token_error(folder, f"{count} windows", f"the index has {index.height}")
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
-    numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
-    scale, offset = (
-        affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset")
+    scale, offset = affine["scale", "offset"].to_numpy().T.reshape(2, len(recordings), shape[1])
+    return assemble_windows(
+        folder, manifest, statistics, index, shards, recordings, (scale, offset)
     )
-    centre, factor = compute_affine(statistics, options, scale, offset)
+
+
+def assemble_windows(
+    folder: Path,
+    manifest: WindowManifest,
+    statistics: WindowStatistics,
+    index: pl.DataFrame,
+    shards: tuple[np.ndarray | UnmappedWindows, ...],
+    recordings: pl.Series,
+    affine: tuple[np.ndarray, np.ndarray],
+) -> Windows:
+    """The set of these parts.
+
+    `affine` is scale and offset [recordings, V]: physical = stored value * scale + offset.
+    """
+    import polars as pl
+
+    options = manifest.options
+    centre, factor = compute_affine(statistics, options, *affine)
+    numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
+    recording = index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32)
     return Windows(
         folder=folder,
         manifest=manifest,
@@ -267,10 +282,8 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
         whole_index=index,
         target=encode_targets(index["label"], options.task, manifest.class_names),
         shards=shards,
-        firsts=firsts,
-        recording=index["recording_id"]
-        .replace_strict(recordings, numbers, return_dtype=pl.Int32)
-        .to_numpy(),
+        firsts=np.cumsum([0, *map(len, shards)]),
+        recording=recording.to_numpy(),
         centre=centre,
         factor=factor,
     )
@@ -279,13 +292,13 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
 def compute_affine(
     statistics: WindowStatistics, options: WindowOptions, scale: np.ndarray, offset: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`centre` and `factor` [recordings, V] float32 of `Windows`, from physical = stored value *
-    scale + offset [recordings, V].
+    """`centre` and `factor` [recordings, V] float32 of `Windows`.
+
+    Physical = stored value * scale + offset, both [recordings, V].
     """
-    unscaled = np.zeros(scale.shape[1]), np.ones(scale.shape[1])
-    mean, std = (
-        compute_normalisation(statistics.channels) if options.normalise == "channel" else unscaled
-    )
+    mean, std = np.zeros(scale.shape[1]), np.ones(scale.shape[1])
+    if options.normalise == "channel":
+        mean, std = compute_normalisation(statistics.channels)
     if options.irregular:  # times stay as they are
         mean[-1], std[-1] = 0.0, 1.0
     return ((mean - offset) / scale).astype(np.float32), (scale / std).astype(np.float32)
@@ -295,18 +308,13 @@ def encode_targets(label: pl.Series, task: str, class_names: list[str]) -> np.nd
     """The index's labels as numbers, see `Windows.targets`."""
     import polars as pl
 
-    if task == "none":
+    if label.null_count() == len(label):
         return None
     if task == "regression":
         return label.to_numpy().astype(np.float32)
     if task == "multilabel":
-        return (
-            np.array(
-                [label.list.contains(name).to_numpy() for name in class_names], dtype=np.float32
-            )
-            .reshape(-1, len(label))
-            .T
-        )
+        columns = [label.list.contains(name).to_numpy() for name in class_names]
+        return np.array(columns, dtype=np.float32).reshape(-1, len(label)).T
     ids = pl.Series(range(len(class_names)), dtype=pl.Int64)
     return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
 
@@ -330,20 +338,15 @@ def map_windows(
         file = pa.ipc.open_file(raw)
         array = file.get_batch(0).column(0)
         buffer = array.buffers()[1]
-        flat = np.frombuffer(
-            buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1]
-        )
-        expected = (
-            file.num_record_batches == 1
-            and array.offset == 0
-            and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
-        )
+        values = shape[0] * shape[1]
+        flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * values)
+        layout = file.num_record_batches, array.offset, array.type.byte_width
     except (OSError, pa.ArrowException, ValueError) as error:
         raise_system_error(error, path)
         raise token_error(
             path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows"
         ) from error
-    if not expected:
+    if layout != (1, 0, values * dtype.itemsize):
         raise token_error(
             path,
             "another layout",

@@ -1,0 +1,174 @@
+"""What a caller may choose about windows, and the options that come of it on a cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from bitimely_core import registry
+from bitimely_core.cache import Cache
+from bitimely_core.config import Filtering, Resampling
+from bitimely_core.errors import check_choice, safe_text, unknown_name_error, usage_error
+from bitimely_core.registry import View
+from bitimely_core.schemas.tokens import WindowOptions
+from bitimely_core.tokens import filters, open_views, splits
+
+NORMALISE = ("channel", "window", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowChoices:
+    """Options of `build` and `plan`. None: as the view says."""
+
+    view: str = ""  # of the cache's data set, "" for its own
+    window: int | None = None  # samples a window at `rate` (T)
+    stride: int | None = None  # samples between the starts of windows; not for views of epochs
+    # Hz; alone it keeps the duration of windows; only with it are faster channels resampled
+    rate: float | None = None
+    channels: Sequence[str] | None = None  # names, in the order of the values (V)
+    # on reading: channel (statistics of the training split), window (its own z-score), none
+    # (physical)
+    normalise: str = "channel"
+    split: str | None = None  # subject, official, time or random-window
+    seed: int = 0  # of the split
+    # edges in Hz, None for an open side; at the recording's own rate, see `tokens.filters`
+    bandpass: Sequence[float | None] | None = None
+    notch: Sequence[float] | None = None  # Hz
+    # causal: from past samples alone; pointwise: each native sample in one value
+    resampling: Resampling | None = None
+    filtering: Filtering | None = None  # causal: forward only
+    # of ten, tested instead of the tenth; the one before it validates. Official folds, or of
+    # subjects
+    test_fold: int | None = None
+    folds: int | None = None  # 5 or 10 of subjects, dealt evenly
+    stratify: str | None = None  # attribute of recordings: subjects of each value are dealt evenly
+
+
+def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
+    """The facts of the view with the choices of the caller.
+
+    What a view leaves open (no channels, rate or window 0) is as `open_views` says. Raises
+    UserError: unknown_name or config (exit 2) for choices that do not fit, and those of
+    `open_views.complete_view`.
+    """
+    view = _find_view(cache, choices.view)
+    split = choices.split or view.split
+    check_choice("normalisation", choices.normalise, NORMALISE)
+    check_choice("split", split, splits.SCHEMES)
+    check_choice("resampling", choices.resampling, get_args(Resampling))
+    check_choice("filtering", choices.filtering, get_args(Filtering))
+    band, stops = filters.validate_filters(choices.bandpass, choices.notch)
+    if choices.channels:
+        _check_channels(cache, choices.channels)
+        view = replace(view, channels=tuple(choices.channels))
+    view = _complete_view(cache, view)
+    factor = 1.0 if choices.rate is None else choices.rate / view.rate
+    if not 0 < factor < math.inf:
+        raise usage_error(
+            f"found {choices.rate}", "expected a positive number of Hz", field="--rate"
+        )
+    window, stride = _scale_window(view, choices, factor)
+    by_epoch = view.epoch is not None and view.target is None
+    _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
+    rate = float(view.rate * factor)
+    return WindowOptions(
+        dataset=cache.dataset,
+        view=choices.view,
+        channels=(*view.channels, view.clock) if view.clock and not view.grid else view.channels,
+        rate=rate,
+        window=window,
+        stride=stride,
+        resample=choices.rate is not None,
+        decimate=view.decimate,
+        hold=view.hold,
+        task=view.task,
+        classes=view.classes,
+        labels=view.labels,
+        epoch=(view.epoch or window / rate) if by_epoch else None,
+        trim=view.trim if by_epoch else None,
+        target=view.target,
+        normalise=choices.normalise,
+        split=split,
+        seed=choices.seed,
+        overlap=view.overlap,
+        bandpass=band,
+        notch=stops,
+        test_fold=choices.test_fold,
+        folds=choices.folds,
+        stratify=choices.stratify,
+        clock=view.clock or None,
+        grid=view.grid,
+        points=view.points,
+        resampling=choices.resampling or "two-sided",
+        filtering=choices.filtering or "zero-phase",
+    )
+
+
+def _check_combination(
+    view: View, choices: WindowChoices, *, by_epoch: bool, has_filter: bool
+) -> None:
+    """Raises UserError (config, exit 2) for choices that windows of this kind do not have."""
+    if by_epoch and choices.stride is not None:
+        raise usage_error(
+            f"found {choices.stride}",
+            "this view takes one window a labelled epoch",
+            field="--stride",
+        )
+    if view.clock and (has_filter or (choices.rate is not None and not view.grid)):
+        raise usage_error(
+            "the samples of this view are irregular",
+            "expected no filter, and no rate without a grid",
+            field="--rate",
+        )
+
+
+def _find_view(cache: Cache, name: str) -> View:
+    """A view of the cache's data set. Raises UserError (unknown_name, exit 2)."""
+    views = registry.datasets[cache.dataset].facts.views
+    if name not in views:
+        names = [f"{cache.dataset}/{view}".rstrip("/") for view in views]
+        raise unknown_name_error("view", f"{cache.dataset}/{name}", names)
+    return views[name]
+
+
+def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
+    """Raises UserError (unknown_name, exit 2) for a channel that no recording has."""
+    signals = cache.signals()
+    names = sorted(signals["channel"].unique()) if signals.height else []
+    for channel in channels:
+        if channel not in names:
+            error = unknown_name_error("channel", channel, names)
+            if len(names) > 20:
+                error.requirement = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
+            raise error
+
+
+def _complete_view(cache: Cache, view: View) -> View:
+    """The view at the rate of the cache, with what it leaves open."""
+    rate = cache.manifest.settings.options.get("rate")
+    # a data set that comes at several rates: the windows of the view keep their duration
+    if rate and view.rate > 0:
+        view = replace(view, rate=float(rate), window=round(view.window * rate / view.rate))
+    if not view.channels or view.rate <= 0 or view.window <= 0:
+        view = open_views.complete_view(cache, view)
+    if len(set(view.channels)) < len(view.channels):
+        names = ", ".join(map(safe_text, view.channels))
+        raise usage_error(f"found {names}", "expected each once", field="--channels")
+    return view
+
+
+def _scale_window(view: View, choices: WindowChoices, factor: float) -> tuple[int, int]:
+    """Samples of a window and between two, at `factor` times the rate of the view."""
+    window = max(1, round(view.window * factor)) if choices.window is None else choices.window
+    stride = window
+    if choices.stride is not None:
+        stride = choices.stride
+    elif view.stride is not None and choices.window is None:
+        stride = max(1, round(view.stride * factor))
+    if window < 1 or stride < 1:
+        raise usage_error(
+            f"found {window} samples every {stride}", "expected at least 1 each", field="--window"
+        )
+    return window, stride

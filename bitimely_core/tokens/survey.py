@@ -1,0 +1,336 @@
+"""One pass over a cache: which windows it gives under some options, in which splits, and what is
+left out.
+
+Legend: V channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from bitimely_core import registry
+from bitimely_core.cache import Cache
+from bitimely_core.errors import Finding, Level, Reason, safe_text
+from bitimely_core.schemas.tokens import SplitCounts, WindowOptions
+from bitimely_core.tokens import filters, splits
+from bitimely_core.tokens.cutting import (
+    RecordCut,
+    WindowPlace,
+    count_unfiltered,
+    cut_record,
+    find_observed,
+)
+from bitimely_core.tokens.moments import Moments
+from bitimely_core.types import SPLITS, Progress, Record
+
+
+class WindowRow(NamedTuple):
+    """A window of the token set."""
+
+    subject_id: str
+    recording_id: str
+    start: float  # seconds
+    label: Any
+    split: str
+    digital: bool  # int16, else float32
+
+
+@dataclass
+class CacheSurvey:
+    """Results of a pass over the cache. It holds rows and counts, no samples."""
+
+    rows: list[WindowRow] = field(default_factory=list)
+    # recording, channel, scale, offset
+    affine: list[tuple[str, str, float, float]] = field(default_factory=list)
+    units: tuple[str, ...] | None = None  # [V]
+    rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
+    left_out: Counter[str] = field(default_factory=Counter)  # by the keys of `LEFT_OUT`
+    # split -> windows that were left out for having no sample
+    empty: Counter[str] = field(default_factory=Counter)
+    # key of `LEFT_OUT` -> recordings that were left out for it, and what is wrong with each
+    lacking: defaultdict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    # what is known once the windows were made
+    moments: list[list[Moments]] = field(default_factory=list)  # [pieces][V] of the training split
+    # digest of the values of a recording -> the splits of each recording that has them
+    contents: dict[bytes, list[set[str]]] = field(default_factory=dict)
+    missing: bool = False  # whether any value is NaN
+
+
+def survey_cache(
+    cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
+) -> Iterator[tuple[RecordCut, list[str]]]:
+    """The windows of each recording and the split of each window; counted in `survey`."""
+    assign_splits = splits.make_scheme(options, cache.subjects())
+    view = registry.datasets[options.dataset].facts.views[options.view]
+    refuses_faster = view.rate <= 0 and not options.resample
+    total = len(cache.recording_ids())
+    channels = [*options.channels, *filter(None, (options.target, options.clock))]
+    for done, record in enumerate(cache.records(channels)):
+        if progress is not None:
+            progress("windows", done, total)
+        fastest = max((signal.rate for signal in record.signals), default=0.0)
+        if refuses_faster and fastest > options.rate * (1 + 1e-9):
+            survey.left_out["faster"] += 1
+            survey.lacking["faster"][record.recording_id] = f"has {fastest:g} Hz"
+            continue
+        cut = _cut_record(record, options, survey)
+        if cut is None or not cut.places:
+            continue
+        starts = [place.start for place in cut.places]
+        assigned = assign_splits(record.subject_id, record.recording_id, record.attributes, starts)
+        cut, names = _select_windows(cut, assigned, options, survey)
+        _add_recording(survey, record, cut, names, options)
+        yield cut, names
+    if progress is not None:
+        progress("windows", total, total)
+
+
+def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:
+    """`cut_record`, and which channels a recording lacks that is left out for them."""
+    before = survey.left_out["missing_channel"]
+    cut = cut_record(record, options, survey.units, survey.left_out)
+    if survey.left_out["missing_channel"] > before:
+        present = {signal.channel for signal in record.signals}
+        absent = [safe_text(name) for name in options.channels if name not in present]
+        text = f"lacks {', '.join(absent) or 'them at one time'}"
+        survey.lacking["missing_channel"][record.recording_id] = text
+    return cut
+
+
+def _select_windows(
+    cut: RecordCut, names: list[str | None], options: WindowOptions, survey: CacheSurvey
+) -> tuple[RecordCut, list[str]]:
+    """The windows of a recording that are in a split and have a sample, with their splits."""
+    rows = [(place, name) for place, name in zip(cut.places, names, strict=True) if name]
+    survey.left_out["gap"] += len(names) - len(rows)
+    blocks = _find_blocks(rows, options) if options.split == "time" else ()
+    cut = cut._replace(places=[place for place, _ in rows], blocks=blocks)
+    observed = find_observed(cut, options)
+    survey.left_out["unfiltered"] += count_unfiltered(cut, options)
+    empty = itertools.compress(rows, ~observed)
+    survey.empty.update(name for _, name in empty)
+    survey.left_out["empty_windows"] = survey.empty.total()
+    rows = list(itertools.compress(rows, observed))
+    return cut._replace(places=[place for place, _ in rows]), [name for _, name in rows]
+
+
+def _find_blocks(
+    rows: list[tuple[WindowPlace, str]], options: WindowOptions
+) -> tuple[tuple[float, float], ...]:
+    """Start and end, in seconds, of each run of windows of one split.
+
+    A filter over several would mix the splits.
+    """
+    blocks = []
+    for _, run in itertools.groupby(rows, key=itemgetter(1)):
+        starts = [place.start for place, _ in run]
+        blocks.append((starts[0], starts[-1] + options.length))
+    return tuple(blocks)
+
+
+def _add_recording(
+    survey: CacheSurvey, record: Record, cut: RecordCut, names: list[str], options: WindowOptions
+) -> None:
+    survey.units = cut.units
+    survey.rates |= {(signal.channel, signal.rate) for signal in itertools.chain(*cut.segments)}
+    survey.rows += [
+        WindowRow(
+            record.subject_id, record.recording_id, place.start, place.label, name, cut.digital
+        )
+        for place, name in zip(cut.places, names, strict=True)
+    ]
+    affine = zip(options.channels, cut.scale.tolist(), cut.offset.tolist(), strict=True)
+    survey.affine += [(record.recording_id, *values) for values in affine]
+
+
+def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
+    """Occurrences of each class; a multi-label window counts for each of its classes."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row.label if isinstance(row.label, tuple) else [row.label])
+    return counts
+
+
+def list_classes(survey: CacheSurvey, options: WindowOptions) -> list[str]:
+    """The view's classes; of a view that names none, those that occur, sorted."""
+    if options.classes or options.task not in {"classification", "multilabel"}:
+        return list(options.classes)
+    return sorted(count_labels(survey.rows))
+
+
+def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]:
+    """Windows, subjects, recordings and windows a class in each split."""
+    counts = {}
+    for split in SPLITS:
+        rows = [row for row in survey.rows if row.split == split]
+        labels = count_labels(rows)
+        counts[split] = SplitCounts(
+            windows=len(rows),
+            subjects=len({row.subject_id for row in rows}),
+            recordings=len({row.recording_id for row in rows}),
+            classes={name: labels[name] for name in class_names},
+            empty=survey.empty[split],
+        )
+    return counts
+
+
+def list_notices(options: WindowOptions) -> list[str]:
+    """Caveats that are shown with every score on these windows."""
+    notices = [
+        registry.datasets[options.dataset].facts.views[options.view].notice,
+        splits.SHARED.get(options.split, ""),
+    ]
+    if options.normalise == "window":
+        notices.append(
+            "Each window is normalised by its own mean and spread: "
+            "objectives are leak-free only given these."
+        )
+    words = filters.describe_filters(options.bandpass, options.notch)
+    if words and options.filtering == "causal":
+        notices.append(
+            f"Filtered forward ({words}): each value depends on what comes before it, "
+            "beyond its window too, and is delayed."
+        )
+    elif words:
+        notices.append(
+            f"Filtered forward and backward ({words}): each value depends on what comes before "
+            "and after it, beyond its window too."
+        )
+    return [notice for notice in notices if notice]
+
+
+class LeftOut(NamedTuple):
+    """A reason for which something is left out, as a finding words it."""
+
+    code: Reason
+    text: str  # behind the number
+    level: Level = "warning"
+    hint: str = ""  # how to keep the recordings
+
+
+LEFT_OUT = {  # key of `left_out` -> its reason
+    "missing_channel": LeftOut(
+        Reason.MISSING_CHANNEL,
+        "recordings without a channel of this view were left out",
+        hint="Give --channels that they have too, or one name to equal channels in [[files]] of "
+        "the map at ingest (generic)",
+    ),
+    "faster": LeftOut(
+        Reason.SAMPLING_RATE,
+        "recordings that are sampled faster than most were left out",
+        hint="Give --rate to resample with an anti-alias filter",
+    ),
+    "segments_without_channel": LeftOut(
+        Reason.MISSING_CHANNEL, "segments without a channel of this view were left out"
+    ),
+    "unit": LeftOut(Reason.UNIT, "recordings in another unit than the first one were left out"),
+    "too_short": LeftOut(Reason.LENGTH, "recordings or segments are shorter than a window"),
+    "times_behind": LeftOut(
+        Reason.LENGTH, "times of irregular recordings behind their windows were left out"
+    ),
+    "unmatched_labels": LeftOut(
+        Reason.UNMATCHED_LABELS, "recordings without a label of this view were left out"
+    ),
+    "unlabelled_windows": LeftOut(
+        Reason.UNMATCHED_LABELS, "windows that begin where there is no label were left out", "info"
+    ),
+    "unknown_label": LeftOut(
+        Reason.UNKNOWN_LABEL, "labels that are no class of this view were left out"
+    ),
+    "unlabelled_epochs": LeftOut(
+        Reason.UNLABELLED_EPOCHS, "epochs without a class of this view were left out", "info"
+    ),
+    "annotation_out_of_range": LeftOut(
+        Reason.ANNOTATION_OUT_OF_RANGE,
+        "scored epochs outside of the signal or over a gap were left out",
+        "info",
+    ),
+    "trimmed": LeftOut(
+        Reason.LEFT_OUT, "windows outside of this view's trimming rule were left out", "info"
+    ),
+    "class_missing": LeftOut(
+        Reason.CLASS_MISSING,
+        "recordings have only the class that is trimmed: nothing was trimmed there",
+    ),
+    "unmeasured_windows": LeftOut(
+        Reason.UNMATCHED_LABELS,
+        "windows of which numeric annotations cover too little were left out",
+        "info",
+    ),
+    "unfiltered": LeftOut(
+        Reason.LENGTH,
+        "stretches of a channel are too short for the filter: they are missing values",
+    ),
+    "gap": LeftOut(
+        Reason.LEFT_OUT, "windows in the gaps between blocks of time were left out", "info"
+    ),
+    "empty_windows": LeftOut(Reason.MISSING_VALUES, "windows without a sample were left out"),
+}
+
+
+def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
+    """What was left out, what the splits lack, and recordings that stand in several splits."""
+    findings = [_describe_left_out(key, survey) for key in LEFT_OUT if survey.left_out[key]]
+    if survey.rows:
+        findings += _list_gaps_of_splits(audit(survey, class_names))
+    return [*findings, *_find_duplicates(survey.contents)]
+
+
+def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
+    """What was left out for a reason, with the first recordings and the option that keeps them."""
+    reason, count = LEFT_OUT[key], survey.left_out[key]
+    problem = f"{count:,} {reason.text}"
+    if key == "empty_windows":
+        parts = [f"{survey.empty[split]:,} {split}" for split in SPLITS if survey.empty[split]]
+        problem += f" ({', '.join(parts)})"
+    recordings = [f"{safe_text(name)} {text}" for name, text in survey.lacking[key].items()]
+    others = f" and {len(recordings) - 3} more" if len(recordings) > 3 else ""
+    return Finding(
+        reason.code,
+        problem,
+        "; ".join(recordings[:3]) + others,
+        reason.hint,
+        level=reason.level,
+        count=count,
+        examples=tuple(recordings[:20]),
+    )
+
+
+def _list_gaps_of_splits(counts: dict[str, SplitCounts]) -> Iterator[Finding]:
+    """Splits without windows, and classes without a training window."""
+    empty = [split for split in SPLITS if not counts[split].windows]
+    if empty:
+        yield Finding(
+            Reason.SPLIT_EMPTY,
+            f"no windows in {', '.join(empty)}",
+            level="warning",
+            count=len(empty),
+        )
+    classes = counts["train"].classes
+    absent = tuple(safe_text(name) for name, count in classes.items() if not count)
+    if absent:
+        yield Finding(
+            Reason.CLASS_MISSING,
+            f"{len(absent)} of {len(classes)} classes have no training window",
+            level="warning",
+            count=len(absent),
+            examples=absent[:5],
+        )
+
+
+def _find_duplicates(contents: dict[bytes, list[set[str]]]) -> Iterator[Finding]:
+    """A warning for recordings with equal content in different splits."""
+    count = sum(len(copies) - 1 for copies in contents.values() if len(set.union(*copies)) > 1)
+    if count:
+        yield Finding(
+            Reason.DUPLICATE_ACROSS_SPLITS,
+            f"{count:,} recordings repeat one of another split",
+            hint="Remove the copies from the source: scores on them are optimistic",
+            level="warning",
+            count=count,
+        )
