@@ -175,6 +175,10 @@ class CacheSettings(Part):
     version: str
     options: dict[str, Any]
 
+    def flatten(self) -> dict[str, Any]:
+        """The settings by name, the options among them."""
+        return {"dataset": self.dataset, "version": self.version, **self.options}
+
 
 class CacheManifest(Manifest):
     """The manifest of a cache, of recordings or of events."""
