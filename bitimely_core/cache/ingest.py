@@ -530,7 +530,8 @@ def _list_subjects(parts: list[CachedPart], source: str | None) -> list[tuple[st
     holders: dict[str, str] = {}  # recording -> unit
     for part in parts:
         for name, entry in sorted(part.units.items()):
-            for recording, subject, attributes, *_ in entry.recordings:
+            for row in entry.recordings:
+                recording = row.recording_id
                 holder = holders.get(recording)
                 if holder is not None:
                     again = (
@@ -545,7 +546,8 @@ def _list_subjects(parts: list[CachedPart], source: str | None) -> list[tuple[st
                         file=source,
                     )
                 holders[recording] = name
-                rows.append((recording, subject, storage.encode_json(attributes).decode()))
+                attributes = storage.encode_json(row.attributes).decode()
+                rows.append((recording, row.subject_id, attributes))
     return rows
 
 
@@ -573,7 +575,7 @@ def _hash_content(manifest: RecordingsManifest) -> str:
 
 
 def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> None:
-    """After the commit write the report and the copy of the subjects; remove old files and notes."""
+    """After the commit: write the report and a copy of the subjects, remove old files and notes."""
     report.save(out / REPORT)
     copy, subjects = out / SUBJECTS_COPY, (out / manifest.subjects).read_bytes()
     if not copy.is_file() or copy.read_bytes() != subjects:

@@ -277,7 +277,7 @@ def _check_content(cache: Cache) -> list[Finding]:
     """Units whose content, as it is decoded, differs from their hash."""
     manifest = cache.recordings_manifest
     units = CachedPart.model_validate_json((cache.folder / manifest.units).read_bytes()).units
-    owner = {row[0]: name for name, entry in units.items() for row in entry.recordings}
+    owner = {row.recording_id: name for name, entry in units.items() for row in entry.recordings}
     hashes: dict[str, list[str]] = {name: [] for name in units}
     try:
         for record in cache.records():
