@@ -236,7 +236,7 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     if run.source is not None or run.dataset.facts.kind != "events":
         run.list_units()
     sizes = run.sizes
-    units = [
+    units: list[dict[str, Any]] = [
         {
             "unit": unit.name,
             "files": list(unit.files),

@@ -137,9 +137,9 @@ def _find_unchanged(entries: dict[str, CachedUnit], task: IngestTask) -> dict[st
     }
     used = {name for entry in unchanged.values() for name in entry.shard}
     intact: set[str | None] = {None}
-    for name in used & task.files.keys():
-        facts = {name: task.files[name].model_dump()}
-        if not manifests.find_damage(task.out, {"files": facts}):
+    for name, facts in task.files.items():
+        stored = {"files": {name: facts.model_dump()}}
+        if name in used and not manifests.find_damage(task.out, stored):
             intact.add(name)
     return {name: entry for name, entry in unchanged.items() if intact.issuperset(entry.shard)}
 
@@ -306,20 +306,6 @@ def _warn_of_copies(first: tuple[str, str], *others: tuple[str, str]) -> Iterato
         )
 
 
-def _find_copies_within(entry: CachedUnit) -> tuple[dict[str, CachedRecording], list[str]]:
-    """Hash of samples -> the first recording with them; and the copies that other subjects have."""
-    first: dict[str, CachedRecording] = {}
-    copies = []
-    for row, digest in zip(entry.recordings, entry.samples, strict=False):
-        if digest:
-            original = first.setdefault(digest, row)
-            if original.subject_id != row.subject_id:
-                copies.append(
-                    f"{safe_text(row.recording_id)} as {safe_text(original.recording_id)}"
-                )
-    return first, copies
-
-
 def describe_unreadable(
     error: OSError, path: Path, file: str, *, level: Level = "error"
 ) -> Finding:
@@ -402,7 +388,7 @@ def _describe_recording(record: Record) -> CachedRecording:
     return CachedRecording(
         record.recording_id,
         record.subject_id,
-        record.attributes,
+        dict(record.attributes),
         len(record.signals),
         len(record.annotations),
     )
