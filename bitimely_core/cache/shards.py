@@ -49,6 +49,11 @@ COLUMNS = (  # of a shard of recordings
 MAX_VALUE_BYTES = (1 << 31) - (1 << 20)  # bytes of one Parquet value
 
 
+FigureTexts = dict[tuple[str, str, float], str]
+"""Quality figures as JSON, by recording, channel and onset."""
+Rows = Sequence[tuple[Record, Signal]]
+
+
 class CacheShard(NamedTuple):
     """The files of one group of units; None where there is nothing to hold."""
 
@@ -252,10 +257,7 @@ def hash_record(record: Record) -> str:
 
 
 def write_shard(
-    folder: Path,
-    records: Sequence[Record],
-    dataset: str,
-    figures: dict[tuple[str, str, float], str] | None = None,
+    folder: Path, records: Sequence[Record], dataset: str, figures: FigureTexts | None = None
 ) -> tuple[CacheShard, dict[str, StoredFile]]:
     """Write `records` (as `validate_record` returns them), in their order, as one shard.
 
@@ -362,7 +364,7 @@ def _make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def _group_rows(rows: Sequence[tuple[Record, Signal]]) -> Iterator[Sequence[tuple[Record, Signal]]]:
+def _group_rows(rows: Rows) -> Iterator[Rows]:
     """The rows in groups with about ROW_GROUP bytes of samples each."""
     start = size = 0
     for stop, (_, signal) in enumerate(rows, 1):
@@ -372,11 +374,7 @@ def _group_rows(rows: Sequence[tuple[Record, Signal]]) -> Iterator[Sequence[tupl
             start, size = stop, 0
 
 
-def _make_row_group(
-    rows: Sequence[tuple[Record, Signal]],
-    schema: pa.Schema,
-    figures: dict[tuple[str, str, float], str],
-) -> pa.Table:
+def _make_row_group(rows: Rows, schema: pa.Schema, figures: FigureTexts) -> pa.Table:
     """The table of a row group."""
     import pyarrow as pa
 
@@ -398,9 +396,7 @@ def _make_row_group(
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _list_figures(
-    rows: Sequence[tuple[Record, Signal]], figures: dict[tuple[str, str, float], str]
-) -> list[str]:
+def _list_figures(rows: Rows, figures: FigureTexts) -> list[str]:
     """Quality figures of each row as JSON; those that `figures` lacks are measured."""
     texts = [
         figures.get((record.recording_id, signal.channel, signal.onset)) for record, signal in rows
@@ -532,9 +528,7 @@ def read_table(
         return file.read(columns=[name for name in names if name in wanted], use_threads=False)
 
 
-def read_figures(
-    folder: Path, shard: CacheShard, subjects: Collection[str]
-) -> dict[tuple[str, str, float], str]:
+def read_figures(folder: Path, shard: CacheShard, subjects: Collection[str]) -> FigureTexts:
     """Quality figures as JSON by recording, channel and onset.
 
     Signals that are read from the shard cannot give them again: they have no rails. Raises OSError.

@@ -127,6 +127,9 @@ is a folder.
 """
 
 
+ListedFile = tuple[str, Mapping[str, object]]  # path and facts, as in `RemoteEntry`
+
+
 class RemoteFile(NamedTuple):
     """A file behind the URL; `size` in bytes."""
 
@@ -245,7 +248,7 @@ def list_remote(source: str, stop: StopFlag) -> RemoteSource:
     """
     remote, root = _connect(source)
     folders = {"": root}
-    listed: dict[str, tuple[str, Mapping[str, object]]] = {}  # name -> path, facts
+    listed: dict[str, ListedFile] = {}  # name -> path, facts
 
     def list_folder(name: str) -> tuple[str, list[RemoteEntry]]:
         return name, _retry(partial(_list_folder, remote, folders[name]), remote, name, stop)
@@ -280,7 +283,7 @@ def _sort_entries(
     remote: RemoteSource,
     folder: str,
     entries: list[RemoteEntry],
-    files: dict[str, tuple[str, Mapping[str, object]]],
+    files: dict[str, ListedFile],
     folders: dict[str, str],
 ) -> None:
     """Add what `folder` lists to `files`, to `folders` or to what is not brought."""

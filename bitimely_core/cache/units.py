@@ -49,6 +49,10 @@ MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}
 
 
+Stamps = dict[str, tuple[int, int]]
+"""File -> its size in bytes and time of change in nanoseconds, when it was hashed."""
+
+
 class IngestTask(NamedTuple):
     """One group of units and all that another process needs to ingest it."""
 
@@ -101,7 +105,7 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     or of this machine; never those of a unit.
     """
     entries: dict[str, CachedUnit] = {}
-    stamps: dict[str, tuple[int, int]] = {}
+    stamps: Stamps = {}
     for unit in task.units:
         alive(unit.name)
         entries[unit.name] = _hash_unit(unit, task, stamps)
@@ -160,10 +164,10 @@ def _find_complete_shard(
 
 def _read_cached(
     entries: Iterable[CachedUnit], folder: Path
-) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
+) -> tuple[dict[str, Record], shards.FigureTexts]:
     """recording_id -> record, of units that are in the cache; and their quality figures."""
     records: dict[str, Record] = {}
-    figures: dict[tuple[str, str, float], str] = {}
+    figures: shards.FigureTexts = {}
     attributes: dict[tuple[str | None, str | None], dict[str, Any]] = {}  # by shard and recording
     for entry in entries:
         for row in entry.recordings:
@@ -176,9 +180,7 @@ def _read_cached(
     return records, figures
 
 
-def _hash_unit(
-    unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]
-) -> CachedUnit:
+def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: Stamps) -> CachedUnit:
     """A unit before it is read: hashes of its files and its key.
 
     A unit that is quarantined already has its report too. Adds size and time of each file to
@@ -319,7 +321,7 @@ def describe_unreadable(
 
 
 def _read_unit(
-    unit: IngestUnit, task: IngestTask, entry: CachedUnit, stamps: dict[str, tuple[int, int]]
+    unit: IngestUnit, task: IngestTask, entry: CachedUnit, stamps: Stamps
 ) -> tuple[CachedUnit, list[Record]]:
     """Read a unit: its result and its records, none when it is quarantined."""
     file = next(iter(unit.files), unit.name)
@@ -362,9 +364,7 @@ def _read_content(unit: IngestUnit, task: IngestTask) -> Records:
     return dataclasses.replace(content, records=records)
 
 
-def _check_stamps(
-    files: Iterable[str], root: Path | None, stamps: dict[str, tuple[int, int]]
-) -> None:
+def _check_stamps(files: Iterable[str], root: Path | None, stamps: Stamps) -> None:
     """Raises UserError (io_error) for a file with another size or time than in `stamps`."""
     for name in files:
         if root is not None and _stat_file(root / name) != stamps[name]:
