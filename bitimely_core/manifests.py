@@ -62,18 +62,18 @@ def publish(
     path = folder / MANIFEST
     with storage.temporary_file(path) as temporary:
         storage.write_content(temporary, storage.encode_json(manifest) + b"\n")
-        found = read_manifest(folder)["generation"] if path.exists() else 0
-        if found != generation - 1:
+        current = read_manifest(folder)["generation"] if path.exists() else 0
+        if current != generation - 1:
             raise UserError(
                 Reason.LOCKED,
-                f"generation {found} was published meanwhile",
+                f"generation {current} was published meanwhile",
                 f"expected {generation - 1}",
                 RETRY_HINT,
                 file=str(path),
                 exit_code=Exit.LOCKED,
             )
-        if found:
-            _keep_previous(path, folder / f"manifest-{found}.json")
+        if current:
+            _keep_previous(path, folder / f"manifest-{current}.json")
         storage.os_replace(temporary.path, path)
         storage.sync_folder(folder)
     return manifest
@@ -101,32 +101,17 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     path = folder / name
     try:
         raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        code, problem = Reason.NOT_FOUND, "no such folder"
+        if folder.is_dir():
+            code, problem = Reason.INCOMPLETE, "incomplete: no manifest.json"
+        hint = "Run the command that makes it; finished parts are kept"
+        raise input_error(code, problem, hint=hint, file=str(folder)) from error
     except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise describe_os_error(error, path) from error
-        code, text = (
-            (Reason.INCOMPLETE, "incomplete: no manifest.json")
-            if folder.is_dir()
-            else (Reason.NOT_FOUND, "no such folder")
-        )
-        raise input_error(
-            code,
-            text,
-            hint="Run the command that makes it; finished parts are kept",
-            file=str(folder),
-        ) from error
+        raise describe_os_error(error, path) from error
     try:
         body = json.loads(raw)
-        intact = isinstance(body["generation"], int) and storage.encode_json(body) + b"\n" == raw
-        intact = intact and all(
-            isinstance(f["sha256"], str) and isinstance(f["size"], int)
-            for f in body["files"].values()
-        )
-        intact = (
-            intact
-            and storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
-            == body["manifest_sha256"]
-        )
+        intact = _is_intact(body) and storage.encode_json(body) + b"\n" == raw
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
@@ -134,16 +119,24 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
+def _is_intact(body: dict[str, Any]) -> bool:
+    """Whether a manifest has the hash that it states, and the keys that every manifest has."""
+    for facts in body["files"].values():
+        if not isinstance(facts["sha256"], str) or not isinstance(facts["size"], int):
+            return False
+    return isinstance(body["generation"], int) and sign_manifest(body) == body
+
+
 def find_damage(
     folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None
 ) -> list[Finding]:
     """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
     files = manifest["files"]
-    found = (
+    findings = (
         _find_file_damage(folder, name, files[name])
         for name in sorted(files if names is None else names)
     )
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding | None:
@@ -162,17 +155,15 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
             return differs("is no regular file", "expected the one in the manifest")
         if info.st_size != facts["size"]:
             return differs(f"has {info.st_size} bytes", f"expected {facts['size']}")
-        found = storage.hash_file(path)
+        digest = storage.hash_file(path)
     except FileNotFoundError:
         return differs("is missing", "the manifest names it")
     except OSError as error:
         raise_system_error(error, path)
         return differs(f"cannot be read ({error.strerror})", "the manifest names it")
-    return (
-        None
-        if found == facts["sha256"]
-        else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
-    )
+    if digest != facts["sha256"]:
+        return differs(f"has sha256 {digest[:16]}", f"expected {facts['sha256'][:16]}")
+    return None
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
@@ -181,9 +172,9 @@ def check_files(folder: Path, manifest: dict[str, Any]) -> None:
     Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the
     others in `details`.
     """
-    found = find_damage(folder, manifest)
-    if found:
-        raise storage.damage_error(*found)
+    findings = find_damage(folder, manifest)
+    if findings:
+        raise storage.damage_error(*findings)
 
 
 @contextmanager

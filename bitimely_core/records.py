@@ -29,6 +29,7 @@ from bitimely_core.errors import (
     Finding,
     Reason,
     input_error,
+    input_warning,
     integrity_error,
     safe_text,
     usage_error,
@@ -114,20 +115,23 @@ class StoredRecord(Part):
 
     @classmethod
     def _check_version(cls, version: object, path: Path) -> None:
-        """Raises UserError: unsupported_format (exit 4) for a newer format, integrity (exit 5) for
-        what is no format.
-        """
-        if type(version) is int and version == FORMAT:
-            return
-        if isinstance(version, int) and version > FORMAT:
-            problem, requirement, hint = (
+        """Raises UserError: unsupported_format (exit 4) for a newer format, integrity (5) for none."""
+        if type(version) is int and version > FORMAT:
+            raise input_error(
+                Reason.UNSUPPORTED_FORMAT,
                 f"format version {version}",
                 f"expected {FORMAT}",
                 "Use a newer bitimely",
+                file=str(path),
             )
-            raise input_error(Reason.UNSUPPORTED_FORMAT, problem, requirement, hint, file=str(path))
-        problem, requirement = f"found {safe_text(version)}", f"expected {FORMAT}"
-        raise integrity_error(str(path), problem, requirement, cls.REPAIR, field="format_version")
+        if type(version) is not int or version != FORMAT:
+            raise integrity_error(
+                str(path),
+                f"found {safe_text(version)}",
+                f"expected {FORMAT}",
+                cls.REPAIR,
+                field="format_version",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
@@ -184,15 +188,10 @@ class Manifest(StoredRecord):
     def parse(cls, values: Any, path: Path) -> Self:
         """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
         kind = values.get("kind") if isinstance(values, dict) else None
-        record = next(
-            (
-                subclass
-                for subclass in cls.__subclasses__()
-                if subclass.model_fields["kind"].default == kind
-            ),
-            cls,
-        )
-        return super(Manifest, record).parse(values, path)
+        for record in cls.__subclasses__():
+            if record.model_fields["kind"].default == kind:
+                return super(Manifest, record).parse(values, path)
+        return super().parse(values, path)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -222,7 +221,7 @@ class Manifest(StoredRecord):
             raise storage.damage_error(*findings)
 
 
-# --- folders of results -----------------------------------------------------------------------------------------------------------------
+# --- folders of results
 
 
 class ResultManifest(Manifest):
@@ -236,18 +235,18 @@ class ResultManifest(Manifest):
 
     @classmethod
     def find(cls, folder: Path) -> Self | None:
-        """The manifest of `folder`; None where it has none, or one of another kind. Raises
-        UserError: integrity (exit 5).
+        """The manifest of `folder`; None where it has none, or one of another kind.
+
+        Raises UserError: integrity (exit 5).
         """
         path = folder / (BESIDE if (folder / BESIDE).is_file() else manifests.MANIFEST)
         try:
             if path.name == manifests.MANIFEST and b'"kind":"results"' not in path.read_bytes():
                 return None
-        except (FileNotFoundError, NotADirectoryError):
-            # also while the error of a full disk is reported
-            return None
         except OSError as error:
-            raise_system_error(error, path)
+            # a missing one also while the error of a full disk is reported
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise_system_error(error, path)
             return None
         return cls.parse(manifests.read_manifest(folder, path.name), path)
 
@@ -312,36 +311,33 @@ def write_results(
             manifest of something else, and those of `storage.write_file`. The former state is
             intact.
     """
-    with (
-        translate_system_errors(folder),
-        nullcontext() if held else locks.lock_folder(folder, WAIT),
-    ):
+    removed = set(gone)
+    lock = nullcontext() if held else locks.lock_folder(folder, WAIT)
+    with translate_system_errors(folder), lock:
         manifest = _complete_changes(folder)
         if manifest is None or manifest.beside != beside:
             manifest = (
                 ResultManifest(beside=True, shared=True)
                 if beside
-                else _start_manifest(folder, {*files, *gone})
+                else _start_manifest(folder, removed | files.keys())
             )
-        stored = {name: file for name, file in manifest.files.items() if name not in set(gone)}
+        stored = {name: file for name, file in manifest.files.items() if name not in removed}
         for name, content in files.items():
             if content is None:
                 sha256, size = storage.hash_with_size(folder / name)
             else:
                 _, sha256, size = storage.write_hashed(folder, f"{name}.new", "", content)
             stored[name] = StoredFile(sha256=sha256, size=size)
-        removed = tuple(
-            sorted(name for name in set(gone) - files.keys() if (folder / name).is_file())
-        )
-        manifest.model_copy(
-            update={"files": stored, "finished": finished, "gone": removed}
-        ).publish_results(folder)
+        unwanted = sorted(name for name in removed - files.keys() if (folder / name).is_file())
+        changes = {"files": stored, "finished": finished, "gone": tuple(unwanted)}
+        manifest.model_copy(update=changes).publish_results(folder)
         _complete_changes(folder)
 
 
 def refuse_other_manifest(folder: Path) -> None:
-    """Raises UserError: config (exit 2) for a folder whose `manifest.json` is of something else,
-    integrity (exit 5) for a damaged one.
+    """Raises UserError where `manifest.json` of a folder is not that of results.
+
+    Of something else: config (exit 2); damaged: integrity (exit 5).
     """
     path, manifest = folder / manifests.MANIFEST, ResultManifest.find(folder)
     if path.exists() and (manifest is None or manifest.beside):
@@ -360,32 +356,30 @@ def refuse_other_manifest(folder: Path) -> None:
         )
 
 
-def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
-    """The manifest of a folder that has none: without files, shared where others than `ours` are
-    there.
+def _start_manifest(folder: Path, names: set[str]) -> ResultManifest:
+    """The manifest of a folder that has none: shared where files beside `names` are there.
+
+    Raises UserError: as `refuse_other_manifest`.
     """
     refuse_other_manifest(folder)
-    return ResultManifest(
-        shared=any(
-            inner.is_file() and inner.name not in {locks.LOCK_FILE, *ours}
-            for inner in folder.iterdir()
-        )
-    )
+    others = {path.name for path in folder.iterdir() if path.is_file()} - names
+    return ResultManifest(shared=bool(others - {locks.LOCK_FILE}))
 
 
 def _complete_changes(folder: Path) -> ResultManifest | None:
-    """The manifest of `folder` after the renames and removals that a killed command left, and
-    without its temporary files.
+    """Complete what a killed command left: renames, removals, temporary files.
+
+    Returns the manifest of `folder`.
     """
     manifest = ResultManifest.find(folder)
     files = {} if manifest is None else manifest.files
     storage.remove_temporary_files(folder)
+    staged_names = {_staged_name(name, file.sha256): name for name, file in files.items()}
     for path in sorted(folder.iterdir()):
-        if staged := STAGED_NAME.fullmatch(path.name):
-            if staged[1] in files and path.name == _staged_name(staged[1], files[staged[1]].sha256):
-                storage.rename(path, folder / staged[1])
-            else:
-                storage.remove_file(path)
+        if path.name in staged_names:
+            storage.rename(path, folder / staged_names[path.name])
+        elif STAGED_NAME.fullmatch(path.name):
+            storage.remove_file(path)
     if manifest is None or not manifest.gone:
         return manifest
     for name in manifest.gone:
@@ -397,54 +391,48 @@ def _complete_changes(folder: Path) -> ResultManifest | None:
 
 def complete_results(folder: Path, *, held: bool = False) -> None:
     """Complete a change of `folder` that a killed command left, and remove its temporary files.
-    `held`: the caller holds the lock.
 
-    Raises UserError: locked (exit 7), integrity (exit 5) for a damaged manifest.
+    `held`: the caller holds the lock. Raises UserError: locked (exit 7), integrity (exit 5) for a
+    damaged manifest.
     """
     manifest = ResultManifest.find(folder)
-    leftovers = (
-        path
-        for path in folder.iterdir()
-        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name)
-    )
-    if any(leftovers) or (manifest and manifest.gone):
+    if any(map(_is_leftover, folder.iterdir())) or (manifest and manifest.gone):
         with nullcontext() if held else locks.lock_folder(folder):
             _complete_changes(folder)
 
 
+def _is_leftover(path: Path) -> bool:
+    """Whether a file has a name that only a killed command leaves."""
+    return storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name) is not None
+
+
 def list_results(folder: Path) -> Iterator[str]:
-    """Names of the files of `folder` that its manifest may name; of a folder inside that guards
-    itself, its manifest or meta.json.
+    """Names of the files of `folder` that its manifest may name.
+
+    Of a folder inside that guards itself, its manifest or meta.json.
     """
     for path in sorted(folder.iterdir()):
-        if (
-            storage.is_temporary(path.name)
-            or STAGED_NAME.fullmatch(path.name)
-            or path.name in {locks.LOCK_FILE, manifests.MANIFEST}
-        ):
+        if _is_leftover(path) or path.name in {locks.LOCK_FILE, manifests.MANIFEST}:
             continue
-        if path.is_dir() and not path.is_symlink():
-            guard = next(
-                (name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file()),
-                None,
-            )
-            yield from (
-                f"{path.name}/{name}" for name in ([guard] if guard else list_results(path))
-            )
-        else:
+        if not path.is_dir() or path.is_symlink():
             yield path.name
+            continue
+        guards = (name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file())
+        guard = next(guards, None)
+        for name in list_results(path) if guard is None else [guard]:
+            yield f"{path.name}/{name}"
 
 
 def _locate_result(path: Path) -> _Location:
-    """Raises UserError (integrity, exit 5) for a file that the manifest of a finished folder does
-    not name.
+    """Where the content of a file of results is.
+
+    Raises UserError (integrity, exit 5) for a file that the manifest of a finished folder does not
+    name.
     """
     manifest = ResultManifest.find(path.parent)
-    if manifest is None:
-        return _Location(path, None)
-    if path.name in manifest.files:
+    if manifest is not None and path.name in manifest.files:
         return _Location(manifest.locate(path.parent, path.name), manifest.files[path.name])
-    if manifest.finished and not manifest.shared and path.exists():
+    if manifest is not None and manifest.finished and not manifest.shared and path.exists():
         raise storage.damage_error(_describe_foreign(path))
     return _Location(path, None)
 
@@ -455,8 +443,7 @@ def has_result(path: Path) -> bool:
 
 
 def read_result(path: Path) -> bytes:
-    """The content of a file of results, compared with the manifest of its folder where there is
-    one.
+    """The content of a file of results, compared with the manifest of its folder, if there is one.
 
     Raises OSError where nothing is known of the file, UserError: integrity (exit 5).
     """
@@ -511,8 +498,9 @@ def _list_tables(folder: Path) -> set[str]:
 
 
 def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
-    """Where the content of a file of results is, after comparing it with the manifest; with
-    `bytes_of` the content. Raises as `read_result`.
+    """Where the content of a file of results is, after comparing it with the manifest.
+
+    With `bytes_of` the content too. Raises as `read_result`.
     """
     before = None
     while True:
@@ -526,81 +514,68 @@ def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
 
 
 def _read_location(location: _Location, path: Path, *, bytes_of: bool) -> tuple[bytes, str, str]:
-    """The content (b"" without `bytes_of`), its SHA-256, and in words what is there in place of the
-    expected one.
+    """The content, its SHA-256, and in words what is there in place of the expected one.
 
-    Raises OSError where the manifest has nothing of the file, UserError: a fault of this machine
-    (exit 6).
+    The content is b"" without `bytes_of`. Raises OSError where the manifest has nothing of the
+    file, UserError: a fault of this machine (exit 6).
     """
     content, digest = b"", ""
     try:
         if bytes_of:
             content = location.path.read_bytes()
-        if location.expected is not None:
-            digest = (
-                hashlib.sha256(content).hexdigest()
-                if bytes_of
-                else storage.hash_file(location.path)
-            )
+            digest = hashlib.sha256(content).hexdigest()
+        elif location.expected is not None:
+            digest = storage.hash_file(location.path)
     except OSError as error:
         raise_system_error(error, path)
         if location.expected is None:
             raise
-        return (
-            b"",
-            "",
-            f"cannot be read ({error.strerror})" if location.path.exists() else "is missing",
-        )
+        if location.path.exists():
+            return b"", "", f"cannot be read ({error.strerror})"
+        return b"", "", "is missing"
     return content, digest, f"has sha256 {digest[:16]}"
 
 
 def find_missing(folder: Path) -> list[str]:
-    """Names of files that the manifest of `folder` has and the disk has not; [] without a
-    manifest.
-    """
+    """Names of files that the manifest of `folder` has and the disk has not."""
     manifest = ResultManifest.find(folder)
-    return (
-        []
-        if manifest is None
-        else [name for name in manifest.files if not manifest.locate(folder, name).is_file()]
-    )
+    if manifest is None:
+        return []
+    return [name for name in manifest.files if not manifest.locate(folder, name).is_file()]
 
 
 def find_changes(folder: Path) -> list[Finding]:
-    """A finding for each altered, missing or foreign file of a folder of results, and for a change
-    that was not completed.
+    """A finding for each altered, missing or foreign file of a folder of results.
 
-    Raises UserError: integrity (exit 5) for a damaged manifest, incomplete (exit 4) without one.
+    One more for a change that was not completed. Raises UserError: integrity (exit 5) for a damaged
+    manifest, incomplete (exit 4) without one.
     """
     manifest = ResultManifest.find(folder) or ResultManifest.read(folder)
-    return [
-        *(
-            finding
-            for name in manifest.files
-            for finding in _find_file_changes(manifest, folder, name)
-        ),
-        *(
-            _describe_foreign(folder / name)
-            for name in list_results(folder)
-            if _is_foreign(manifest, name)
-        ),
-        *_find_leftovers(manifest, folder),
-    ]
+    findings: list[Finding] = []
+    for name in manifest.files:
+        findings += _find_file_changes(manifest, folder, name)
+    for name in list_results(folder):
+        if _is_foreign(manifest, name):
+            findings.append(_describe_foreign(folder / name))
+    return findings + _find_leftovers(manifest, folder)
 
 
 def _find_file_changes(manifest: ResultManifest, folder: Path, name: str) -> list[Finding]:
     """Findings for a file that the manifest names."""
     path = manifest.locate(folder, name)
-    findings = manifests.find_damage(
-        folder, {"files": {path.relative_to(folder).as_posix(): manifest.files[name].model_dump()}}
-    )
-    if path.name == Path(name).name:
-        return findings
-    problem, requirement = "a change of it was not completed", "expected it under its name"
-    return [
-        *findings,
-        Finding(Reason.INCOMPLETE, problem, requirement, RETRY_HINT, file=str(folder / name)),
-    ]
+    facts = {path.relative_to(folder).as_posix(): manifest.files[name].model_dump()}
+    findings = manifests.find_damage(folder, {"files": facts})
+    if path.name != Path(name).name:
+        findings.append(
+            Finding(
+                Reason.INCOMPLETE,
+                "a change of it was not completed",
+                "expected it under its name",
+                RETRY_HINT,
+                file=str(folder / name),
+            )
+        )
+    return findings
 
 
 def _is_foreign(manifest: ResultManifest, name: str) -> bool:
@@ -615,18 +590,16 @@ def _is_foreign(manifest: ResultManifest, name: str) -> bool:
 
 def _find_leftovers(manifest: ResultManifest, folder: Path) -> list[Finding]:
     """A warning where a killed command left files."""
-    names = [
-        path.name
+    paths = [
+        path
         for path in folder.iterdir()
         if storage.is_temporary(path.name) or path.name in manifest.gone
     ]
-    if not names:
+    if not paths:
         return []
-    problem, first = f"{len(names)} files of a killed command", str(folder / names[0])
+    problem = f"{len(paths)} files of a killed command"
     return [
-        Finding(
-            Reason.INCOMPLETE, problem, "expected none", RETRY_HINT, level="warning", file=first
-        )
+        input_warning(Reason.INCOMPLETE, problem, "expected none", RETRY_HINT, file=str(paths[0]))
     ]
 
 

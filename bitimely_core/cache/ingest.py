@@ -1,18 +1,19 @@
-"""`ingest`: raw files to the cache of one data set. Bad units are quarantined, and a second run
-reads only what has changed.
+"""Reads the raw files of a data set into its cache.
 
-First the shards, each in an atomic write, and for each finished part a note in `.progress/`; then,
-under the lock, one manifest that names everything. A kill leaves the previous generation or none,
-and the same command resumes from the notes.
+Units that cannot be read are quarantined, and a second run reads only what has changed. Each shard
+is written in one step, and a note in `.progress/` says that it is finished. At the end one manifest
+names everything. A kill leaves the previous cache or none, and the same command resumes from the
+notes.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import ingest_report, shards, staging
@@ -41,9 +42,11 @@ from bitimely_core.schemas.ingest import (
     RecordingsManifest,
 )
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Progress
+from bitimely_core.types import IngestUnit, Progress
 
-PROGRESS = ".progress"
+T = TypeVar("T")
+
+PROGRESS, SETTINGS = ".progress", "settings.json"  # folder of notes; settings of its ingest
 SUBJECTS_COPY = "subjects.parquet"  # for people, never read
 SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
 PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
@@ -107,63 +110,60 @@ def ingest(
             the findings.
     """
     folder = Path(out)
-    entry, resolved = _resolve_options(dataset, options or {})
+    entry = registry.datasets[dataset]
+    resolved = _resolve_options(entry, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
     kind = registry.data_kinds[entry.facts.kind]
-
-    def pin(values: dict[str, Any], *, scratch: bool) -> dict[str, Any]:
-        # where a dry run makes the key
-        with use_encoding(encoding), tempfile.TemporaryDirectory() as home:
-            return kind.pin_options(values, Path(home) / dataset if scratch else folder)
-
     if staging.is_remote(source):
-        # what is wrong with them is found before anything is downloaded
-        pin({**resolved}, scratch=True)
+        with use_encoding(encoding):  # what is wrong is found before anything is downloaded
+            _pin_in_scratch(kind, resolved)
         if dry_run:
             return _plan_download(entry.name, str(source), folder)
-    with staging.open_source(
-        source,
-        folder,
-        follow_symlinks=follow_symlinks,
-        keep=keep_staged,
-        wait=wait,
-        progress=progress,
-    ) as scanned:
+    with (
+        use_encoding(encoding),
+        staging.open_source(
+            source,
+            folder,
+            follow_symlinks=follow_symlinks,
+            keep=keep_staged,
+            wait=wait,
+            progress=progress,
+        ) as scanned,
+        catch_signals() as stop,
+    ):
         if scanned is not None:
-            resolved |= {
-                name: value
-                for name, value in kind.recognize_source(scanned).items()
-                if name not in (options or {})
-            }
-        stated = {} if encoding is None else {"encoding": encoding}
-        pinned = pin(resolved, scratch=dry_run)
-        with use_encoding(encoding), catch_signals() as stop:
-            run = IngestRun(
-                dataset=entry,
-                source=scanned,
-                source_path=None if source is None else hide_credentials(str(source)),
-                out=folder,
-                options={**pinned, "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
-                given_options=resolved,
-                run_options={
-                    "strict": strict,
-                    "max_bad": max_bad,
-                    "follow_symlinks": follow_symlinks,
-                    "verify": verify,
-                },
-                jobs=jobs,
-                progress=progress,
-                stop=stop,
-            )
-            if dry_run:
-                return _plan_ingest(run)
-            return kind.ingest(run, shard, wait, force_new=force_new).to_json()
+            recognized = kind.recognize_source(scanned)
+            resolved = _resolve_options(entry, {**recognized, **(options or {})})
+        pinned = _pin_in_scratch(kind, resolved) if dry_run else kind.pin_options(resolved, folder)
+        reading: dict[str, Any] = {"keep_phi": keep_phi, "keep_dates": keep_dates}
+        if encoding is not None:
+            reading["encoding"] = encoding
+        run = IngestRun(
+            dataset=entry,
+            source=scanned,
+            source_path=None if source is None else hide_credentials(str(source)),
+            out=folder,
+            options={**pinned, **reading},
+            given_options=resolved,
+            run_options={
+                "strict": strict,
+                "max_bad": max_bad,
+                "follow_symlinks": follow_symlinks,
+                "verify": verify,
+            },
+            jobs=jobs,
+            progress=progress,
+            stop=stop,
+        )
+        if dry_run:
+            return _plan_ingest(run)
+        return kind.ingest(run, shard, wait, force_new=force_new).to_json()
 
 
 def ingest_recordings(
     run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool
 ) -> IngestReport | IngestPart:
-    """Recordings: part k of n of the units, or all that is left to do."""
+    """Ingest recordings: part k of n of the units, or all that are not done yet."""
     folder = run.out
     if shard is not None and shard[1] > 1:
         with locks.lock_folder(folder, wait, shared=True):
@@ -183,19 +183,25 @@ def ingest_recordings(
 
 
 def _resolve_options(
-    dataset: str, given: dict[str, Any]
-) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
-    """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown
-    names.
+    entry: registry.Entry[registry.DatasetFacts], choices: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of a data set: `choices`, and the defaults of the others.
+
+    Raises UserError (exit 2) for unknown names.
     """
-    entry = registry.datasets[dataset]
-    known = entry.facts.options or {}
-    for name in given:
-        check_choice(f"option of {entry.name}", name, known)
-    return entry, {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in {**known, **given}.items()
+    defaults = entry.facts.options or {}
+    for name in choices:
+        check_choice(f"option of {entry.name}", name, defaults)
+    options = {**defaults, **choices}
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in options.items()
     }
+
+
+def _pin_in_scratch(kind: registry.DataKind, options: dict[str, Any]) -> dict[str, Any]:
+    """Options as the manifest of a cache keeps them; a key that they need is made and forgotten."""
+    with tempfile.TemporaryDirectory() as home:
+        return kind.pin_options(options, Path(home) / "cache")
 
 
 def _check_arguments(
@@ -213,9 +219,10 @@ def _check_arguments(
         raise usage_error(f"jobs is {jobs}", "expected at least 1")
     if not 0 <= max_bad <= 1:
         raise usage_error(f"max_bad is {max_bad}", "expected a share from 0 to 1")
-    if shard is not None and not 1 <= shard[0] <= shard[1]:
-        raise usage_error(f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
-    if shard is not None and shard[1] > 1 and staging.is_remote(source):
+    k, n = shard or (1, 1)
+    if not 1 <= k <= n:
+        raise usage_error(f"shard is {k}/{n}", "expected k/n with k from 1 to n")
+    if n > 1 and staging.is_remote(source):
         raise usage_error(
             "--shard with a URL",
             "expected a folder that all parts can read",
@@ -225,12 +232,20 @@ def _check_arguments(
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     """What an ingest would read, and an estimate of its duration."""
-    # else its files are not made yet
+    # the files of generated events are not made yet
     if run.source is not None or run.dataset.facts.kind != "events":
         run.list_units()
     sizes = run.sizes
-    bytes_of = [sum(sizes.get(file, 0) for file in unit.files) for unit in run.units]
-    total = sum(bytes_of)
+    units: list[dict[str, Any]] = [
+        {
+            "unit": unit.name,
+            "files": list(unit.files),
+            "bytes": sum(sizes.get(file, 0) for file in unit.files),
+            "readable": unit.read is not None,
+        }
+        for unit in run.units
+    ]
+    total = sum(unit["bytes"] for unit in units)
     return {
         "schema": "bitimely.ingest_plan/1",
         "format_version": 1,
@@ -238,15 +253,7 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
         "dataset": run.dataset.name,
         "source": {"path": run.source_path, "files": len(sizes), "bytes": sum(sizes.values())},
         "out": str(run.out),
-        "units": [
-            {
-                "unit": unit.name,
-                "files": list(unit.files),
-                "bytes": size,
-                "readable": unit.read is not None,
-            }
-            for unit, size in zip(run.units, bytes_of, strict=True)
-        ],
+        "units": units,
         "bytes": total,
         "options": run.options | run.run_options,
         "estimate": {
@@ -284,19 +291,14 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
     previous, parts = load_previous_parts(run, force_new=force_new)
     notes = _open_notes(run, force_new=force_new)
     storage.remove_temporary_files(notes)
+    modules = (run.dataset.function.__module__, "pyarrow.parquet")
     try:
         with run.record_failure():
-            # workers that the source needs at least
-            early = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
-            early = min(run.jobs, early) if run.jobs > 1 else 0
-            with start_workers(
-                early, (run.dataset.function.__module__, "pyarrow.parquet")
-            ) as workers:
+            with start_workers(_count_early_workers(run), modules) as workers:
                 run.list_units()
                 run.read_checksums()
-                done = _run_tasks(
-                    run, _make_tasks(run, parts + _read_finished_parts(notes)), workers
-                )
+                tasks = _make_tasks(run, parts + _read_finished_parts(notes))
+                done = _run_tasks(run, tasks, workers)
             run.hash_remaining()
             run.reasons += find_copies(run.entries, run.sizes)
             refusal = run.find_refusal()
@@ -312,6 +314,12 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
         with suppress(UserError):
             storage.remove_temporary_files(run.out)  # of workers that were stopped while they wrote
     return report
+
+
+def _count_early_workers(run: IngestRun) -> int:
+    """The workers that the source needs at least. They start while its units are listed."""
+    groups = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
+    return min(run.jobs, groups) if run.jobs > 1 else 0
 
 
 def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
@@ -351,26 +359,19 @@ def load_previous_parts(
 
 
 def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
-    """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
-    before, now = (
-        {"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new)
-    )
-    raise_differences(
-        before,
-        now,
-        path,
-        "Give the same options, another folder, or --force-new to read everything again",
-    )
+    """Raises UserError (settings_differ, exit 2) with a finding for each key that differs."""
+    hint = "Give the same options, another folder, or --force-new to read everything again"
+    raise_differences(old.flatten(), new.flatten(), path, hint)
 
 
 def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
-    """The folder of finished parts; emptied when everything is to be read again, unless such an
-    ingest is under way.
+    """The folder of notes on finished parts.
 
-    Raises UserError (settings_differ, exit 2).
+    It is emptied under `force_new`, unless such an ingest has been interrupted. Raises UserError
+    (settings_differ, exit 2).
     """
     folder = storage.make_folder(run.out / PROGRESS)
-    path = folder / "settings.json"
+    path = folder / SETTINGS
     new = {"settings": run.settings.model_dump(mode="json"), "force_new": force_new}
     with locks.lock_folder(folder, PART_LOCK_WAIT):
         stored = _read_json(path)
@@ -391,60 +392,63 @@ def _read_json(path: Path) -> Any:
 
 
 def _remove_notes(folder: Path) -> None:
-    """Remove all notes; the settings last, so that after a kill in between the others still have
-    them.
-    """
-    for path in sorted(folder.glob("*.json"), key=lambda path: path.name == "settings.json"):
+    """Remove all notes, the settings last: after a kill in between the others still have them."""
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.name == SETTINGS):
         storage.os_unlink(path)
 
 
 def _read_finished_parts(notes: Path) -> list[CachedPart]:
     """The parts that were finished before; a note that differs from its own hash is ignored."""
-    found = [
-        _read_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"
-    ]
-    bodies = [
-        note["body"]
-        for note in found
-        if isinstance(note, dict) and note.get("sha256") == storage.fingerprint(note.get("body"))
-    ]
-    return [CachedPart(**body) for body in bodies]
+    parts = []
+    for path in sorted(notes.glob("*.json")):
+        note = _read_json(path)
+        if isinstance(note, dict) and note.get("sha256") == storage.fingerprint(note.get("body")):
+            parts.append(CachedPart(**note["body"]))
+    return parts
 
 
-def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
-    """The groups of units, each with its previous results; of two parts the later one wins."""
+def _make_tasks(run: IngestRun, parts: list[CachedPart]) -> list[IngestTask]:
+    """A task for each group of units.
+
+    `parts`: results of earlier ingests; where two hold the same unit, the later one counts.
+    """
     units: dict[str, CachedUnit] = {}
     files: dict[str, StoredFile] = {}
-    for part in known:
+    for part in parts:
         units |= part.units
         files |= part.files
+    earlier = CachedPart(units=units, files=files)
+    groups = group_units(run.units, run.sizes)
     identity = storage.fingerprint(run.settings.model_dump(mode="json"))
-    tasks = []
-    for group in group_units(run.units, run.sizes):
-        sources = {file for unit in group for file in unit.files}
-        previous = {unit.name: units[unit.name] for unit in group if unit.name in units}
-        tasks.append(
-            IngestTask(
-                group=storage.fingerprint([unit.name for unit in group])[:16],
-                units=tuple(group),
-                dataset=run.dataset.name,
-                identity=identity,
-                root=None if run.source is None else run.source.root,
-                out=run.out,
-                sizes={file: run.sizes[file] for file in sources if file in run.sizes},
-                checksums={file: run.checksums[file] for file in sources if file in run.checksums},
-                previous=previous,
-                files={
-                    name: files[name]
-                    for entry in previous.values()
-                    for name in entry.shard
-                    if name in files
-                },
-                keep_dates=run.options["keep_dates"],
-                encoding=run.options.get("encoding"),
-            )
-        )
-    return tasks
+    return [_make_task(run, group, identity, earlier) for group in groups]
+
+
+def _make_task(
+    run: IngestRun, group: list[IngestUnit], identity: str, earlier: CachedPart
+) -> IngestTask:
+    names = [unit.name for unit in group]
+    sources = {file for unit in group for file in unit.files}
+    previous = _select(earlier.units, names)
+    shard_files = {file for entry in previous.values() for file in entry.shard}
+    return IngestTask(
+        group=storage.fingerprint(names)[:16],
+        units=tuple(group),
+        dataset=run.dataset.name,
+        identity=identity,
+        root=None if run.source is None else run.source.root,
+        out=run.out,
+        sizes=_select(run.sizes, sources),
+        checksums=_select(run.checksums, sources),
+        previous=previous,
+        files=_select(earlier.files, shard_files),
+        keep_dates=run.options["keep_dates"],
+        encoding=run.options.get("encoding"),
+    )
+
+
+def _select(items: Mapping[str, T], names: Iterable[str | None]) -> dict[str, T]:
+    """The items with these names, as far as there are any."""
+    return {name: items[name] for name in names if name is not None and name in items}
 
 
 def _run_tasks(
@@ -484,71 +488,82 @@ def _publish_cache(
 ) -> RecordingsManifest:
     """Name everything in a manifest; the previous one is returned when nothing has changed.
 
-    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of
-    `manifests.publish`.
+    Raises UserError: as `_list_subjects` and `manifests.publish`.
     """
-    subjects: dict[str, tuple[str, str, str]] = {}
+    subjects = _list_subjects(parts, run.source_path)
     files: dict[str, StoredFile] = {}
-    holders: dict[str, str] = {}  # recording -> unit
+    pairs: dict[tuple[str | None, str | None], None] = {}  # in the order of the parts
     for part in parts:
         files |= part.files
-        for name in sorted(part.units):
-            for recording, subject, attributes, *_ in part.units[name].recordings:
-                if (holder := holders.setdefault(recording, name)) != name or recording in subjects:
-                    again = (
-                        f", and the unit {safe_text(holder)} too" if holder != name else " twice"
-                    )
-                    text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}{again}"
-                    action = "Remove or rename one of them"
-                    raise input_error(
-                        Reason.DUPLICATE_KEY,
-                        text,
-                        "expected unique recording names",
-                        action,
-                        file=run.source_path,
-                    )
-                subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
-    table, files[table] = shards.write_subjects(run.out, list(subjects.values()))
-    entries = {
-        "format_version": FORMAT,
-        "units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()},
-    }
-    units, digest, size = storage.write_hashed(
-        run.out, "units", ".json", storage.encode_json(entries) + b"\n"
-    )
-    reports = [entry.report for entry in run.entries.values() if entry.report is not None]
+        pairs |= {entry.shard: None for entry in part.units.values() if entry.recordings}
+    table, files[table] = shards.write_subjects(run.out, subjects)
+    units, files[units] = _write_units(run)
+    report = run.report()
     content = shards.hash_lines(
-        report.content_sha256 for report in reports if report.content_sha256
+        entry.report.content_sha256
+        for entry in run.entries.values()
+        if entry.report and entry.report.content_sha256
     )
     generation = previous.generation + 1 if previous else 1
     manifest = RecordingsManifest(
         dataset=run.dataset.name,
         settings=run.settings,
         content_sha256=content,
-        shards=[pair for part in parts if any(pair := _find_shard(part))],
+        shards=list(pairs),
         subjects=table,
         units=units,
         recordings=len(subjects),
-        files=files | {units: StoredFile(sha256=digest, size=size, rows=len(run.entries))},
-        report=ingest_report.publish_report(run.report(), generation, content),
+        files=files,
+        report=ingest_report.publish_report(report, generation, content),
     )
     if previous is not None and _hash_content(previous) == _hash_content(manifest):
         return previous
     return manifest.publish(run.out, generation)
 
 
-def _find_shard(part: CachedPart) -> tuple[str | None, str | None]:
-    """The files of recordings and annotations of a part."""
-    recordings, annotations = (
-        next((n for n in part.files if n.startswith(stem)), None)
-        for stem in ("recordings-", "annotations-")
-    )
-    return recordings, annotations
+def _list_subjects(parts: list[CachedPart], source: str | None) -> list[tuple[str, str, str]]:
+    """A row for each recording: its name, its subject, its attributes as JSON.
+
+    Raises UserError: duplicate_key (exit 4) for a recording that is there twice.
+    """
+    rows = []
+    holders: dict[str, str] = {}  # recording -> unit
+    for part in parts:
+        for name, entry in sorted(part.units.items()):
+            for row in entry.recordings:
+                recording = row.recording_id
+                holder = holders.get(recording)
+                if holder is not None:
+                    again = (
+                        " twice" if holder == name else f", and the unit {safe_text(holder)} too"
+                    )
+                    raise input_error(
+                        Reason.DUPLICATE_KEY,
+                        f"the unit {safe_text(name)} holds the recording "
+                        f"{safe_text(recording)}{again}",
+                        "expected unique recording names",
+                        "Remove or rename one of them",
+                        file=source,
+                    )
+                holders[recording] = name
+                attributes = storage.encode_json(row.attributes).decode()
+                rows.append((recording, row.subject_id, attributes))
+    return rows
+
+
+def _write_units(run: IngestRun) -> tuple[str, StoredFile]:
+    """Write the entries of all units; the name of the file, and what the manifest says of it."""
+    units = {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}
+    content = storage.encode_json({"format_version": FORMAT, "units": units}) + b"\n"
+    name, digest, size = storage.write_hashed(run.out, "units", ".json", content)
+    return name, StoredFile(sha256=digest, size=size, rows=len(units))
 
 
 def _hash_content(manifest: RecordingsManifest) -> str:
-    """Hash of a manifest without generation, the words of the rules, path of the source, versions
-    of libraries and options of the run.
+    """Hash of what a reader of the cache gets.
+
+    Left out are the generation, the words of the rules, the path of the source, the versions of
+    libraries and the options of the run.
     """
     body = manifest.model_dump(
         mode="json",
@@ -560,13 +575,11 @@ def _hash_content(manifest: RecordingsManifest) -> str:
 
 
 def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> None:
-    """After the commit: write the report and the copy of the subjects, remove old files and
-    notes.
-    """
+    """After the commit: write the report and a copy of the subjects, remove old files and notes."""
     report.save(out / REPORT)
-    subjects = (out / manifest.subjects).read_bytes()
-    if not (out / SUBJECTS_COPY).is_file() or (out / SUBJECTS_COPY).read_bytes() != subjects:
-        storage.write_bytes(out / SUBJECTS_COPY, subjects)
+    copy, subjects = out / SUBJECTS_COPY, (out / manifest.subjects).read_bytes()
+    if not copy.is_file() or copy.read_bytes() != subjects:
+        storage.write_bytes(copy, subjects)
     manifests.remove_old_files(out, shards.NAMES)
     _remove_notes(out / PROGRESS)
 

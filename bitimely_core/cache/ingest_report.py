@@ -1,7 +1,6 @@
-"""The ingest report: status of every unit and row, and the verdict. Schema
-`bitimely.ingest_report/1`.
+"""The report of an ingest: status of every unit and row, and the verdict.
 
-Without clock, host or duration: the same input, options and versions give the same bytes.
+It holds no clock, host or duration: the same input, options and versions give the same bytes.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import functools
 import platform
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 from bitimely_core import __version__
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
@@ -26,7 +25,7 @@ from bitimely_core.schemas.ingest import (
     UnitCounts,
     UnitReport,
 )
-from bitimely_core.types import IngestUnit, SourceRows
+from bitimely_core.types import IngestUnit, Record, SourceRows
 
 MAX_LISTED = 100_000  # units; beyond, accepted ones without a warning are not listed
 
@@ -36,31 +35,47 @@ def report_unit(
     reasons: Iterable[Finding],
     *,
     content: str | None = None,
-    samples: int | None = None,
-    channels: int | None = None,
+    records: Sequence[Record] | None = None,
 ) -> UnitReport:
-    """Status of one unit; quarantined when there is no content. Findings without a file get the
-    first of the unit.
+    """Status of one unit.
+
+    Args:
+        unit: the unit.
+        reasons: what was found; without a file they get the first of the unit.
+        content: hash of its content; None: it is quarantined.
+        records: its recordings; None: it holds none.
     """
-    file = unit.files[0] if unit.files else unit.name
+    file = next(iter(unit.files), unit.name)
     named = [finding.at(file) for finding in reasons]
     warned = any(finding.level != "info" for finding in named)
-    if content is None and not warned:
-        named.append(
-            Finding(Reason.INTERNAL, "cannot be read, and the reader gives no reason", file=file)
-        )
+    status: Literal["accepted", "accepted_with_warning", "quarantined"] = (
+        "accepted_with_warning" if warned else "accepted"
+    )
+    if content is None:
+        status = "quarantined"
+        if not warned:
+            problem = "cannot be read, and the reader gives no reason"
+            named.append(Finding(Reason.INTERNAL, problem, file=file))
+    samples = channels = None
+    if records is not None:
+        samples = sum(map(_count_samples, records))
+        channels = len({signal.channel for record in records for signal in record.signals})
     return UnitReport(
         unit=unit.name,
         files=list(unit.files),
-        status="quarantined"
-        if content is None
-        else "accepted_with_warning"
-        if warned
-        else "accepted",
+        status=status,
         reasons=[FindingRecord.from_finding(finding) for finding in named],
         content_sha256=content,
         samples=samples,
         channels=channels,
+    )
+
+
+def _count_samples(record: Record) -> int:
+    """Samples of the channel with the highest rate."""
+    fastest = max(record.signals, key=lambda signal: (signal.rate, len(signal.samples)))
+    return sum(
+        len(signal.samples) for signal in record.signals if signal.channel == fastest.channel
     )
 
 
@@ -123,28 +138,27 @@ def build_report(
 def _count_reasons(
     units: list[UnitReport], rows: list[TableReport], reasons: list[FindingRecord]
 ) -> dict[str, int]:
-    """Reason code -> occurrences. SourceRows whose code is also a reason of their file are counted
-    there.
-    """
+    """Reason code -> occurrences; rows whose file has the same reason are counted with it."""
     counts: Counter[str] = Counter()
     counted = set()
-    for reason in [*(reason for unit in units for reason in unit.reasons), *reasons]:
+    for reason in _list_reasons(units, reasons):
         counts[reason.code] += reason.count
         counted.add((reason.file, reason.code))
     for table in rows:
-        for by_reason in (
-            table.dropped_by_reason,
-            table.quarantined_by_reason,
-            table.warned_by_reason,
-        ):
-            counts.update(
-                {
-                    code: count
-                    for code, count in by_reason.items()
-                    if (table.file, code) not in counted
-                }
-            )
+        by_reason = Counter(table.dropped_by_reason)
+        by_reason.update(table.quarantined_by_reason)
+        by_reason.update(table.warned_by_reason)
+        for code, count in by_reason.items():
+            if (table.file, code) not in counted:
+                counts[code] += count
     return dict(sorted(counts.items()))
+
+
+def _list_reasons(
+    units: Iterable[UnitReport], reasons: Iterable[FindingRecord]
+) -> list[FindingRecord]:
+    """The reasons of the units, then those of the data set."""
+    return [*(reason for unit in units for reason in unit.reasons), *reasons]
 
 
 @functools.cache
@@ -160,60 +174,66 @@ def _find_library_versions() -> dict[str, str]:
 
 
 def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserError | None:
-    """Why nothing may be published (exit 4): nothing left, too much quarantined, or anything
-    quarantined under `strict`.
+    """Why nothing may be published (exit 4).
+
+    Nothing is left, more than `max_bad` is quarantined, or anything is under `strict`.
     """
-    if not report.counts.units_seen:
+    counts = report.counts
+    if not counts.units_seen:
         return input_error(
             Reason.NO_INPUT,
             "no file was recognised",
             f"expected files of {report.dataset}",
             "Check the folder",
         )
-    counts, (fault, example) = report.counts, _find_most_common_fault(report.units)
-    faults: list[tuple[int, int, str, Reason, str | None]] = [
-        (counts.quarantined, counts.units_seen, "units", fault, example)
-    ]
+    code, file = _find_most_common_fault(report.units)
+    units = "units are quarantined" + (", this one among them" if counts.units_seen > 1 else "")
+    totals = [(counts.quarantined, counts.units_seen, units, code, file)]
     for table in report.rows:
-        by_reason = table.quarantined_by_reason
-        code = (
-            Reason(max(by_reason, key=lambda reason: (by_reason[reason], reason)))
-            if by_reason
-            else Reason.NO_INPUT
-        )
-        faults.append((table.quarantined, table.seen, table.kind, code, table.file))
-    for faulty, total, what, code, file in faults:
-        limit = f"more than --max-bad {max_bad:g}" if faulty > max_bad * total else ""
-        limit = "none may be under --strict" if strict and faulty else limit
-        limit = "nothing is left" if what == "units" and faulty == total else limit
-        if limit:
-            hint = "Correct or remove the files named above"
-            text = f"{faulty} of {total} {what} are quarantined" + (
-                ", this one among them" if what == "units" and total > 1 else ""
-            )
-            return input_error(code, text, limit, hint, file=file)
+        code = Reason(_find_most_common(table.quarantined_by_reason))
+        rows = f"{table.kind} are quarantined"
+        totals.append((table.quarantined, table.seen, rows, code, table.file))
+    for faulty, total, what, code, file in totals:
+        if what is units and faulty == total:
+            limit = "nothing is left"
+        elif strict and faulty:
+            limit = "none may be under --strict"
+        elif faulty > max_bad * total:
+            limit = f"more than --max-bad {max_bad:g}"
+        else:
+            continue
+        hint = "Correct or remove the files named above"
+        return input_error(code, f"{faulty} of {total} {what}", limit, hint, file=file)
     return None
+
+
+def _find_most_common(counts: Mapping[str, int]) -> str:
+    """The code with the highest count, of several the last one; `no_input` without any."""
+    return max(counts, key=lambda code: (counts[code], code), default=str(Reason.NO_INPUT))
 
 
 def _find_most_common_fault(units: list[UnitReport]) -> tuple[Reason, str | None]:
     """The most common first fault of the quarantined units, and a file that has it."""
-    first = [
+    faults = [
         next(reason for reason in unit.reasons if reason.level != "info")
         for unit in units
         if unit.status == "quarantined"
     ]
-    counts = Counter(reason.code for reason in first)
-    code = max(counts, key=lambda code: (counts[code], code), default=str(Reason.NO_INPUT))
-    return Reason(code), next((reason.file for reason in first if reason.code == code), None)
+    code = _find_most_common(Counter(fault.code for fault in faults))
+    return Reason(code), next((fault.file for fault in faults if fault.code == code), None)
 
 
 def publish_report(report: IngestReport, generation: int, content: str) -> IngestReport:
     """The report of a published cache: partial when a unit or a row was quarantined."""
     partial = report.counts.quarantined or any(table.quarantined for table in report.rows)
-    status, code = ("partial", Exit.PARTIAL) if partial else ("published", Exit.OK)
-    verdict = {"status": status, "exit_code": int(code), "published": True}
     return report.model_copy(
-        update={**verdict, "generation": generation, "content_sha256": content}
+        update={
+            "status": "partial" if partial else "published",
+            "exit_code": int(Exit.PARTIAL if partial else Exit.OK),
+            "published": True,
+            "generation": generation,
+            "content_sha256": content,
+        }
     )
 
 
@@ -224,22 +244,19 @@ def fail_report(report: IngestReport, error: UserError) -> IngestReport:
         Exit.INTERRUPTED: "interrupted",
         Exit.TERMINATED: "interrupted",
     }
-    status, shown = (
-        words.get(Exit(error.exit_code), "failed"),
-        ErrorReport(code=str(error.code), message=str(error)),
-    )
     return report.model_copy(
-        update={"status": status, "exit_code": int(error.exit_code), "error": shown}
+        update={
+            "status": words.get(Exit(error.exit_code), "failed"),
+            "exit_code": int(error.exit_code),
+            "error": ErrorReport(code=str(error.code), message=str(error)),
+        }
     )
 
 
 def list_findings(report: IngestReport) -> list[Finding]:
-    """Findings of levels warning and error, units first; `line()` of each is its line on the
-    screen.
-    """
-    reasons = [*(reason for unit in report.units for reason in unit.reasons), *report.reasons]
+    """Warnings and errors, those of units first; `line()` of each is its line on the screen."""
     return [
-        Finding(Reason(one.code), one.message, level=one.level, count=one.count)
-        for one in reasons
-        if one.level != "info"
+        Finding(Reason(reason.code), reason.message, level=reason.level, count=reason.count)
+        for reason in _list_reasons(report.units, report.reasons)
+        if reason.level != "info"
     ]

@@ -1,9 +1,8 @@
-"""One run of `ingest`: its options, its source, what has been found so far, and the report of
-it.
-"""
+"""One run of `ingest`: its options, its source, its results so far, and their report."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,9 @@ from typing import Any
 
 from bitimely_core import __version__, storage
 from bitimely_core.cache import ingest_report, shards
-from bitimely_core.cache.units import describe_mismatch
+from bitimely_core.cache.units import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
 from bitimely_core.registry import DatasetFacts, Entry
 from bitimely_core.schemas.ingest import (
@@ -25,7 +24,7 @@ from bitimely_core.schemas.ingest import (
     SourceReport,
     TableReport,
 )
-from bitimely_core.system_errors import raise_system_error, translate_system_errors
+from bitimely_core.system_errors import translate_system_errors
 from bitimely_core.types import IngestUnit, Progress, SourceRows
 
 REPORT = "ingest_report.json"
@@ -70,8 +69,9 @@ class IngestRun:
         return replace(self, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
 
     def list_units(self) -> None:
-        """Run the data set's function: units, rows of tables, findings. Raises UserError when it
-        refuses the data set.
+        """Run the data set's function: units, rows of tables, findings.
+
+        Raises UserError when it refuses the data set.
         """
         for item in self.dataset.function(self.source, dict(self.options)):
             if isinstance(item, IngestUnit):
@@ -81,29 +81,19 @@ class IngestRun:
             else:
                 self.reasons.append(item)
         self.units.sort(key=lambda unit: unit.name)
-        for unit, following in zip(self.units, self.units[1:], strict=False):
+        for unit, following in itertools.pairwise(self.units):
             if unit.name == following.name:
-                text = f"the unit {safe_text(unit.name)} is there twice"
-                raise input_error(
-                    Reason.DUPLICATE_KEY,
-                    text,
-                    "expected one",
-                    file=next(iter(following.files), None),
-                )
+                problem = f"the unit {safe_text(unit.name)} is there twice"
+                file = next(iter(following.files), None)
+                raise input_error(Reason.DUPLICATE_KEY, problem, "expected one", file=file)
         if self.source is not None:
-            named = {file for unit in self.units for file in unit.files} | {
-                reason.file for reason in self.reasons
-            }
-            self.reasons += [
-                replace(fault, level="warning")
-                for name, fault in self.source.rejected.items()
-                if name not in named
-            ]
+            named = self.unit_files | {reason.file for reason in self.reasons}
+            for name, fault in self.source.rejected.items():
+                if name not in named:
+                    self.reasons.append(replace(fault, level="warning"))
 
     def read_checksums(self) -> None:
-        """Read SHA256SUMS.txt at the root of the source; one warning each for unlisted and for
-        absent files.
-        """
+        """Read SHA256SUMS.txt of the source; a warning for each unlisted and each absent file."""
         source = self.source
         if source is None or CHECKSUM_FILE not in source.files:
             return
@@ -111,42 +101,48 @@ class IngestRun:
             self.checksum_status = "skipped"
             return
         self.checksum_status = "verified"
+        path = source.path(CHECKSUM_FILE)
         try:
-            listed = parse_checksums(
-                source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace")
-            )
+            listed = parse_checksums(path.read_text("utf-8", errors="replace"))
         except OSError as error:
-            raise_system_error(error, source.path(CHECKSUM_FILE), stored=False)
-            self.reasons.append(_warn_of_unreadable(CHECKSUM_FILE, error))
+            self.reasons.append(describe_unreadable(error, path, CHECKSUM_FILE, level="warning"))
             return
         self.checksums = listed.files
         self.reasons += listed.compare(source)
 
     def hash_remaining(self) -> None:
-        """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt.
-        Raises UserError when interrupted.
+        """Hash the files that have no hash yet, and compare all with SHA256SUMS.txt.
+
+        Of a file of a unit the unit itself reports what is wrong. Raises UserError when
+        interrupted.
         """
         if self.source is None:
             return
-        claimed = {file for unit in self.units for file in unit.files}
+        claimed = self.unit_files
         for name in self.source.files:
             if name in self.hashes:
                 continue
             self.stop.check()
+            path = self.source.root / name
             try:
-                self.hashes[name] = storage.hash_file(self.source.root / name)
+                self.hashes[name] = storage.hash_file(path)
             except OSError as error:
-                raise_system_error(error, self.source.root / name, stored=False)
-                if name not in claimed:  # else its unit says so
-                    self.reasons.append(_warn_of_unreadable(name, error))
-        for name, listed in self.checksums.items():
-            if self.hashes.get(name, listed) != listed:
-                self.checksum_status = "mismatch"
+                finding = describe_unreadable(error, path, name, level="warning")
                 if name not in claimed:
-                    level = "error" if name in self.tables else "warning"
-                    self.reasons.append(
-                        describe_mismatch(name, self.hashes[name], listed, level=level)
-                    )
+                    self.reasons.append(finding)
+        for name, listed in self.checksums.items():
+            digest = self.hashes.get(name, listed)
+            if digest == listed:
+                continue
+            self.checksum_status = "mismatch"
+            if name not in claimed:
+                level: Level = "error" if name in self.tables else "warning"
+                self.reasons.append(describe_mismatch(name, digest, listed, level=level))
+
+    @property
+    def unit_files(self) -> set[str]:
+        """Files of units."""
+        return {file for unit in self.units for file in unit.files}
 
     @property
     def tables(self) -> set[str]:
@@ -157,22 +153,21 @@ class IngestRun:
         """Why nothing may be published (exit 4)."""
         for reason in self.reasons:
             if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
-                problem, requirement, hint = reason.problem, reason.requirement, reason.hint
                 return input_error(
                     reason.code,
-                    problem,
-                    requirement,
-                    hint,
+                    reason.problem,
+                    reason.requirement,
+                    reason.hint,
                     file=reason.file,
                     found=reason.found,
                     expected=reason.expected,
                 )
-        found = ingest_report.find_refusal(
+        refusal = ingest_report.find_refusal(
             self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"]
         )
-        if found is not None and found.file is None:
-            found.file = self.source_path
-        return found
+        if refusal is not None and refusal.file is None:
+            refusal.file = self.source_path
+        return refusal
 
     def report(self) -> IngestReport:
         """The report so far, without a verdict."""
@@ -185,22 +180,21 @@ class IngestRun:
             sha256=shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
             sha256sums=self.checksum_status,
         )
+        rows = [row for _, entry in sorted(self.entries.items()) for row in entry.rows]
         return ingest_report.build_report(
             self.dataset,
             source,
             [entry.report for entry in self.entries.values() if entry.report is not None],
-            rows=[
-                *self.rows,
-                *(row for name in sorted(self.entries) for row in self.entries[name].rows),
-            ],
+            rows=self.rows + rows,
             reasons=self.reasons,
             options=self.options | self.run_options,
         )
 
     @contextmanager
     def record_failure(self, *, write: bool = True) -> Iterator[None]:
-        """Give an error of the block the report of the run; `write`: also write it into the
-        folder.
+        """Give an error of the block the report of the run.
+
+        `write`: also write it into the folder.
         """
         try:
             with translate_system_errors(self.out):
@@ -208,32 +202,18 @@ class IngestRun:
         except UserError as error:
             if error.exit_code in {Exit.USAGE, Exit.LOCKED}:  # nothing was tried
                 raise
-            with suppress(UserError):  # interrupted once more
-                # else there may be much left to hash, and little time or disk
-                if error.exit_code == Exit.REFUSED:
+            if error.exit_code == Exit.REFUSED:
+                # after other errors there may be much left to hash, and little time or disk
+                with suppress(UserError):  # interrupted once more
                     self.hash_remaining()
-            if (
-                error.exit_code == Exit.REFUSED
-                and str(error.code) not in self.report().reason_counts
-            ):
-                self.reasons.append(error.finding)
+                if str(error.code) not in self.report().reason_counts:
+                    self.reasons.append(error.finding)
             report = ingest_report.fail_report(self.report(), error)
             error.report = report.to_json()
             line = error.finding.line()
-            error.details = [
-                *error.details,
-                *(
-                    finding
-                    for finding in ingest_report.list_findings(report)
-                    if finding.line() != line
-                ),
-            ]
+            findings = ingest_report.list_findings(report)
+            error.details += [finding for finding in findings if finding.line() != line]
             if write:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)
             raise
-
-
-def _warn_of_unreadable(name: str, error: OSError) -> Finding:
-    text = f"cannot be read ({error.strerror or type(error).__name__})"
-    return Finding(Reason.IO_ERROR, text, level="warning", file=name)

@@ -6,6 +6,7 @@ samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -46,27 +47,28 @@ Figures = dict[str, float | None]
 
 
 def measure_quality(signals: Sequence[Signal]) -> list[Figures]:
-    """Cheap robust figures of channels, in their order; None where the source does not say or
-    nothing was measured.
+    """Cheap robust figures of channels, in their order.
 
-    Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without
-    any change), `clipped` (at the lowest or highest value of the converter, or of the channel where
-    the source does not say), `out_of_range` (beyond it). Share of
-    the power: `line_noise` (see `line_noise`) at `line_frequency`. Longest flat stretch in seconds;
-    physical minimum, maximum, median and interquartile range, the last two of at most 131,071
-    samples.
+    A figure is None where the source does not say or nothing was measured. Shares of the samples:
+    `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped`
+    (at the lowest or highest value of the converter, or of the channel where the source does not
+    say), `out_of_range` (beyond it). Share of the power: `line_noise` (see `measure_line_noise`) at
+    `line_frequency`. Longest flat stretch in seconds; physical minimum, maximum, median and
+    interquartile range, the last two of at most 131,071 samples.
     """
     alike: dict[tuple[str, int, float, bool], list[int]] = defaultdict(list)
     for i, signal in enumerate(signals):
         holes = signal.samples.dtype.kind == "f" and bool(np.isnan(signal.samples).any())
         alike[signal.samples.dtype.str, len(signal.samples), signal.rate, holes].append(i)
-    found: dict[int, Figures] = {}
+    figures: list[Figures] = [{} for _ in signals]
     for (_, n, _, holes), rows in alike.items():
-        many = max(1, GROUP_SAMPLES // max(n, 1))
-        for first in range(0, len(rows), many):
-            here = rows[first : first + many]
-            found |= zip(here, _measure_group([signals[i] for i in here], holes=holes), strict=True)
-    return [found[i] for i in range(len(signals))]
+        count = max(1, GROUP_SAMPLES // max(n, 1))
+        for first in range(0, len(rows), count):
+            group = rows[first : first + count]
+            measured = _measure_group([signals[i] for i in group], holes=holes)
+            for i, row in zip(group, measured, strict=True):
+                figures[i] = row
+    return figures
 
 
 def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
@@ -74,29 +76,29 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     rate, n = signals[0].rate, len(signals[0].samples)
     if not n:
         return [dict.fromkeys(FIGURES) for _ in signals]
+    # a single channel is not copied
     x = np.stack([s.samples for s in signals]) if len(signals) > 1 else signals[0].samples[None]
     missing = np.isnan(x).sum(axis=1) if holes else np.zeros(len(x))
-    block = max(16, math.ceil(rate))
     # fmin and fmax pass NaN over, slowly
     smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)
     least, most = smallest.reduce(x, axis=1), largest.reduce(x, axis=1)
-    flat = _find_flat_blocks(x, block, still=least == most, holes=holes)
-    excess = flat.shape[1] * block - n  # of the last block
-    floor, ceiling = _find_limits(signals, least, most)
+    flat, longest = _measure_flatness(x, rate, still=least == most, holes=holes)
+    limits = _find_limits(signals, least, most)
+    at_limits = _count_beyond(x, least, most, limits, np.less_equal)
+    has_range = limits[0] < limits[1]
+    unlimited = np.array([s.rails is None for s in signals]) | (missing == n)
     first, median, third = _compute_quartiles(x[:, :: max(1, n // QUARTILE_SAMPLES)], holes=holes)
-    scale, offset = (np.array([getattr(s, name) for s in signals]) for name in ("scale", "offset"))
+    scale, offset = np.array([(s.scale, s.offset) for s in signals], np.float64).T
     ends = np.sort([least * scale + offset, most * scale + offset], axis=0)
     hum, mains = measure_line_noise(x, rate)
-    has_limits = np.where([s.rails is None for s in signals], np.nan, 1.0)
     columns = {
         "missing": missing / n,
-        "flat": (np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess) / n,
-        "flat_longest": [_find_longest_run(row, block, n) / rate for row in flat],
-        "clipped": np.where(
-            floor < ceiling, _count_beyond(x, least, most, floor, ceiling, np.less_equal), 0
-        )
-        / n,
-        "out_of_range": has_limits * _count_beyond(x, least, most, floor, ceiling, np.less) / n,
+        "flat": flat / n,
+        "flat_longest": longest / rate,
+        "clipped": np.where(has_range, at_limits, 0) / n,
+        "out_of_range": np.where(
+            unlimited, np.nan, _count_beyond(x, least, most, limits, np.less) / n
+        ),
         "line_noise": hum,
         "line_frequency": mains,
         "min": ends[0],
@@ -104,36 +106,38 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
         "median": median * scale + offset,
         "iqr": np.abs((third - first) * scale),
     }
-    listed = [np.asarray(columns[name]).tolist() for name in FIGURES]
-    found = [
-        dict(zip(FIGURES, map(_round_figure, row), strict=True))
-        for row in zip(*listed, strict=True)
-    ]
-    return [
-        row | dict.fromkeys(("out_of_range",)) if lost == n else row
-        for row, lost in zip(found, missing, strict=True)
-    ]
+    rows = np.stack([columns[name] for name in FIGURES], axis=1).tolist()
+    return [dict(zip(FIGURES, map(_round_figure, row), strict=True)) for row in rows]
+
+
+def _measure_flatness(
+    x: np.ndarray, rate: float, *, still: np.ndarray, holes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples in constant stretches, and in the longest of them, of each channel: [k] each."""
+    n = x.shape[1]
+    block = max(16, math.ceil(rate))
+    flat = _find_flat_blocks(x, block, still=still, holes=holes)
+    excess = flat.shape[1] * block - n  # of the last block
+    counts = np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess
+    return counts, np.array([_find_longest_run(row, block, n) for row in flat])
 
 
 def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
-    """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks]; the last is
-    shorter, and no stretch if it is a sample.
+    """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks].
 
-    `still`: channels that never change, [k]. A changing block mostly differs at two of its samples;
-    only the others are compared in full.
+    The last block is shorter, and no stretch if it is a sample. `still`: channels that never
+    change, [k]. A changing block mostly differs at two of its samples; only the others are compared
+    in full.
     """
     n = x.shape[1]
     if holes:
         starts = np.arange(0, n, block)
         flat = np.fmin.reduceat(x, starts, axis=1) == np.fmax.reduceat(x, starts, axis=1)
     else:
-        many = n // block
+        count = n // block
         flat = np.empty((len(x), -(-n // block)), bool)
-        full, body, tail = (
-            flat[:, :many],
-            x[:, : many * block].reshape(len(x), many, block),
-            x[:, many * block :],
-        )
+        full, tail = flat[:, :count], x[:, count * block :]
+        body = x[:, : count * block].reshape(len(x), count, block)
         np.equal(body[..., 0], body[..., block // 2], out=full)
         row, place = np.nonzero(full & ~still[:, None])
         full[row, place] = (body[row, place] == body[row, place, :1]).all(axis=1)
@@ -145,29 +149,26 @@ def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bo
 
 
 def _find_limits(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Lowest and highest value of the converter, or of the channel where the source does not say:
-    [2, k], of the samples' type.
+    """Lowest and highest value of the converter, of the samples' type: [2, k].
+
+    Where the source does not say, those of the channel.
     """
     limits = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
     if least.dtype.kind == "i":  # else the samples would be converted to be compared
         info = np.iinfo(least.dtype)
-        return np.clip(np.rint(np.array(limits, np.float64).T), info.min, info.max).astype(
-            least.dtype
-        )
+        rounded = np.rint(np.array(limits, np.float64).T)
+        return np.clip(rounded, info.min, info.max).astype(least.dtype)
     return np.array(limits, least.dtype).T
 
 
 def _count_beyond(
-    x: np.ndarray,
-    least: np.ndarray,
-    most: np.ndarray,
-    floor: np.ndarray,
-    ceiling: np.ndarray,
-    less: np.ufunc,
+    x: np.ndarray, least: np.ndarray, most: np.ndarray, limits: np.ndarray, less: np.ufunc
 ) -> np.ndarray:
-    """Samples of each channel below the floor or above the ceiling (`less_equal`: or at them): [k].
+    """Samples of each channel beyond the limits (`less_equal`: or at them): [k].
+
     Mostly there are none to count.
     """
+    floor, ceiling = limits
     count = np.zeros(len(x), np.int64)
     if less(least, floor).any():
         count += np.count_nonzero(less(x, floor[:, None]), axis=1)
@@ -179,39 +180,33 @@ def _count_beyond(
 def _compute_quartiles(x: np.ndarray, *, holes: bool) -> np.ndarray:
     """Quartiles and median of each row: [3, k]; NaN where all is missing."""
     if x.dtype.kind == "i":  # as below, and many times as fast
-        at = (x.shape[1] - 1) * np.array([0.25, 0.5, 0.75])
-        low = at.astype(np.int64)
-        below, above = np.hsplit(
-            _select_ranks(x, np.concatenate([low, np.ceil(at).astype(np.int64)])).astype(
-                np.float64
-            ),
-            2,
-        )
-        return np.asarray(below + (above - below) * (at - low)).T
+        ranks = (x.shape[1] - 1) * np.array([0.25, 0.5, 0.75])
+        low, high = np.floor(ranks).astype(np.int64), np.ceil(ranks).astype(np.int64)
+        values = _select_ranks(x, np.concatenate([low, high])).astype(np.float64)
+        below, above = np.hsplit(values, 2)
+        return np.asarray(below + (above - below) * (ranks - low)).T
     if not holes:
         return np.percentile(x, [25, 50, 75], axis=1)
-    found = np.full((3, len(x)), np.nan)
+    quartiles = np.full((3, len(x)), np.nan)
     some = ~np.isnan(x).all(axis=1)
     if some.any():
-        found[:, some] = np.nanpercentile(x[some], [25, 50, 75], axis=1)
-    return found
+        quartiles[:, some] = np.nanpercentile(x[some], [25, 50, 75], axis=1)
+    return quartiles
 
 
 def _select_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """The integers of these ranks (from 0) in each row: [k, ranks]. Counting the values of a long
-    row is faster than sorting it.
+    """The integers of these ranks (from 0) in each row: [k, ranks].
+
+    Counting the values of a long row is faster than sorting it.
     """
     if x.shape[1] < COUNTING_LENGTH:
         return np.sort(x, axis=1)[:, ranks]
-    least = x.min(axis=1).astype(np.int64)
-    # samples of this value or a lower one
-    up_to = (np.bincount(row - low).cumsum() for row, low in zip(x, least, strict=True))
-    return np.array(
-        [
-            low + np.searchsorted(held, ranks, side="right")
-            for held, low in zip(up_to, least, strict=True)
-        ]
-    )
+    selected = np.empty((len(x), len(ranks)), np.int64)
+    for i, row in enumerate(x):
+        least = row.min().astype(np.int64)
+        up_to = np.bincount(row - least).cumsum()  # samples of each value or a lower one
+        selected[i] = least + np.searchsorted(up_to, ranks, side="right")
+    return selected
 
 
 def _find_longest_run(flat: np.ndarray, block: int, n: int) -> int:
@@ -257,12 +252,11 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
 
 
 def find_constant_stretch(signal: Signal) -> tuple[int, int] | None:
-    """First sample and length of the longest constant stretch of a channel that else seldom repeats
-    a value, None without one.
+    """First sample and length of the longest constant stretch of a channel, None without one.
 
-    A hole in a file, a detached electrode or a saturated amplifier; in channels that repeat values
-    (markers, counts, slow sensors) a stretch means nothing. Constant channels have none either:
-    they are in the figures.
+    It is a hole in a file, a detached electrode or a saturated amplifier. In channels that often
+    repeat values (markers, counts, slow sensors) a stretch means nothing. Constant channels have
+    none either: they are in the figures.
     """
     x = signal.samples
     fewest = max(STRETCH_SAMPLES, math.ceil(STRETCH_SECONDS * signal.rate))
@@ -274,11 +268,8 @@ def find_constant_stretch(signal: Signal) -> tuple[int, int] | None:
         return None
     start, length = _find_longest_equal(x)
     rest = np.concatenate([x[:start], x[start + length :]])
-    if (
-        length < fewest
-        or not len(rest)
-        or np.count_nonzero(rest[1:] == rest[:-1]) > REPEATS * len(rest)
-    ):
+    repeats = np.count_nonzero(rest[1:] == rest[:-1])
+    if length < fewest or not len(rest) or repeats > REPEATS * len(rest):
         return None
     return start, length
 
@@ -292,41 +283,37 @@ def _find_longest_equal(x: np.ndarray) -> tuple[int, int]:
 
 def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
     """One warning for the constant stretches of all channels that no other warning names."""
-    found = [
-        (signal, *stretch)
-        for record in records
-        for signal in record.signals
-        if not any(
-            finding.code == Reason.FLAT_CHANNEL and finding.field == signal.channel
-            for finding in record.findings
-        )
-        if (stretch := find_constant_stretch(signal)) is not None
-    ]
-    if not found:
+    stretches = []
+    for record in records:
+        flat = {finding.field for finding in record.findings if finding.code == Reason.FLAT_CHANNEL}
+        for signal in record.signals:
+            stretch = None if signal.channel in flat else find_constant_stretch(signal)
+            if stretch is not None:
+                stretches.append((signal, *stretch))
+    if not stretches:
         return []
-    signal, start, length = max(found, key=lambda one: one[2] / one[0].rate)
+    signal, start, length = max(stretches, key=lambda stretch: stretch[2] / stretch[0].rate)
     value = "zero" if signal.samples[start] == 0 else "one value"
     problem = f"{length} samples of {value} in a row, from {signal.onset + start / signal.rate:g} s"
-    others = f", and stretches in {len(found) - 1} more channels" if len(found) > 1 else ""
-    requirement = "is it a hole in the file, or was the sensor detached"
+    if len(stretches) > 1:
+        problem += f", and stretches in {len(stretches) - 1} more channels"
     return [
         input_warning(
             Reason.FLAT_CHANNEL,
-            problem + others,
-            requirement + "?",
+            problem,
+            "is it a hole in the file, or was the sensor detached?",
             field=signal.channel,
-            count=len(found),
+            count=len(stretches),
         )
     ]
 
 
 def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
-    """First value, length and origin of a long block of `x` [n] that equals an earlier one, None
-    without one.
+    """First value, length and origin of a long block of `x` [n] that equals an earlier one.
 
-    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; what
-    is there more than twice is periodic (a calibration, a counter, a simulation), and blocks that
-    hardly change (markers, steps, detached electrodes) mean nothing.
+    It is a part of a file that was copied over another. None without one. Noise does not repeat
+    `BLOCK_LENGTH` values. What is there more than twice is periodic (a calibration, a counter, a
+    simulation), and blocks that hardly change (markers, steps, detached electrodes) mean nothing.
     """
     places, codes = _choose_anchors(x)
     if len(places) < 2:
@@ -337,111 +324,106 @@ def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
     # as in nearly every file: what follows takes many times as long
     if not (ordered[1:] == ordered[:-1]).any():
         return None
-    _, first, of, times = np.unique(
+    _, first, groups, counts = np.unique(
         keys, return_index=True, return_inverse=True, return_counts=True
     )
-    again = np.flatnonzero((first[of] != np.arange(len(keys))) & (times[of] == 2))
+    origins = first[groups]
+    again = np.flatnonzero((origins != np.arange(len(keys))) & (counts[groups] == 2))
     if not len(again):
         return None
-    distances = places[again] - places[first[of[again]]]
+    distances = places[again] - places[origins[again]]
     lags, counts = np.unique(distances, return_counts=True)
     lag = int(lags[counts.argmax()])
-    differs = np.flatnonzero(x[lag:] != x[:-lag]) + lag
-    after = int(np.searchsorted(differs, places[again][distances == lag][0]))
-    begin, end = (
-        int(differs[after - 1]) + 1 if after else lag,
-        int(differs[after]) if after < len(differs) else len(x),
-    )
+    # places around the first anchor of that lag where the values differ from those `lag` before
+    edges = np.concatenate([[lag - 1], np.flatnonzero(x[lag:] != x[:-lag]) + lag, [len(x)]])
+    after = int(np.searchsorted(edges, places[again][distances == lag][0]))
+    begin, end = int(edges[after - 1]) + 1, int(edges[after])
     block = x[begin:end]
-    if (
-        len(block) < BLOCK_LENGTH
-        or 2 * np.count_nonzero(block[1:] != block[:-1]) < len(block)
-        or len(np.unique(block)) < BLOCK_VALUES
-    ):
+    changes = np.count_nonzero(block[1:] != block[:-1])
+    if len(block) < BLOCK_LENGTH or 2 * changes < len(block):
         return None
-    return begin, end - begin, begin - lag
+    return (begin, end - begin, begin - lag) if len(np.unique(block)) >= BLOCK_VALUES else None
 
 
 def _choose_anchors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values that the eight bytes from them on choose, some one in 64 of those that change,
-    wherever they are: places and these bytes.
+    """Places of anchors in `x` and the eight bytes from each on: int64 and uint64 [anchors].
+
+    These bytes alone decide what is an anchor: one in 64 of the values that change.
     """
-    many = max(1, 8 // x.itemsize)
-    products, chosen = (
-        np.empty(ANCHOR_VALUES // many + 1, np.uint64),
-        np.empty(ANCHOR_VALUES // many + 1, bool),
-    )
-    found = [(np.zeros(0, np.int64), np.zeros(0, np.uint64))]
-    for start in range(0, len(x) - many, ANCHOR_VALUES):
-        piece = np.ascontiguousarray(x[start : start + ANCHOR_VALUES + many])
-        ats, codes = [], []
-        for shift in range(min(many, len(piece) - many)):
-            words = piece[shift : shift + (len(piece) - 1 - shift) // many * many].view(np.uint64)
+    width = max(1, 8 // x.itemsize)  # values in eight bytes
+    products = np.empty(ANCHOR_VALUES // width + 1, np.uint64)
+    chosen = np.empty(len(products), bool)
+    anchors = [(np.zeros(0, np.int64), np.zeros(0, np.uint64))]
+    for start in range(0, len(x) - width, ANCHOR_VALUES):
+        piece = np.ascontiguousarray(x[start : start + ANCHOR_VALUES + width])
+        shifted = []
+        for shift in range(min(width, len(piece) - width)):
+            stop = shift + (len(piece) - 1 - shift) // width * width
+            words = piece[shift:stop].view(np.uint64)
             n = len(words)
             np.multiply(words, HASH, out=products[:n])
-            at = np.flatnonzero(np.less(products[:n], CHOSEN, out=chosen[:n]))
-            ats.append(at * many + shift)
-            codes.append(words[at])
-        places, words = np.concatenate(ats), np.concatenate(codes)
-        order = np.argsort(places, kind="stable")  # four sorted parts
+            rows = np.flatnonzero(np.less(products[:n], CHOSEN, out=chosen[:n]))
+            shifted.append((rows * width + shift, words[rows]))
+        places, words = map(np.concatenate, zip(*shifted, strict=True))
+        order = np.argsort(places, kind="stable")  # `width` sorted parts
         order = order[piece[places[order]] != piece[places[order] + 1]]
-        found.append((places[order] + start, words[order]))
-    places, words = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        anchors.append((places[order] + start, words[order]))
+    places, words = map(np.concatenate, zip(*anchors, strict=True))
     return places, words
 
 
 def report_repeated_blocks(records: Sequence[Record], files: Sequence[Path]) -> list[Finding]:
-    """A warning for each file of samples that repeats a block of its bytes; of other files one for
-    the repeated blocks of all channels.
+    """A warning for each file of samples that repeats a block of its bytes.
+
+    Without such files one for the repeated blocks of all channels.
     """
     binary = [
         path
         for path in files
         if path.suffix.lower() in BINARY and path.stat().st_size >= 2 * BLOCK_LENGTH
     ]
-    found = []
-    for path in binary:
-        with path.open("rb") as file:
-            # of EDF: the bytes of its header
-            header = file.read(192)[184:] if path.suffix.lower() != ".dat" else b""
-        skipped = int(header) if header.strip().isdigit() else 0
-        values = max(0, path.stat().st_size - skipped) // 2
-        if (
-            values
-            and (block := find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,))))
-            is not None
-        ):
-            start, length, origin = skipped + 2 * block[0], 2 * block[1], skipped + 2 * block[2]
-            problem = f"{length:,} bytes from byte {start:,} equal those from byte {origin:,}"
-            found.append(
-                input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path))
-            )
-    signals = (
-        []
-        if binary
-        else [
-            (s, *block)
-            for record in records
-            for s in record.signals
-            if (block := find_repeated_block(s.samples))
-        ]
-    )
-    if signals:
-        signal, start, length, origin = max(signals, key=lambda one: one[2] / one[0].rate)
-        here, there = (f"{signal.onset + at / signal.rate:g} s" for at in (start, origin))
-        others = f", and blocks in {len(signals) - 1} more channels" if len(signals) > 1 else ""
-        problem = f"{length} samples from {here} equal those from {there}{others}"
-        found.append(
-            input_warning(
-                Reason.DUPLICATES,
-                problem,
-                REPEATED,
-                COMPARE,
-                field=signal.channel,
-                count=len(signals),
-            )
+    if not binary:
+        return _report_repeated_samples(records)
+    findings = map(_report_repeated_bytes, binary)
+    return [finding for finding in findings if finding is not None]
+
+
+def _report_repeated_bytes(path: Path) -> Finding | None:
+    """A warning where a file of samples repeats a block of its bytes."""
+    with path.open("rb") as file:
+        # of EDF: the bytes of its header
+        header = file.read(192)[184:] if path.suffix.lower() != ".dat" else b""
+    skipped = int(header) if header.strip().isdigit() else 0
+    values = (path.stat().st_size - skipped) // 2
+    if values <= 0:
+        return None
+    block = find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,)))
+    if block is None:
+        return None
+    start, length, origin = skipped + 2 * block[0], 2 * block[1], skipped + 2 * block[2]
+    problem = f"{length:,} bytes from byte {start:,} equal those from byte {origin:,}"
+    return input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path))
+
+
+def _report_repeated_samples(records: Sequence[Record]) -> list[Finding]:
+    """One warning for the repeated blocks of all channels."""
+    blocks = []
+    for signal in itertools.chain.from_iterable(record.signals for record in records):
+        block = find_repeated_block(signal.samples)
+        if block is not None:
+            blocks.append((signal, *block))
+    if not blocks:
+        return []
+    signal, start, length, origin = max(blocks, key=lambda block: block[2] / block[0].rate)
+    seconds = [f"{signal.onset + place / signal.rate:g} s" for place in (start, origin)]
+    problem = f"{length} samples from {seconds[0]} equal those from {seconds[1]}"
+    if len(blocks) > 1:
+        problem += f", and blocks in {len(blocks) - 1} more channels"
+    return [
+        input_warning(
+            Reason.DUPLICATES, problem, REPEATED, COMPARE, field=signal.channel, count=len(blocks)
         )
-    return found
+    ]
 
 
 def _round_figure(value: float) -> float | None:

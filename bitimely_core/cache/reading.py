@@ -1,16 +1,16 @@
-"""Reading a cache: only files that its manifest names, after a comparison of their hashes. No lock,
-no writing.
+"""Opens and verifies caches: only files that the manifest names are read, once their hashes agree.
+
+It takes no lock and writes nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
@@ -28,6 +28,7 @@ from bitimely_core.errors import (
 from bitimely_core.records import BESIDE, STAGED_NAME
 from bitimely_core.schemas.ingest import (
     CachedPart,
+    CachedUnit,
     CacheManifest,
     EventsManifest,
     RecordingsManifest,
@@ -37,8 +38,6 @@ from bitimely_core.types import Record
 
 if TYPE_CHECKING:
     import polars as pl
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,9 @@ class Cache:
         return self.manifest.dataset
 
     def events(self) -> Iterator[pl.DataFrame]:
-        """Of claims: the rows of one shard of subjects after another, in MEDS columns
-        (`claims.ingest`).
+        """Of claims: the rows of one shard of subjects after another, in MEDS columns.
+
+        `claims.ingest` describes the columns.
         """
         for number in range(len(self.events_manifest.shards)):
             yield self.shard(number)
@@ -75,20 +75,23 @@ class Cache:
     def shard(
         self, number: int, columns: Collection[str] | None = None, categories: Sequence[str] = ()
     ) -> pl.DataFrame:
-        """Of claims: one shard of `events`; of `columns` those that are there, `categories` (plain
-        columns of text) as Categorical.
+        """Of claims: one shard of `events`, of `columns` those that are there.
+
+        `categories`: plain columns of text that are read as Categorical.
         """
         return self._read_frame(self.events_manifest.shards[number], columns, categories)
 
     def cohort(self, columns: Collection[str] | None = None) -> pl.DataFrame:
-        """Of claims: one row a subject, days on the subject's clock unless dates were kept; of
-        `columns` those that are there.
+        """Of claims: one row a subject; of `columns` those that are there.
+
+        Days are on the subject's clock unless dates were kept.
         """
         return self._read_frame(self.manifest.subjects, columns)
 
     def labels(self, columns: Collection[str] | None = None) -> pl.DataFrame:
-        """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order;
-        of `columns` those that are there.
+        """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order.
+
+        Of `columns` those that are there.
         """
         return self._read_frame(self.events_manifest.labels, columns)
 
@@ -99,57 +102,54 @@ class Cache:
         *,
         labels: bool = True,
     ) -> Iterator[Record]:
-        """The recordings (of `only`, by id) in a stable order, with one shard in memory at a time;
-        None: all.
+        """The recordings in a stable order, with one shard in memory at a time.
 
-        `channels`: decode these alone; recordings without any of them come without signals;
-        `labels` False: annotations are not read.
-        Raises UserError: integrity (exit 5) for a shard that has gone or changed since the cache
-        was opened.
+        Args:
+            channels: decode these alone; recordings without any of them come without signals.
+            only: ids of recordings; None: all.
+            labels: False: annotations are not read.
+
+        Raises:
+            UserError: integrity (exit 5) for a shard that has gone or changed since the cache was
+                opened.
         """
         attributes = {
-            row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()
+            row["recording_id"]: json.loads(row["attributes"])
+            for row in self._read_rows(self.manifest.subjects)
+            if only is None or row["recording_id"] in only
         }
-        selected = (
-            attributes
-            if only is None
-            else {recording: attributes[recording] for recording in attributes if recording in only}
-        )
-        left = len(selected)
-        for names in self.recordings_manifest.shards:
-            if not left:
+        missing = len(attributes)
+        for recordings, notes in self.recordings_manifest.shards:
+            if not missing:
                 return
-            shard = shards.CacheShard(names[0], names[1] if labels else None)
-            for record in self._translate_errors(
-                shard.recordings, partial(shards.read_shard, self.folder, shard, selected, channels)
-            ):
-                left -= 1
-                yield record
+            shard = shards.CacheShard(recordings, notes if labels else None)
+            with self._translate_errors(recordings):
+                for record in shards.read_shard(self.folder, shard, attributes, channels):
+                    missing -= 1
+                    yield record
 
     def recording_ids(self) -> list[str]:
         """In the order of `records`."""
-        return [row["recording_id"] for row in self._read_subjects()]
+        return [row["recording_id"] for row in self._read_rows(self.manifest.subjects)]
 
     def subjects(self) -> pl.DataFrame:
-        """One row a recording, in the order of `records`: recording_id, subject_id, and a column
-        for each attribute.
+        """One row a recording, in the order of `records`.
+
+        The columns are recording_id, subject_id, and one for each attribute.
         """
         import polars as pl
 
-        rows = self._read_subjects()
+        rows = self._read_rows(self.manifest.subjects)
         schema = dict.fromkeys(("recording_id", "subject_id"), pl.String)
         frame = pl.DataFrame({key: [row[key] for row in rows] for key in schema}, schema=schema)
-        more = [json.loads(row["attributes"]) for row in rows]
-        keys = sorted({key for attributes in more for key in attributes})
+        attributes = [json.loads(row["attributes"]) for row in rows]
         return frame.with_columns(
-            pl.Series(key, [attributes.get(key) for attributes in more], strict=False)
-            for key in keys
+            pl.Series(key, [values.get(key) for values in attributes], strict=False)
+            for key in sorted(set().union(*attributes))
         )
 
     def signals(self) -> pl.DataFrame:
-        """One row a recording, channel and segment, without the samples: rates, lengths, scales,
-        quality figures.
-        """
+        """One row a recording, channel and segment: rates, lengths, scales, quality figures."""
         import polars as pl
 
         names = [name for name, _ in self.recordings_manifest.shards if name]
@@ -159,180 +159,169 @@ class Cache:
         """One row a label: recording_id, onset and duration in seconds, label."""
         import polars as pl
 
+        names = [name for _, name in self.recordings_manifest.shards if name]
         schema = {
             "recording_id": pl.String,
             "onset": pl.Float64,
             "duration": pl.Float64,
             "label": pl.String,
         }
-        return pl.concat(
-            [
-                pl.DataFrame(schema=schema),
-                *(self._read_frame(name) for _, name in self.recordings_manifest.shards if name),
-            ]
-        )
+        return pl.concat([pl.DataFrame(schema=schema), *map(self._read_frame, names)])
 
     def _read_frame(
         self, name: str, columns: Collection[str] | None = None, categories: Sequence[str] = ()
     ) -> pl.DataFrame:
         import polars as pl
 
-        found = pl.from_arrow(
-            next(
-                self._translate_errors(
-                    name, lambda: iter([shards.read_table(self.folder / name, columns, categories)])
-                )
-            )
-        )
-        assert isinstance(found, pl.DataFrame)
-        return found
+        with self._translate_errors(name):
+            table = shards.read_table(self.folder / name, columns, categories)
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
 
-    def _read_subjects(self) -> list[dict[str, Any]]:
-        name = self.manifest.subjects
-        return list(
-            self._translate_errors(
-                name, lambda: iter(shards.read_table(self.folder / name).to_pylist())
-            )
-        )
+    def _read_rows(self, name: str) -> list[dict[str, Any]]:
+        with self._translate_errors(name):
+            return shards.read_table(self.folder / name).to_pylist()
 
-    def _translate_errors(self, name: str | None, read: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """Items of `read`; an error of a damaged or missing file becomes a UserError that names
-        it.
-        """
+    @contextmanager
+    def _translate_errors(self, name: str | None) -> Iterator[None]:
+        """An error of a damaged or missing file becomes a UserError that names it."""
         import pyarrow as pa
 
+        path = self.folder / (name or "")
         try:
-            yield from read()
+            yield
         except (OSError, pa.ArrowException) as error:
-            raise_system_error(error, self.folder / (name or ""))
-            text, before = (
+            raise_system_error(error, path)
+            raise integrity_error(
+                str(path),
                 f"cannot be read ({clean(str(error), 80)})",
                 "it could be read when the cache was opened",
-            )
-            hint = "Open the cache again; when that fails, ingest again"
-            raise integrity_error(str(self.folder / (name or "")), text, before, hint) from error
+                "Open the cache again; when that fails, ingest again",
+            ) from error
 
 
 def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
-    """The published generation of the cache of one data set; `verify`: compare every file with its
-    SHA-256 before anything is read.
+    """The published generation of the cache of one data set.
 
-    Raises UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format
-    (exit 4), integrity (exit 5).
+    `verify`: compare every file with its SHA-256 before anything is read. Raises UserError:
+    not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4),
+    integrity (exit 5).
     """
     folder = Path(folder)
-    manifest, found = _read_stable_manifest(
-        folder, lambda manifest: manifest.find_damage(folder) if verify else []
-    )
-    if found:
-        raise storage.damage_error(*found)
+    manifest, damage = _read_stable_manifest(folder, verify=verify)
+    if damage:
+        raise storage.damage_error(*damage)
     return Cache(folder, manifest)
 
 
 def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
-    """Compare the cache of one data set with its manifest; `deep`: also decode every shard and
-    compare the content with each unit's hash.
+    """Compare the cache of one data set with its manifest.
 
-    Returns findings of level error, code integrity: damaged or missing (exit 5); code incomplete or
-    not_found: nothing is published there (exit 4). Level warning: files that the manifest does not
-    name. Empty: all is well.
+    `deep`: also decode every shard and compare the content with each unit's hash. Returns findings,
+    none where all is well. Level error, code integrity: damaged or missing (exit 5); code
+    incomplete or not_found: nothing is published there (exit 4). Level warning: files that the
+    manifest does not name.
     """
     folder = Path(folder)
     try:
-        manifest, found = _read_stable_manifest(
-            folder, lambda manifest: manifest.find_damage(folder)
-        )
+        manifest, findings = _read_stable_manifest(folder)
     except UserError as error:
         raise_system_error(error)
         return [error.finding]
-    if deep and not found and isinstance(manifest, RecordingsManifest):
-        found = _check_content(Cache(folder, manifest))
-    return [*found, *_find_foreign_files(folder, manifest)]
+    if deep and not findings and isinstance(manifest, RecordingsManifest):
+        findings = _check_content(Cache(folder, manifest))
+    return [*findings, *_find_foreign_files(folder, manifest)]
 
 
 def _read_stable_manifest(
-    folder: Path, check: Callable[[CacheManifest], list[Finding]]
+    folder: Path, *, verify: bool = True
 ) -> tuple[CacheManifest, list[Finding]]:
-    """The manifest and the findings of `check`; once more when another generation was published
-    meanwhile.
+    """The manifest and, under `verify`, the damage of its files.
+
+    They are compared once more when another generation was published meanwhile.
     """
     while True:
         values = manifests.read_manifest(folder)
         if not str(values.get("schema")).startswith("bitimely.cache/"):
-            text = f"is {clean(str(values.get('schema')), 80)}"
             raise input_error(
                 Reason.UNSUPPORTED_FORMAT,
-                text,
+                f"is {clean(str(values.get('schema')), 80)}",
                 "expected a cache",
                 "Give a folder made by ingest",
                 file=str(folder),
             )
         manifest = CacheManifest.parse(values, folder / manifests.MANIFEST)
-        found = check(manifest)
-        if not found or manifests.read_manifest(folder)["generation"] == manifest.generation:
-            return manifest, found
+        damage = manifest.find_damage(folder) if verify else []
+        if not damage or manifests.read_manifest(folder)["generation"] == manifest.generation:
+            return manifest, damage
 
 
 def _check_content(cache: Cache) -> list[Finding]:
     """Units whose content, as it is decoded, differs from their hash."""
     manifest = cache.recordings_manifest
     units = CachedPart.model_validate_json((cache.folder / manifest.units).read_bytes()).units
-    owner = {row[0]: name for name, entry in units.items() for row in entry.recordings}
-    hashes: dict[str, list[str]] = {name: [] for name in units}
     try:
-        for record in cache.records():
-            hashes[owner[record.recording_id]].append(shards.hash_record(record))
+        hashes = _hash_units(cache, units)
     except UserError as error:
         raise_system_error(error)
         return [error.finding]
-    expected = {
-        name: entry.report.content_sha256
-        for name, entry in units.items()
-        if entry.report and entry.report.content_sha256
-    }
-    faults = [
-        (
-            f"the content of the unit {clean(name, 80)} differs from its hash",
-            units[name].shard[0] or manifests.MANIFEST,
-        )
-        for name, digest in expected.items()
-        if shards.hash_lines(hashes[name]) != digest
-    ]
-    if shards.hash_lines(expected.values()) != manifest.content_sha256:
+    faults, digests = [], []
+    for name, entry in units.items():
+        digest = entry.report.content_sha256 if entry.report else None
+        if digest is not None:
+            digests.append(digest)
+            if hashes[name] != digest:
+                problem = f"the content of the unit {clean(name, 80)} differs from its hash"
+                faults.append((problem, entry.shard[0] or manifests.MANIFEST))
+    if shards.hash_lines(digests) != manifest.content_sha256:
         faults.append(("the units do not add up to the content", manifests.MANIFEST))
     hint = "Ingest again under --force-new"
     return [
-        Finding(Reason.INTEGRITY, text, hint=hint, file=str(cache.folder / file))
-        for text, file in faults
+        Finding(Reason.INTEGRITY, problem, hint=hint, file=str(cache.folder / file))
+        for problem, file in faults
     ]
+
+
+def _hash_units(cache: Cache, units: dict[str, CachedUnit]) -> dict[str, str]:
+    """The hash of the content of each unit, as it is decoded."""
+    owner = {row.recording_id: name for name, entry in units.items() for row in entry.recordings}
+    hashes: dict[str, list[str]] = {name: [] for name in units}
+    for record in cache.records():
+        hashes[owner[record.recording_id]].append(shards.hash_record(record))
+    return {name: shards.hash_lines(lines) for name, lines in hashes.items()}
 
 
 def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
-    """Files that neither this generation nor the one before names, and a copy of the subjects that
-    differs from the original.
+    """Warnings about files that neither this generation nor the one before names.
+
+    One more for a copy of the subjects that differs from the original.
     """
-    named = {manifests.MANIFEST, BESIDE, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
+    names, faults = _list_known_names(folder, manifest), []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in names:
+            continue
+        if storage.is_temporary(path.name) or shards.NAMES.fullmatch(path.name):
+            problem = "was left by an ingest that did not end"
+            faults.append((path, problem, "The next ingest removes it"))
+        elif not STAGED_NAME.fullmatch(path.name):
+            faults.append((path, "does not belong to this cache", "Remove it"))
+    copy, original = folder / SUBJECTS_COPY, manifest.files[manifest.subjects]
+    if copy.is_file() and storage.hash_file(copy) != original.sha256:
+        problem = "differs from the subjects of this cache"
+        faults.append((copy, problem, "The next ingest replaces it"))
+    return [
+        input_warning(Reason.FILE_NAME, problem, "it is not read", hint, file=str(path))
+        for path, problem, hint in faults
+    ]
+
+
+def _list_known_names(folder: Path, manifest: CacheManifest) -> set[str]:
+    """Names of files that belong to this generation of a cache or to an earlier one."""
+    names = {manifests.MANIFEST, BESIDE, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
     for path in folder.glob("manifest-*.json"):
         if manifests.OLD_MANIFEST.fullmatch(path.name):
-            named.add(path.name)
+            names.add(path.name)
             with suppress(OSError, ValueError, KeyError, TypeError):
-                named |= set(json.loads(path.read_bytes())["files"])
-    faults = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in named or STAGED_NAME.fullmatch(path.name):
-            continue
-        if storage.TEMPORARY_NAME.search(path.name) or shards.NAMES.fullmatch(path.name):
-            faults.append(
-                (path, "was left by an ingest that did not end", "The next ingest removes it")
-            )
-        else:
-            faults.append((path, "does not belong to this cache", "Remove it"))
-    copy, original = folder / SUBJECTS_COPY, manifest.files.get(manifest.subjects)
-    if copy.is_file() and original and storage.hash_file(copy) != original.sha256:
-        faults.append(
-            (copy, "differs from the subjects of this cache", "The next ingest replaces it")
-        )
-    return [
-        input_warning(Reason.FILE_NAME, text, "it is not read", hint, file=str(path))
-        for path, text, hint in faults
-    ]
+                names |= set(json.loads(path.read_bytes())["files"])
+    return names

@@ -1,4 +1,4 @@
-"""Records to Parquet shards and back: the columns, the hash of the content.
+"""Writes records to Parquet shards and reads them back.
 
 Samples are one little-endian binary value a row, compressed with zstd, without a dictionary: 2.6
 times smaller and 5 to 25 times faster to read than lists of floats. Every page has a checksum, and
@@ -49,6 +49,11 @@ COLUMNS = (  # of a shard of recordings
 MAX_VALUE_BYTES = (1 << 31) - (1 << 20)  # bytes of one Parquet value
 
 
+FigureTexts = dict[tuple[str, str, float], str]
+"""Quality figures as JSON, by recording, channel and onset."""
+Rows = Sequence[tuple[Record, Signal]]
+
+
 class CacheShard(NamedTuple):
     """The files of one group of units; None where there is nothing to hold."""
 
@@ -57,94 +62,106 @@ class CacheShard(NamedTuple):
 
 
 def validate_record(record: Record, *, keep_dates: bool) -> Record:
-    """The record with plain numbers and contiguous little-endian samples, its start time left out
-    unless `keep_dates`.
+    """The record with plain numbers and contiguous little-endian samples.
 
-    Raises UserError: non_finite for infinities, physical_range and sampling_rate for what
-    `formats.units` finds implausible, resource_limit for a channel that Parquet cannot hold;
-    ValueError: what no reader may return.
+    Its start time is left out unless `keep_dates`. Raises UserError: non_finite for infinities,
+    physical_range and sampling_rate for what `formats.units` finds implausible, resource_limit for
+    a channel that Parquet cannot hold; ValueError: what no reader may return.
     """
     if not record.signals:
         raise ValueError("a record without signals")
     signals = [_validate_signal(signal) for signal in record.signals]
-    if len({(s.channel, s.onset) for s in signals}) != len(signals):
+    if len({(signal.channel, signal.onset) for signal in signals}) != len(signals):
         raise ValueError("a channel twice at one onset")
-    notes = [
-        Annotation(float(a.onset), float(a.duration), str(a.label)) for a in record.annotations
-    ]
-    attributes = json.loads(storage.encode_json(record.attributes))
-    start = record.start_time if keep_dates else None
-    names = (str(record.recording_id), str(record.subject_id))
-    read = plain = Record(
-        recording_id=names[0],
-        subject_id=names[1],
+    read = Record(
+        recording_id=str(record.recording_id),
+        subject_id=str(record.subject_id),
         signals=signals,
-        annotations=notes,
-        attributes=attributes,
-        start_time=start,
+        annotations=[
+            Annotation(float(note.onset), float(note.duration), str(note.label))
+            for note in record.annotations
+        ],
+        attributes=json.loads(storage.encode_json(record.attributes)),
+        start_time=record.start_time if keep_dates else None,
     )
-    values = (
-        item
-        for value in attributes.values()
-        for item in (value if isinstance(value, list) else (value,))
-    )
-    texts = (
-        *names,
-        *(s.channel + s.unit for s in signals),
-        *(note.label for note in notes),
-        *map(str, values),
-    )
-    if not "".join(texts).isprintable():
-        plain = replace(
-            read,
-            recording_id=escape_controls(names[0]),
-            subject_id=escape_controls(names[1]),
-            signals=[
-                s._replace(channel=escape_controls(s.channel), unit=escape_controls(s.unit))
-                for s in signals
-            ],
-            annotations=[note._replace(label=escape_controls(note.label)) for note in notes],
-            attributes={key: _escape_attribute(value) for key, value in attributes.items()},
-        )
+    plain = _escape_record(read)
     return replace(plain, findings=[*record.findings, *_report_oddities(read, plain)])
+
+
+def _escape_record(record: Record) -> Record:
+    """The record with control characters as escapes; the same one where it has none."""
+    if "".join(_list_texts(record)).isprintable():
+        return record
+    return replace(
+        record,
+        recording_id=escape_controls(record.recording_id),
+        subject_id=escape_controls(record.subject_id),
+        signals=[
+            signal._replace(
+                channel=escape_controls(signal.channel), unit=escape_controls(signal.unit)
+            )
+            for signal in record.signals
+        ],
+        annotations=[
+            note._replace(label=escape_controls(note.label)) for note in record.annotations
+        ],
+        attributes={key: _escape_attribute(value) for key, value in record.attributes.items()},
+    )
+
+
+def _list_texts(record: Record) -> Iterator[str]:
+    yield record.recording_id + record.subject_id
+    for signal in record.signals:
+        yield signal.channel + signal.unit
+    for note in record.annotations:
+        yield note.label
+    for value in record.attributes.values():
+        yield from map(str, value if isinstance(value, list) else [value])
 
 
 def _report_oddities(read: Record, plain: Record) -> Iterator[Finding]:
     """Warnings about a recording as it was read, and `plain`, as it is stored."""
-    beyond = [
-        s.channel
-        for s in read.signals
-        if s.rails is not None
-        and s.samples.size
-        and not s.rails[0] <= s.samples.min() <= s.samples.max() <= s.rails[1]
-    ]
+    beyond = [signal.channel for signal in read.signals if _exceeds_rails(signal)]
     if beyond:
-        problem, requirement = (
+        yield input_warning(
+            Reason.DIGITAL_RANGE,
             f"samples beyond the digital range of {list_names(beyond, 5)}",
             "the header or the samples are wrong",
-        )
-        yield input_warning(
-            Reason.DIGITAL_RANGE, problem, requirement, field="digital_min", count=len(beyond)
+            field="digital_min",
+            count=len(beyond),
         )
     label = plain.attributes.get("label")
-    unsafe = any(has_unsafe_characters(s.channel) for s in plain.signals)
+    unsafe = any(has_unsafe_characters(signal.channel) for signal in plain.signals)
     if unsafe or (isinstance(label, str) and MARKUP.search(label)):
-        problem = (
-            f"markup or formula characters in the name of {'a channel' if unsafe else 'the label'}"
-        )
+        place = "a channel" if unsafe else "the label"
+        problem = f"markup or formula characters in the name of {place}"
         yield input_warning(Reason.LABEL_CHARS, problem, "kept, and escaped where it is shown")
-    if plain is read:
-        return
-    kept = {
-        "recording": plain.recording_id == read.recording_id,
-        "subject": plain.subject_id == read.subject_id,
-        "channels or units": [s[:3] for s in plain.signals] == [s[:3] for s in read.signals],
-        "annotations": plain.annotations == read.annotations,
-        "attributes": plain.attributes == read.attributes,
-    }
-    if not all(kept.values()):
-        problem = f"control characters in the {', '.join(name for name, same in kept.items() if not same)}"
+    escaped = _list_escaped(read, plain)
+    if escaped:
+        problem = f"control characters in the {', '.join(escaped)}"
         yield input_warning(Reason.LABEL_CHARS, problem, "stored as escapes")
+
+
+def _list_escaped(read: Record, plain: Record) -> list[str]:
+    """What of a recording has escapes in place of control characters."""
+    differs = {
+        "recording": plain.recording_id != read.recording_id,
+        "subject": plain.subject_id != read.subject_id,
+        "channels or units": any(
+            new[:3] != old[:3] for new, old in zip(plain.signals, read.signals, strict=True)
+        ),
+        "annotations": plain.annotations != read.annotations,
+        "attributes": plain.attributes != read.attributes,
+    }
+    return [name for name, is_escaped in differs.items() if is_escaped]
+
+
+def _exceeds_rails(signal: Signal) -> bool:
+    """Whether samples are beyond what the converter can give."""
+    if signal.rails is None or not signal.samples.size:
+        return False
+    low, high = signal.rails
+    return not low <= signal.samples.min() <= signal.samples.max() <= high
 
 
 def _escape_attribute(value: Any) -> Any:
@@ -154,22 +171,8 @@ def _escape_attribute(value: Any) -> Any:
 
 
 def _validate_signal(signal: Signal) -> Signal:
-    name = DTYPE_NAMES.get(signal.samples.dtype, "")
-    if not name or signal.samples.ndim != 1:
-        found = f"{signal.samples.ndim}-dimensional {signal.samples.dtype.name}"
-        raise ValueError(f"samples are {found}, expected one dimension of int16 or float32")
-    samples = np.ascontiguousarray(signal.samples, dtype=DTYPES[name])
-    if samples.nbytes > MAX_VALUE_BYTES:
-        size, limit = format_size(samples.nbytes), format_size(MAX_VALUE_BYTES)
-        raise input_error(
-            Reason.RESOURCE_LIMIT,
-            f"{size} in one channel",
-            f"expected at most {limit}",
-            "Cut the recording into parts",
-        )
-    # the former are several times as fast
-    extremes = (np.minimum, np.maximum) if samples.dtype.kind == "i" else (np.fmin, np.fmax)
-    least, most = (float(extreme.reduce(samples)) if samples.size else 0.0 for extreme in extremes)
+    samples = _validate_samples(signal.samples)
+    least, most = _find_extremes(samples)
     if math.isinf(least) or math.isinf(most):
         raise input_error(
             Reason.NON_FINITE,
@@ -177,29 +180,51 @@ def _validate_signal(signal: Signal) -> Signal:
             "expected finite numbers",
             field=signal.channel,
         )
-    rate, scale, offset, onset = numbers = [
-        float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)
-    ]
-    if not all(math.isfinite(x) for x in numbers) or rate <= 0:
+    numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
+    rate, scale, offset, onset = numbers
+    if not all(map(math.isfinite, numbers)) or rate <= 0:
         raise ValueError("rate, scale, offset and onset must be finite, the rate positive")
     if fault := find_rate_fault(rate):
         raise input_error(Reason.SAMPLING_RATE, f"{rate:g} Hz", fault, field=signal.channel)
     low, high = least * scale + offset, most * scale + offset
     if not math.isnan(least) and (fault := find_range_fault(low, high, 0.0, signal.unit)):
-        raise input_error(
-            Reason.PHYSICAL_RANGE,
-            f"values from {low:.3g} to {high:.3g}",
-            fault,
-            field=signal.channel,
-        )
+        values = f"values from {low:.3g} to {high:.3g}"
+        raise input_error(Reason.PHYSICAL_RANGE, values, fault, field=signal.channel)
     return Signal(
         str(signal.channel), rate, str(signal.unit), samples, scale, offset, onset, signal.rails
     )
 
 
+def _validate_samples(samples: np.ndarray) -> np.ndarray:
+    """The samples [n], contiguous and little-endian."""
+    name = DTYPE_NAMES.get(samples.dtype, "")
+    if not name or samples.ndim != 1:
+        shape = f"{samples.ndim}-dimensional {samples.dtype.name}"
+        raise ValueError(f"samples are {shape}, expected one dimension of int16 or float32")
+    if samples.nbytes > MAX_VALUE_BYTES:
+        raise input_error(
+            Reason.RESOURCE_LIMIT,
+            f"{format_size(samples.nbytes)} in one channel",
+            f"expected at most {format_size(MAX_VALUE_BYTES)}",
+            "Cut the recording into parts",
+        )
+    return np.ascontiguousarray(samples, dtype=DTYPES[name])
+
+
+def _find_extremes(samples: np.ndarray) -> tuple[float, float]:
+    """Least and largest sample besides NaN; 0 without samples."""
+    if not samples.size:
+        return 0.0, 0.0
+    # several times as fast, where there is no NaN
+    is_whole = samples.dtype.kind == "i"
+    smallest, largest = (np.minimum, np.maximum) if is_whole else (np.fmin, np.fmax)
+    return float(smallest.reduce(samples)), float(largest.reduce(samples))
+
+
 def hash_content(records: Iterable[Record]) -> str:
-    """SHA-256 of the cached content of a unit: samples, times, labels, attributes, in any order;
-    without names of files and subjects.
+    """SHA-256 of the cached content of a unit, whatever the order of its records.
+
+    Samples, times, labels and attributes count, names of files and subjects do not.
     """
     return hash_lines(hash_record(record) for record in records)
 
@@ -210,21 +235,21 @@ def hash_lines(hashes: Iterable[str]) -> str:
 
 
 def hash_record(record: Record) -> str:
-    """The part of one record in `content_hash`."""
+    """The part of one record in `hash_content`."""
     total = hashlib.sha256()
-    for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
+    for signal in sorted(record.signals, key=lambda signal: (signal.channel, signal.onset)):
         facts = [
-            s.channel,
-            s.rate,
-            s.unit,
-            DTYPE_NAMES[s.samples.dtype],
-            s.scale,
-            s.offset,
-            s.onset,
-            len(s.samples),
+            signal.channel,
+            signal.rate,
+            signal.unit,
+            DTYPE_NAMES[signal.samples.dtype],
+            signal.scale,
+            signal.offset,
+            signal.onset,
+            len(signal.samples),
         ]
         total.update(storage.encode_json(facts))
-        total.update(s.samples.data)
+        total.update(signal.samples.data)
     total.update(
         storage.encode_json([sorted(record.annotations), record.attributes, record.start_time])
     )
@@ -232,10 +257,7 @@ def hash_record(record: Record) -> str:
 
 
 def write_shard(
-    folder: Path,
-    records: Sequence[Record],
-    dataset: str,
-    figures: dict[tuple[str, str, float], str] | None = None,
+    folder: Path, records: Sequence[Record], dataset: str, figures: FigureTexts | None = None
 ) -> tuple[CacheShard, dict[str, StoredFile]]:
     """Write `records` (as `validate_record` returns them), in their order, as one shard.
 
@@ -256,38 +278,26 @@ def write_shard(
         return name
 
     rows = [(record, signal) for record in records for signal in record.signals]
-    channels = sorted({(signal.channel, signal.rate) for _, signal in rows})
-    recordings, annotations = _make_schemas({"dataset": dataset, "channels": channels})
     notes = [(record.recording_id, *note) for record in records for note in record.annotations]
+    channels = sorted({(signal.channel, signal.rate) for _, signal in rows})
+    schema, note_schema = _make_schemas({"dataset": dataset, "channels": channels})
+    groups = (_make_row_group(group, schema, figures or {}) for group in _group_rows(rows))
     plain = ["samples", "qc", "n_samples", "offset", "scale", "onset"]
-    shard = CacheShard(
-        write(
-            "recordings",
-            recordings,
-            _make_row_groups(rows, recordings, figures or {}),
-            len(rows),
-            plain,
-        ),
-        write(
-            "annotations",
-            annotations,
-            [_make_table(notes, annotations)] if notes else [],
-            len(notes),
-            ["onset", "duration"],
-        ),
-    )
-    return shard, files
+    recordings = write("recordings", schema, groups, len(rows), plain)
+    tables = [_make_table(notes, note_schema)]
+    annotations = write("annotations", note_schema, tables, len(notes), ["onset", "duration"])
+    return CacheShard(recordings, annotations), files
 
 
 def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[str, StoredFile]:
-    """One row a recording: recording_id, subject_id, attributes as JSON text. Returns the name and
-    what the manifest says of it.
+    """Write one row a recording: recording_id, subject_id, attributes as JSON text.
+
+    Returns the name of the file and what the manifest says of it.
     """
     import pyarrow as pa
 
-    schema = pa.schema(
-        [("recording_id", pa.string()), ("subject_id", pa.string()), ("attributes", pa.string())]
-    )
+    names = ("recording_id", "subject_id", "attributes")
+    schema = pa.schema([(name, pa.string()) for name in names])
     data = _encode_parquet(
         schema.with_metadata(_make_metadata("subjects", {})), [_make_table(rows, schema)], []
     )
@@ -296,11 +306,8 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
 
 
 def _make_metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
-    return {
-        b"bitimely": storage.encode_json(
-            {"schema": f"bitimely.{kind}/1", "format_version": 1, **facts}
-        )
-    }
+    values = {"schema": f"bitimely.{kind}/1", "format_version": 1, **facts}
+    return {b"bitimely": storage.encode_json(values)}
 
 
 def _make_schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
@@ -336,82 +343,88 @@ def _make_table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _make_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """As `pa.array` of texts or numbers (None: missing), which would import pandas: half a second
-    in every process.
+    """As `pa.array` of texts or numbers (None: missing).
+
+    `pa.array` would import pandas: half a second in every process.
     """
     import pyarrow as pa
 
-    there = np.array([value is not None for value in values], bool)
-    known = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    present = np.array([value is not None for value in values], bool)
+    mask = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     if not pa.types.is_string(kind):
         numbers = np.array(
             [0 if value is None else value for value in values], kind.to_pandas_dtype()
         )
-        return pa.Array.from_buffers(kind, len(values), [known, pa.py_buffer(numbers)])
+        return pa.Array.from_buffers(kind, len(values), [mask, pa.py_buffer(numbers)])
     texts = [b"" if value is None else value.encode() for value in values]
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError("a column of more than 2 GB of text")
-    buffers = [known, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(texts))]
+    buffers = [mask, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
-def _make_row_groups(
-    rows: Sequence[tuple[Record, Signal]],
-    schema: pa.Schema,
-    figures: dict[tuple[str, str, float], str],
-) -> Iterator[pa.Table]:
-    """Tables of rows with about ROW_GROUP bytes of samples each."""
-    import pyarrow as pa
-
+def _group_rows(rows: Rows) -> Iterator[Rows]:
+    """The rows in groups with about ROW_GROUP bytes of samples each."""
     start = size = 0
     for stop, (_, signal) in enumerate(rows, 1):
         size += signal.samples.nbytes
-        if size < ROW_GROUP and stop - start < ROWS and stop < len(rows):
-            continue
-        chosen = rows[start:stop]
-        known = [figures.get((r.recording_id, s.channel, s.onset)) for r, s in chosen]
-        measured = iter(
-            measure_quality([s for (_, s), text in zip(chosen, known, strict=True) if text is None])
-        )
-        columns: dict[str, Sequence[Any]] = {
-            "recording_id": [r.recording_id for r, _ in chosen],
-            "subject_id": [r.subject_id for r, _ in chosen],
-            "start_time": [r.start_time for r, _ in chosen],
-            **{
-                name: [getattr(s, name) for _, s in chosen]
-                for name in ("channel", "rate", "unit", "scale", "offset", "onset")
-            },
-            "dtype": [DTYPE_NAMES[s.samples.dtype] for _, s in chosen],
-            "n_samples": [len(s.samples) for _, s in chosen],
-            "qc": [
-                storage.encode_json(next(measured)).decode() if text is None else text
-                for text in known
-            ],
-        }
-        samples = _make_binary([s.samples for _, s in chosen])
-        arrays = [
-            samples if field.name == "samples" else _make_array(columns[field.name], field.type)
-            for field in schema
-        ]
-        yield pa.Table.from_arrays(arrays, schema=schema)
-        start, size = stop, 0
+        if size >= ROW_GROUP or stop - start >= ROWS or stop == len(rows):
+            yield rows[start:stop]
+            start, size = stop, 0
+
+
+def _make_row_group(rows: Rows, schema: pa.Schema, figures: FigureTexts) -> pa.Table:
+    """The table of a row group."""
+    import pyarrow as pa
+
+    records, signals = zip(*rows, strict=True)
+    columns: dict[str, Sequence[Any]] = {
+        "dtype": [DTYPE_NAMES[signal.samples.dtype] for signal in signals],
+        "n_samples": [len(signal.samples) for signal in signals],
+        "qc": _list_figures(rows, figures),
+    }
+    for name in ("recording_id", "subject_id", "start_time"):
+        columns[name] = [getattr(record, name) for record in records]
+    for name in ("channel", "rate", "unit", "scale", "offset", "onset"):
+        columns[name] = [getattr(signal, name) for signal in signals]
+    samples = _make_binary([signal.samples for signal in signals])
+    arrays = [
+        samples if field.name == "samples" else _make_array(columns[field.name], field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _list_figures(rows: Rows, figures: FigureTexts) -> list[str]:
+    """Quality figures of each row as JSON; those that `figures` lacks are measured."""
+    texts = [
+        figures.get((record.recording_id, signal.channel, signal.onset)) for record, signal in rows
+    ]
+    new = [signal for (_, signal), text in zip(rows, texts, strict=True) if text is None]
+    measured = iter(measure_quality(new))
+    return [
+        storage.encode_json(next(measured)).decode() if text is None else text for text in texts
+    ]
 
 
 def _make_binary(arrays: Sequence[np.ndarray]) -> pa.Array:
     """The bytes of each array as one value; a single array is not copied."""
     import pyarrow as pa
 
-    offsets = np.cumsum([0, *(a.nbytes for a in arrays)], dtype=np.int64)
-    data = arrays[0] if len(arrays) == 1 else np.concatenate([a.view(np.uint8) for a in arrays])
+    offsets = np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64)
+    data = arrays[0]
+    if len(arrays) > 1:
+        data = np.concatenate([array.view(np.uint8) for array in arrays])
     return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(arrays), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
 
 
 def _encode_parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[str]) -> memoryview:
-    """A Parquet file in memory, one row group a table; `plain`: columns without a dictionary and
-    statistics.
+    """A Parquet file in memory, one row group a table.
+
+    `plain`: columns without a dictionary and statistics.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -478,60 +491,47 @@ def _read_rows(
 ) -> Iterator[tuple[dict[str, Any], Signal | None]]:
     """The rows of a row group; the signal is None where it is not selected."""
     names = [name for name in file.schema_arrow.names if name not in {"samples", "qc"}]
-    facts = file.read_row_group(group, columns=names, use_threads=False).to_pylist()
+    rows = file.read_row_group(group, columns=names, use_threads=False).to_pylist()
     selected = [
         row["recording_id"] in subjects and (channels is None or row["channel"] in channels)
-        for row in facts
+        for row in rows
     ]
-    samples = (
-        file.read_row_group(group, columns=["samples"], use_threads=False)[
-            "samples"
-        ].combine_chunks()
-        if any(selected)
-        else None
-    )
-    for i, row in enumerate(facts):
-        if samples is None or not selected[i]:
+    if not any(selected):
+        yield from ((row, None) for row in rows)
+        return
+    table = file.read_row_group(group, columns=["samples"], use_threads=False)
+    for row, samples, is_selected in zip(
+        rows, table["samples"].combine_chunks(), selected, strict=True
+    ):
+        if not is_selected:
             yield row, None
             continue
-        values = np.frombuffer(samples[i].as_buffer(), dtype=DTYPES[row["dtype"]])
-        yield (
-            row,
-            Signal(
-                row["channel"],
-                row["rate"],
-                row["unit"],
-                values,
-                row["scale"],
-                row["offset"],
-                row["onset"],
-            ),
-        )
+        values = np.frombuffer(samples.as_buffer(), dtype=DTYPES[row["dtype"]])
+        facts = {
+            name: row[name] for name in ("channel", "rate", "unit", "scale", "offset", "onset")
+        }
+        yield row, Signal(samples=values, **facts)
 
 
 def read_table(
     path: Path, columns: Collection[str] | None = None, categories: Sequence[str] = ()
 ) -> pa.Table:
-    """All rows of a file: all columns but the samples, or those of `columns` that are there;
-    `categories` as dictionaries. Raises OSError.
+    """All rows of a file.
+
+    Read are all columns but the samples, or those of `columns` that are there; `categories` as
+    dictionaries. Raises OSError.
     """
     with _open_parquet(path, categories) as file:
-        names = [
-            name
-            for name in file.schema_arrow.names
-            if (name != "samples" if columns is None else name in columns)
-        ]
+        names = file.schema_arrow.names
+        wanted = set(names) - {"samples"} if columns is None else columns
         # a thread needs more memory than these columns, and saves no time
-        return file.read(columns=names, use_threads=False)
+        return file.read(columns=[name for name in names if name in wanted], use_threads=False)
 
 
-def read_figures(
-    folder: Path, shard: CacheShard, subjects: Collection[str]
-) -> dict[tuple[str, str, float], str]:
-    """Quality figures as text by recording, channel and onset. Signals that were read here cannot
-    give them again: they have no rails.
+def read_figures(folder: Path, shard: CacheShard, subjects: Collection[str]) -> FigureTexts:
+    """Quality figures as JSON by recording, channel and onset.
 
-    Raises OSError.
+    Signals that are read from the shard cannot give them again: they have no rails. Raises OSError.
     """
     rows = read_table(folder / shard.recordings).to_pylist() if shard.recordings else []
     return {
@@ -542,10 +542,8 @@ def read_figures(
 
 
 def _read_annotations(path: Path) -> dict[str, list[Annotation]]:
-    rows = read_table(path).to_pylist()
-    found: dict[str, list[Annotation]] = {}
-    for row in rows:
-        found.setdefault(row["recording_id"], []).append(
-            Annotation(row["onset"], row["duration"], row["label"])
-        )
-    return found
+    """recording_id -> its annotations."""
+    annotations: dict[str, list[Annotation]] = {}
+    for row in read_table(path).to_pylist():
+        annotations.setdefault(row.pop("recording_id"), []).append(Annotation(**row))
+    return annotations

@@ -1,5 +1,4 @@
-"""Sources behind a URL: listed, compared with the free disk, and brought into a folder beside the
-cache, from which they are ingested.
+"""Downloads the sources behind a URL into a folder beside the cache, from which they are ingested.
 
     cache/<dataset>/.staged-<hash of the URL>/
       .files.jsonl    a line for each finished file: name, size, version, SHA-256
@@ -93,21 +92,42 @@ WRAPPERS = {
 TRANSIENT_STATUS = {408, 425, 429}
 # that another try does not change
 REFUSALS = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EISDIR}
+# names of errors and of their bases, and status of a web server, by what they mean
 NO_ACCESS = {
+    "PermissionError",
     "NoCredentialsError",
     "PartialCredentialsError",
     "ProfileNotFound",
     "CredentialRetrievalError",
     "TokenRetrievalError",
+    401,
+    403,
 }
-# bases of errors of aiohttp, botocore and fsspec
-TRANSIENT = {"ClientError", "BotoCoreError", "FSTimeoutError"}
+ABSENT = {"FileNotFoundError", "NotADirectoryError", 404, 410}
+TRANSIENT = {"OSError", "ClientError", "BotoCoreError", "FSTimeoutError"}
+WEB_CLIENTS = ("aiohttp", "asyncio")  # modules of their errors
+ABSENT_FILE = ("it is no longer there", "expected the file that was listed", RETRY_HINT)
+ABSENT_FOLDER = (
+    "there is no such folder",
+    "expected the URL of a folder",
+    "Check the path. Of a single file, give the folder that it lies in",
+)
+WEB, S3 = {"http", "https"}, {"s3", "s3a"}  # schemes
+PACKAGES = {  # scheme -> what fsspec needs for it
+    **dict.fromkeys(WEB, "aiohttp"),
+    **dict.fromkeys(S3, "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs"), "adlfs"),
+}
 
 T = TypeVar("T")
 RemoteEntry = tuple[str, str, Mapping[str, object], bool]
 """Of what a folder lists: name in the folder, path as the file system takes it, facts, whether it
 is a folder.
 """
+
+
+ListedFile = tuple[str, Mapping[str, object]]  # path and facts, as in `RemoteEntry`
 
 
 class RemoteFile(NamedTuple):
@@ -120,9 +140,7 @@ class RemoteFile(NamedTuple):
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """What a URL lists: files by relative POSIX path, and those that are not brought, with the
-    reason.
-    """
+    """What a URL lists: files by relative POSIX path, and the faults of those not brought."""
 
     url: str  # without credentials
     opened: Any  # fsspec's file system
@@ -133,19 +151,21 @@ class RemoteSource:
     @property
     def is_web(self) -> bool:
         """Whether a web server lists the files, without sizes."""
-        return self.scheme in {"http", "https"}
+        return self.scheme in WEB
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files.values())
 
+    def locate(self, name: str) -> str:
+        """The URL of a file or folder, without credentials."""
+        return f"{self.url.rstrip('/')}/{name}" if name else self.url
+
     def stat(self, path: str) -> RemoteFile | None:
         """The file as it is now; None where its size is not stated."""
-        return _read_facts(
-            path,
-            self.opened.info(path, **({"refresh": True} if self.scheme in {"s3", "s3a"} else {})),
-        )
+        options = {"refresh": True} if self.scheme in S3 else {}
+        return _read_facts(path, self.opened.info(path, **options))
 
 
 def is_url(source: str | Path | None) -> bool:
@@ -160,9 +180,8 @@ def is_remote(source: str | Path | None) -> bool:
 
 def measure_free(folder: Path) -> int:
     """Bytes that are free on the disk of a folder, which need not be there."""
-    return shutil.disk_usage(
-        next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    ).free
+    places = (folder, *folder.absolute().parents)
+    return shutil.disk_usage(next(filter(Path.is_dir, places))).free
 
 
 @contextmanager
@@ -175,20 +194,21 @@ def open_source(
     wait: float = 0.0,
     progress: Progress | None = None,
 ) -> Iterator[Source | None]:
-    """The raw folder: `source` itself, or the folder in `out` that the files behind a URL are
-    brought into.
+    """The raw folder: `source` itself, or the one in `out` for the files behind a URL.
 
-    That folder is removed when the block has ended without an error, unless `keep`.
+    The files behind a URL are brought first. Their folder is removed when the block has ended
+    without an error, unless `keep`.
 
     Raises UserError: of `scan_folder`; for a URL config, unknown_name, missing_extra or not_found
     (exit 2), io_error or no_input (4: no permission, a file that keeps changing, nothing to read),
     disk_full or io_error (6: no space, no answer), locked (7), interrupted.
     """
-    if source is None or not is_url(source):
-        yield None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
+    if source is None:
+        yield None
         return
     if not is_remote(source):
-        yield scan_folder(_parse_local(str(source)), follow_symlinks=follow_symlinks)
+        path = _parse_local(str(source)) if is_url(source) else Path(source)
+        yield scan_folder(path, follow_symlinks=follow_symlinks)
         return
     with catch_signals() as stop:
         remote = list_remote(str(source), stop)
@@ -222,56 +242,32 @@ def _parse_local(source: str) -> Path:
 
 
 def list_remote(source: str, stop: StopFlag) -> RemoteSource:
-    """The files behind a URL, with their sizes; only listings and headers are read. Raises
-    UserError, see `open_source`.
+    """The files behind a URL, with their sizes; only listings and headers are read.
+
+    Raises UserError, see `open_source`.
     """
     remote, root = _connect(source)
     folders = {"": root}
-    listed: dict[str, RemoteFile | None] = {}
-    pages: dict[str, str] = {}  # files of a web server, whose listings have no sizes
+    listed: dict[str, ListedFile] = {}  # name -> path, facts
 
-    def list_one(folder: str) -> tuple[str, list[RemoteEntry]]:
-        return folder, _retry(
-            partial(_list_folder, remote, folders[folder]), remote.url, folder, stop
-        )
+    def list_folder(name: str) -> tuple[str, list[RemoteEntry]]:
+        return name, _retry(partial(_list_folder, remote, folders[name]), remote, name, stop)
 
     def stat_page(name: str) -> tuple[str, RemoteFile | None]:
-        return name, _retry(partial(remote.stat, pages[name]), remote.url, name, stop)
+        return name, _retry(partial(remote.stat, listed[name][0]), remote, name, stop)
 
     # also of one request: a signal need not wait for its answer
     with ThreadPool(CONNECTIONS) as pool:
         while folders:
             inner_folders: dict[str, str] = {}
-            for folder, entries in _watch(pool.imap(list_one, folders), stop):
-                for name, path, facts, is_folder in entries:
-                    rel = folder + name
-                    if name.startswith(".") and name.strip("."):  # hidden, as in a local folder
-                        continue
-                    if fault := _find_name_fault(rel):
-                        remote.rejected[clean(rel)] = replace(fault, file=clean(rel))
-                    elif is_folder:
-                        inner_folders[rel + "/"] = path
-                    elif remote.is_web:
-                        pages[rel] = path
-                    else:
-                        listed[rel] = _read_facts(path, facts)
-                    if (
-                        rel.count("/") >= MAX_DEPTH
-                        or len(listed) + len(pages) + len(inner_folders) > MAX_FILES
-                    ):
-                        problem = (
-                            f"lists more than {MAX_FILES:,} files, or folders {MAX_DEPTH} deep"
-                        )
-                        raise input_error(
-                            Reason.RESOURCE_LIMIT,
-                            problem,
-                            "no data set has so many",
-                            "Give the folder of one",
-                            file=remote.url,
-                        )
+            for folder, entries in _watch(pool.imap(list_folder, folders), stop):
+                _sort_entries(remote, folder, entries, listed, inner_folders)
             folders = inner_folders
-        listed |= dict(_watch(pool.imap(stat_page, pages), stop))
-    _select_files(remote, listed)
+        if remote.is_web:  # its listings have no sizes
+            files = dict(_watch(pool.imap(stat_page, listed), stop))
+        else:
+            files = {name: _read_facts(*listed[name]) for name in listed}
+    _select_files(remote, files)
     if not remote.files and not remote.rejected:
         raise input_error(
             Reason.NO_INPUT,
@@ -283,50 +279,58 @@ def list_remote(source: str, stop: StopFlag) -> RemoteSource:
     return remote
 
 
+def _sort_entries(
+    remote: RemoteSource,
+    folder: str,
+    entries: list[RemoteEntry],
+    files: dict[str, ListedFile],
+    folders: dict[str, str],
+) -> None:
+    """Add what `folder` lists to `files`, to `folders` or to what is not brought."""
+    for name, path, facts, is_folder in entries:
+        rel = folder + name
+        if name.startswith(".") and name.strip("."):  # hidden, as in a local folder
+            continue
+        if fault := _find_name_fault(rel):
+            remote.rejected[clean(rel)] = replace(fault, file=clean(rel))
+        elif is_folder:
+            folders[rel + "/"] = path
+        else:
+            files[rel] = path, facts
+        if rel.count("/") >= MAX_DEPTH or len(files) + len(folders) > MAX_FILES:
+            raise input_error(
+                Reason.RESOURCE_LIMIT,
+                f"lists more than {MAX_FILES:,} files, or folders {MAX_DEPTH} deep",
+                "no data set has so many",
+                "Give the folder of one",
+                file=remote.url,
+            )
+
+
 def _connect(source: str) -> tuple[RemoteSource, str]:
     """The opened file system of a URL, and the path of the folder in it."""
-    found = split_url(source)
-    assert found is not None
-    (scheme, user, rest), shown = found, hide_credentials(source)
+    parts = split_url(source)
+    assert parts is not None
+    (scheme, user, rest), url = parts, hide_credentials(source)
     if "?" in rest or "::" in source:
         problem = "has a query" if "?" in rest else "is a chain of URLs"
-        raise usage_error(
-            problem,
-            "expected the URL of one folder",
-            "Give it without, credentials in the environment",
-            file=shown,
-        )
-    name, _, secret = (unquote(part) for part in user.partition(":"))
+        hint = "Give it without, credentials in the environment"
+        raise usage_error(problem, "expected the URL of one folder", hint, file=url)
     try:
         import fsspec
 
-        options: dict[str, Any] = {}
-        target = source
-        if scheme in {"http", "https"}:
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
-            headers = {"Accept-Encoding": "identity"}
-            if user:
-                headers["Authorization"] = (
-                    f"Basic {b64encode(f'{name}:{secret}'.encode()).decode()}"
-                )
-            # nothing unpacks to more than was sent
-            limits = {"timeout": timeout, "auto_decompress": False}
-            options = {"client_kwargs": {"trust_env": True, "headers": headers, **limits}}
+        target, options = source, dict[str, Any]()
+        if scheme in WEB:
             target = f"{scheme}://{rest.rstrip('/')}/"
-        elif scheme in {"s3", "s3a"}:
-            config = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 1}}
-            options = {
-                "config_kwargs": config,
-                **({"key": name, "secret": secret} if user else _find_s3_access()),
-            }
+            options = _make_web_options(user)
+        elif scheme in S3:
             target = f"{scheme}://{rest.rstrip('/')}"
+            options = _make_s3_options(user)
         elif scheme in {"gs", "gcs"}:
             options = {"use_listings_cache": False}
-        known = [name for name in fsspec.available_protocols() if name not in WRAPPERS]
-        if scheme not in known:
-            raise unknown_name_error("scheme of a URL", scheme, known)
+        schemes = set(fsspec.available_protocols()) - WRAPPERS
+        if scheme not in schemes:
+            raise unknown_name_error("scheme of a URL", scheme, schemes)
         opened, root = fsspec.core.url_to_fs(target, **options)
         opened.invalidate_cache()
     except ImportError as error:
@@ -336,53 +340,68 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
         raise
     except Exception as error:
         raise_system_error(error, stored=False)
-        raise _describe_failure(error, shown, "") from None
-    return RemoteSource(shown, opened, scheme), root
+        raise _describe_failure(error, url) from None
+    return RemoteSource(url, opened, scheme), root
 
 
-def _find_s3_access() -> dict[str, Any]:
-    """Public buckets are read without a signature where this machine has no credentials."""
+def _make_web_options(user: str) -> dict[str, Any]:
+    """Options of fsspec for a web server; `user`: user information of the URL, often empty."""
+    import aiohttp
+
+    headers = {"Accept-Encoding": "identity"}
+    if user:
+        name, _, secret = map(unquote, user.partition(":"))
+        headers["Authorization"] = f"Basic {b64encode(f'{name}:{secret}'.encode()).decode()}"
+    return {
+        "client_kwargs": {
+            "trust_env": True,
+            "headers": headers,
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30),
+            "auto_decompress": False,  # nothing unpacks to more than was sent
+        }
+    }
+
+
+def _make_s3_options(user: str) -> dict[str, Any]:
+    """Options of fsspec for a bucket; `user`: user information of the URL, often empty.
+
+    A public bucket is read without a signature where this machine has no credentials.
+    """
     from botocore.session import get_session
     from fsspec.config import conf
 
     if find_spec("s3fs") is None:
         raise ImportError("s3fs")
-    return {} if conf.get("s3") or get_session().get_credentials() is not None else {"anon": True}
+    config = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 1}}
+    options: dict[str, Any] = {"config_kwargs": config}
+    if user:
+        options["key"], _, options["secret"] = map(unquote, user.partition(":"))
+    elif not conf.get("s3") and get_session().get_credentials() is None:
+        options["anon"] = True
+    return options
 
 
 def _describe_missing(scheme: str) -> UserError:
-    from_extra = {
-        "s3": "s3fs",
-        "s3a": "s3fs",
-        "http": "aiohttp",
-        "https": "aiohttp",
-        "gs": "gcsfs",
-        "gcs": "gcsfs",
-        "az": "adlfs",
-        "abfs": "adlfs",
-    }
-    package = from_extra.get(scheme, "a further package")
-    hint = (
-        "Install it with `pip install 'bitimely[s3]'`"
-        if package in {"s3fs", "aiohttp"}
-        else f"Install {package}, see fsspec"
-    )
-    return usage_error(
-        f"{scheme}:// needs {package}, which is not installed", hint=hint, code=Reason.MISSING_EXTRA
-    )
+    package = PACKAGES.get(scheme, "a further package")
+    hint = f"Install {package}, see fsspec"
+    if scheme in WEB | S3:
+        hint = "Install it with `pip install 'bitimely[s3]'`"
+    problem = f"{scheme}:// needs {package}, which is not installed"
+    return usage_error(problem, hint=hint, code=Reason.MISSING_EXTRA)
 
 
 def _list_folder(remote: RemoteSource, path: str) -> list[RemoteEntry]:
     """What a folder lists."""
     if remote.is_web:
         return _list_page(remote.opened, path)
-    entries = remote.opened.ls(path, detail=True)
-    found = []
+    entries = []
     base = path.rstrip("/") + "/" if path.strip("/") else path
-    for entry in entries:
-        inner = str(entry["name"])
-        if inner.rstrip("/") == path.rstrip("/"):
-            if entry["type"] == "file" and len(entries) == 1 and not inner.endswith("/"):
+    listed = remote.opened.ls(path, detail=True)
+    for facts in listed:
+        inner, is_folder = str(facts["name"]), facts["type"] == "directory"
+        is_marker = inner.endswith("/") and not is_folder
+        if inner.rstrip("/") == path.rstrip("/"):  # the folder itself
+            if facts["type"] == "file" and len(listed) == 1 and not is_marker:
                 raise input_error(
                     Reason.NO_INPUT,
                     "is a file",
@@ -390,15 +409,9 @@ def _list_folder(remote: RemoteSource, path: str) -> list[RemoteEntry]:
                     "Give the folder that holds it",
                     file=remote.url,
                 )
-            continue  # the marker of the folder itself
-        name = inner.removeprefix(base)
-        is_marker = name.endswith("/") and entry["type"] != "directory"
-        found += (
-            []
-            if is_marker
-            else [(name.removesuffix("/"), inner, entry, entry["type"] == "directory")]
-        )
-    return found
+        elif not is_marker:
+            entries.append((inner.removeprefix(base).removesuffix("/"), inner, facts, is_folder))
+    return entries
 
 
 class _PageLinks(HTMLParser):
@@ -416,96 +429,92 @@ class _PageLinks(HTMLParser):
 
 def _list_page(opened: Any, url: str) -> list[RemoteEntry]:
     """As `_list_folder`, from the links of a page to what is below it."""
+    base, text = _read_page(opened, url)
+    entries: dict[str, RemoteEntry] = {}
+    for link in _PageLinks(text).links:
+        target = _resolve_link(link, url, base)
+        if target.startswith(url) and target != url:
+            name = target.removeprefix(url)
+            entries[target] = (unquote(name).removesuffix("/"), target, {}, name.endswith("/"))
+    return [entry for entry in entries.values() if entry[0] != ".."]  # the folder above
+
+
+def _read_page(opened: Any, url: str) -> tuple[str, str]:
+    """The URL that answers for `url` after redirections, and the text of the page, if it is one."""
     with opened.open(url, "rb", block_size=0, size=1) as page:  # a size saves a request
+        base = urljoin(str(page.r.url), ".")
         if page.r.headers.get("Content-Type", "text/html").partition(";")[0] != "text/html":
-            return []
-        # after redirections; the files are asked for below `url`, where they are redirected too
-        here = urljoin(str(page.r.url), ".")
+            return base, ""
         text = bytearray()
         while block := page.read(CHUNK):
             text += block
             if len(text) > MAX_PAGE:
-                raise input_error(
-                    Reason.RESOURCE_LIMIT,
-                    f"a listing of more than {format_size(MAX_PAGE)}",
-                    file=url,
-                )
-    found: dict[str, RemoteEntry] = {}
-    for link in _PageLinks(text.decode(errors="replace")).links:
-        if re.search(r"[?#]", link):  # another order of the same page
-            continue
-        relative = "" if re.match(r"[A-Za-z][\w+.-]*:|/", link) else link.removeprefix("./")
-        target = url + relative if relative else urljoin(here, link)
-        if not target.startswith(url) and target.startswith(here):
-            target = url + target.removeprefix(here)
-        if target.startswith(url) and target != url:
-            name = target.removeprefix(url)
-            found[target] = (unquote(name).removesuffix("/"), target, {}, name.endswith("/"))
-    return [entry for entry in found.values() if entry[0] != ".."]  # the link to the folder above
+                problem = f"a listing of more than {format_size(MAX_PAGE)}"
+                raise input_error(Reason.RESOURCE_LIMIT, problem, file=url)
+    return base, text.decode(errors="replace")
+
+
+def _resolve_link(link: str, url: str, base: str) -> str:
+    """The target of a link of the page `url`, which `base` has answered.
+
+    What is below `base` is asked for below `url`, where it is redirected too. Empty for another
+    order of the same page.
+    """
+    if re.search(r"[?#]", link):
+        return ""
+    if not re.match(r"[A-Za-z][\w+.-]*:|/", link):
+        return url + link.removeprefix("./")
+    target = urljoin(base, link)
+    if not target.startswith(url) and target.startswith(base):
+        return url + target.removeprefix(base)
+    return target
 
 
 def _read_facts(path: str, facts: Mapping[str, object]) -> RemoteFile | None:
     size = facts.get("size")
     if not isinstance(size, int) or size < 0 or facts.get("type", "file") != "file":
         return None
-    return RemoteFile(
-        path, size, next((str(facts[key]).strip('"') for key in VERSIONS if facts.get(key)), "")
-    )
+    versions = (str(facts[key]).strip('"') for key in VERSIONS if facts.get(key))
+    return RemoteFile(path, size, next(versions, ""))
 
 
 def _find_name_fault(name: str) -> Finding | None:
     """Why a remote name is not used as a path."""
     parts = name.split("/")
-    if (
-        name.startswith("/")
-        or any(part.strip(". ") == "" and part for part in parts)
-        or "\\" in name
-        or ".." in parts
-    ):
-        return Finding(
-            Reason.PATH_ESCAPE,
-            f"a file is called {safe_text(name)}",
-            "which may leave the folder",
-            "It is not read",
-        )
-    if (
+    leaves = any(part and not part.strip(". ") for part in parts)
+    if leaves or name.startswith("/") or "\\" in name:
+        code, requirement = Reason.PATH_ESCAPE, "which may leave the folder"
+    elif (
         not name.isprintable()
         or "" in parts
         or any(len(part.encode(errors="replace")) > 200 for part in parts)
         or len(name) > 1000
     ):
-        return Finding(
-            Reason.FILE_NAME,
-            f"a file is called {safe_text(name)}",
-            "which cannot be the name of a file here",
-            "It is not read",
-        )
-    return None
+        code, requirement = Reason.FILE_NAME, "which cannot be the name of a file here"
+    else:
+        return None
+    return Finding(code, f"a file is called {safe_text(name)}", requirement, "It is not read")
 
 
 def _select_files(remote: RemoteSource, listed: Mapping[str, RemoteFile | None]) -> None:
-    """The files of a listing that can lie in one folder; names that are equal but for case or
-    accents, or a file's and a folder's, cannot.
+    """Add the files of a listing that can lie in one folder to the source, others to its faults.
+
+    Names that are equal but for case or accents, or a file's and a folder's, cannot.
     """
     owners: dict[str, list[str]] = {}
-    folders = {
-        _fold(name.rsplit("/", depth)[0])
-        for name in listed
-        for depth in range(1, name.count("/") + 1)
-    }
+    folders = set()
     for name in listed:
         owners.setdefault(_fold(name), []).append(name)
+        depths = range(1, name.count("/") + 1)
+        folders |= {_fold(name.rsplit("/", depth)[0]) for depth in depths}
     for folded, names in sorted(owners.items()):
         for name in names:
             file = listed[name]
             if len(names) > 1 or folded in folders:
                 other = next((other for other in names if other != name), f"the folder {name}")
-                problem, requirement = (
-                    f"has the name of {safe_text(other)} where case and accents do not count",
-                    "neither is read",
-                )
+                problem = f"has the name of {safe_text(other)} where case and accents do not count"
                 remote.rejected[name] = Finding(
-                    Reason.DUPLICATE_KEY, problem, requirement, "Rename one", file=name
+                    Reason.DUPLICATE_KEY, problem, "neither is read", "Rename one", file=name
                 )
             elif file is None:
                 remote.rejected[name] = Finding(
@@ -539,62 +548,50 @@ class _Download:
         """Raises UserError; what is finished by then is kept."""
         storage.remove_temporary_files(self.folder)
         self._remove_others()
-        left = self._find_missing()
-        need = sum(file.size for file in left.values())
+        missing = self._find_missing()
+        need = sum(file.size for file in missing.values())
         self.done = self.remote.size - need
         storage.require_space(self.folder, int(need + CACHE_RATIO * self.remote.size))
         storage.make_folder(self.folder / PARTS)
         free = format_size(measure_free(self.folder))
-        step = f"download {len(left)} files, {format_size(need)} ({free} free)"
+        step = f"download {len(missing)} files, {format_size(need)} ({free} free)"
         with ThreadPool(CONNECTIONS) as pool:
+            finished = pool.imap_unordered(lambda item: self._bring(*item), missing.items())
             try:
-                for _ in _watch(
-                    pool.imap_unordered(lambda item: self._bring(*item), left.items()), self.stop
-                ):
+                for _ in _watch(finished, self.stop):
                     self.show(step, self.done // 1_000_000, -(-self.remote.size // 1_000_000))
             finally:
                 self.is_over.set()
         storage.remove_folder(self.folder / PARTS)
 
     def _find_missing(self) -> dict[str, RemoteFile]:
-        """The files that an earlier try did not finish, or whose version or content here is another
-        one.
-        """
-        known: dict[str, list[Any]] = {}
+        """The files that an earlier try did not finish, or that have changed here or there."""
+        finished: dict[str, list[Any]] = {}
         with suppress(FileNotFoundError):
             for line in (self.folder / FINISHED).read_bytes().splitlines():
                 with suppress(ValueError, TypeError):
                     name, *facts = json.loads(line)
-                    known[name] = facts
+                    finished[name] = facts
         missing = {}
         for name, file in self.remote.files.items():
             self.stop.check()
-            size, version, digest = known.get(name, (None, "", ""))
-            place = self.folder / name
-            if (
-                not version
-                or (size, version) != (file.size, file.version)
-                or not place.is_file()
-                or storage.hash_file(place) != digest
-            ):
+            size, version, digest = finished.get(name, (None, "", ""))
+            path = self.folder / name
+            is_same = version and (size, version) == (file.size, file.version)
+            if not is_same or not path.is_file() or storage.hash_file(path) != digest:
                 missing[name] = file
         return missing
 
     def _remove_others(self) -> None:
-        """Remove files of an earlier listing, what is no file in the place of one, and parts of
-        earlier versions.
-        """
-        found = scan_folder(self.folder)
-        for name in [*found.files, *found.rejected]:
-            if name not in self.remote.files or name in found.rejected:
-                (storage.remove_folder if (self.folder / name).is_dir() else storage.remove_file)(
-                    self.folder / name
-                )
-        wanted = {self._locate_part(name, file).name for name, file in self.remote.files.items()}
-        for path in (
-            storage.list_folder(self.folder / PARTS) if (self.folder / PARTS).is_dir() else []
-        ):
-            if path.name not in wanted:
+        """Remove what the listing does not have: files, odd things in their place, old parts."""
+        scanned = scan_folder(self.folder)
+        for name in scanned.rejected.keys() | (scanned.files.keys() - self.remote.files.keys()):
+            path = self.folder / name
+            (storage.remove_folder if path.is_dir() else storage.remove_file)(path)
+        wanted = {self._locate_part(name, file) for name, file in self.remote.files.items()}
+        parts = self.folder / PARTS
+        for path in storage.list_folder(parts) if parts.is_dir() else []:
+            if path not in wanted:
                 storage.remove_file(path)
 
     def _locate_part(self, name: str, file: RemoteFile) -> Path:
@@ -604,41 +601,36 @@ class _Download:
         """Bring one file: in one piece, or on from its part. Raises UserError."""
         for _ in range(TRIES):
             digest = self._bring_version(name, file)
-            now = _retry(partial(self.remote.stat, file.path), self.remote.url, name, self.stop)
+            part = self._locate_part(name, file)
+            now = _retry(partial(self.remote.stat, file.path), self.remote, name, self.stop)
             if now == file and digest:
                 target = self.folder / name
                 storage.make_folder(target.parent)
                 storage.remove_folder(target)  # where an earlier listing had one
-                storage.rename(self._locate_part(name, file), target)
+                storage.rename(part, target)
                 with self.guard:
-                    storage.append_line(
-                        self.folder / FINISHED, [name, file.size, file.version, digest]
-                    )
+                    line = [name, file.size, file.version, digest]
+                    storage.append_line(self.folder / FINISHED, line)
                 return
-            storage.remove_file(self._locate_part(name, file))
+            storage.remove_file(part)
             self.remote.opened.invalidate_cache()
             if now is None:
                 break
             if now == file and self.remote.is_web:
-                problem, hint = (
-                    "is longer than the server states",
-                    "Bring the folder here by other means",
-                )
                 raise input_error(
                     Reason.IO_ERROR,
-                    problem,
+                    "is longer than the server states",
                     f"expected {file.size} bytes",
-                    hint,
-                    file=self._show(name),
+                    "Bring the folder here by other means",
+                    file=self.remote.locate(name),
                 )
             file = now
-        hint = f"Wait until nothing writes there. {RETRY_HINT}"
         raise input_error(
             Reason.IO_ERROR,
             "changed while it was read",
             "expected files that stay as they are",
-            hint,
-            file=self._show(name),
+            f"Wait until nothing writes there. {RETRY_HINT}",
+            file=self.remote.locate(name),
         )
 
     def _check(self) -> None:
@@ -649,15 +641,13 @@ class _Download:
                 Reason.INTERRUPTED, "another file has failed", exit_code=Exit.INTERRUPTED
             )
 
-    def _show(self, name: str) -> str:
-        return f"{self.remote.url.rstrip('/')}/{name}"
-
     def _bring_version(self, name: str, file: RemoteFile) -> str:
-        """Fill the part of one version of a file; its SHA-256, empty where it is another one. A
-        broken connection is taken up where it broke.
+        """Fill the part of one version of a file; its SHA-256, empty where it is another version.
+
+        A broken connection is taken up where it broke.
         """
-        part, left = self._locate_part(name, file), TRIES
-        if not file.version or not part.is_file():
+        part, tries = self._locate_part(name, file), TRIES
+        if not file.version or not part.is_file() or part.stat().st_size > file.size:
             storage.create_file(part)
         while True:
             self._check()
@@ -666,67 +656,65 @@ class _Download:
                 return self._fill(part, name, file)
             except Exception as error:
                 raise_system_error(error, stored=False)
-                fault = _describe_failure(error, self.remote.url, name)
-                left = TRIES if part.stat().st_size > before else left - 1
-                if not left or fault.exit_code != Exit.RESOURCES or isinstance(error, UserError):
+                fault = _describe_failure(error, self.remote.locate(name), is_file=True)
+                tries = TRIES if part.stat().st_size > before else tries - 1
+                if not tries or fault.exit_code != Exit.RESOURCES or isinstance(error, UserError):
                     raise fault from None
                 if type(error).__name__ == "FileExpired":
                     return ""  # another version, which `_bring` finds
-            _wait_between_tries(TRIES - left, self.stop)
+            _wait_between_tries(TRIES - tries, self.stop)
 
     def _fill(self, part: Path, name: str, file: RemoteFile) -> str:
-        """Append what a part lacks; its SHA-256, empty where a web server sends more than it has
-        stated. Raises UserError.
+        """Append what a part lacks; its SHA-256.
+
+        Empty where a web server sends more than it has stated. Raises UserError.
         """
-        total, at = hashlib.sha256(), 0
-        with part.open("rb") as known:
-            while block := known.read(CHUNK):
-                total.update(block)
-                at += len(block)
-        if at < file.size:
-            with self._open(file.path, at) as stream:
-                # the server sends all of it
-                if self.remote.is_web and at and stream.r.status != 206:
+        with part.open("rb") as stored:
+            total = hashlib.file_digest(stored, "sha256")
+            size = stored.tell()
+        if size < file.size:
+            with self._open(file.path, size) as stream:
+                if not self._is_resumed(stream, name, size):
                     storage.create_file(part)
-                    total, at = hashlib.sha256(), 0
-                elif (
-                    self.remote.is_web
-                    and at
-                    and not stream.r.headers.get("Content-Range", "").startswith(f"bytes {at}-")
-                ):
-                    found, wanted = (
-                        "the server sends another part of the file",
-                        f"asked for its bytes from {at} on",
-                    )
-                    raise input_error(
-                        Reason.IO_ERROR,
-                        found,
-                        wanted,
-                        "Bring the folder here by other means",
-                        file=self._show(name),
-                    )
-                while at < file.size and (block := stream.read(min(CHUNK, file.size - at))):
+                    total, size = hashlib.sha256(), 0
+                while size < file.size and (block := stream.read(min(CHUNK, file.size - size))):
                     self._check()
                     storage.append_bytes(part, block)
                     total.update(block)
-                    at += len(block)
+                    size += len(block)
                     self.done += len(block)
-                if self.remote.is_web and at == file.size and stream.read(1):
+                if self.remote.is_web and size == file.size and stream.read(1):
                     return ""
-        if at != file.size:
-            storage.create_file(part) if at > file.size else None
+        if size != file.size:
             raise _EndedEarlyError
         storage.sync_file(part)
         return total.hexdigest()
 
-    def _open(self, path: str, at: int) -> Any:
-        """The stream of a remote file from byte `at` on."""
-        if self.remote.is_web:
-            return self.remote.opened.open(
-                path, "rb", block_size=0, size=1, headers={"Range": f"bytes={at}-"} if at else {}
+    def _is_resumed(self, stream: Any, name: str, start: int) -> bool:
+        """Whether a server sends the bytes from `start` on and not all; raises UserError where it
+        sends others.
+        """
+        if not self.remote.is_web or not start:
+            return True
+        if stream.r.status != 206:
+            return False
+        if not stream.r.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise input_error(
+                Reason.IO_ERROR,
+                "the server sends another part of the file",
+                f"asked for its bytes from {start} on",
+                "Bring the folder here by other means",
+                file=self.remote.locate(name),
             )
+        return True
+
+    def _open(self, path: str, start: int) -> Any:
+        """The stream of a remote file from byte `start` on."""
+        if self.remote.is_web:
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            return self.remote.opened.open(path, "rb", block_size=0, size=1, headers=headers)
         stream = self.remote.opened.open(path, "rb", block_size=CHUNK, cache_type="none")
-        stream.seek(at)
+        stream.seek(start)
         return stream
 
 
@@ -744,14 +732,15 @@ def _watch(results: Any, stop: StopFlag) -> Iterator[Any]:
 
 def _wait_between_tries(count: int, stop: StopFlag) -> None:
     until = time.monotonic() + PAUSE * 2 ** max(0, count - 1)
-    while (left := until - time.monotonic()) > 0:
+    while (rest := until - time.monotonic()) > 0:
         stop.check()
-        time.sleep(min(left, 0.2))
+        time.sleep(min(rest, 0.2))
 
 
-def _retry(call: Callable[[], T], url: str, name: str, stop: StopFlag) -> T:
-    """The result of `call`, tried a few times where the server or the network fails. Raises
-    UserError.
+def _retry(call: Callable[[], T], remote: RemoteSource, name: str, stop: StopFlag) -> T:
+    """The result of `call`, tried a few times where the server or the network fails.
+
+    `name`: the file or folder that it asks for. Raises UserError.
     """
     for count in range(1, TRIES + 1):
         stop.check()
@@ -761,71 +750,57 @@ def _retry(call: Callable[[], T], url: str, name: str, stop: StopFlag) -> T:
             raise
         except Exception as error:
             raise_system_error(error, stored=False)
-            fault = _describe_failure(error, url, name)
+            is_file = name != "" and not name.endswith("/")
+            fault = _describe_failure(error, remote.locate(name), is_file=is_file)
             if count == TRIES or fault.exit_code != Exit.RESOURCES:
                 raise fault from None
         _wait_between_tries(count, stop)
     raise AssertionError
 
 
-def _describe_failure(error: BaseException, url: str, name: str) -> UserError:
-    """An error of a remote file system; exit 6 where another try may succeed. Its text is not
-    shown: it may hold credentials.
+def _describe_failure(error: BaseException, url: str, *, is_file: bool = False) -> UserError:
+    """An error of a remote file system; exit 6 where another try may succeed.
+
+    Its text is not shown: it may hold credentials. `is_file`: `url` is a file that was listed.
     """
     if isinstance(error, UserError):
         return error
-    if isinstance(error, FileNotFoundError) and type(error.__cause__).__module__.startswith(
-        ("aiohttp", "asyncio")
-    ):
-        error = error.__cause__ or error  # fsspec gives every failure of a web server that name
-    where = f"{url.rstrip('/')}/{name}" if name else url
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    status = getattr(error, "status", 0) or 0
-    if isinstance(error, PermissionError) or status in {401, 403} or kinds & NO_ACCESS:
-        hint = "Give credentials in the environment, as its own tools take them"
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith(WEB_CLIENTS):
+        assert cause is not None
+        error = cause  # fsspec gives every failure of a web server that name
+    status = getattr(error, "status", 0)
+    signs = {kind.__name__ for kind in type(error).__mro__} | {status}
+    if signs & NO_ACCESS:
         return input_error(
             Reason.IO_ERROR,
             "no permission",
             "expected to be allowed to list and read it",
-            hint,
-            file=where,
+            "Give credentials in the environment, as its own tools take them",
+            file=url,
         )
-    if isinstance(error, FileNotFoundError | NotADirectoryError) or status in {404, 410}:
-        if name and not name.endswith("/"):
-            return usage_error(
-                "it is no longer there",
-                "expected the file that was listed",
-                RETRY_HINT,
-                code=Reason.NOT_FOUND,
-                file=where,
-            )
-        hint = "Check the path. Of a single file, give the folder that it lies in"
-        return usage_error(
-            "there is no such folder",
-            "expected the URL of a folder",
-            hint,
-            code=Reason.NOT_FOUND,
-            file=where,
-        )
-    refused = 400 <= status < 500 and status not in TRANSIENT_STATUS
-    refused = refused or getattr(error, "errno", None) in REFUSALS
-    if "FileExpired" in kinds or (
-        not refused and (isinstance(error, OSError | TimeoutError) or kinds & TRANSIENT)
-    ):
-        hint = f"Check the network. {RETRY_HINT}"
-        problem = (
-            "ends before the size that the server states"
-            if isinstance(error, _EndedEarlyError)
-            else "the server does not answer"
-        )
-        return UserError(
-            Reason.IO_ERROR, problem, f"tried {TRIES} times", hint, where, exit_code=Exit.RESOURCES
-        )
-    problem = f"the server refuses the request ({status or type(error).__name__})"
+    if signs & ABSENT:
+        problem, requirement, hint = ABSENT_FILE if is_file else ABSENT_FOLDER
+        return usage_error(problem, requirement, hint, code=Reason.NOT_FOUND, file=url)
+    if _is_transient(error, signs, status):
+        problem = "the server does not answer"
+        if isinstance(error, _EndedEarlyError):
+            problem = "ends before the size that the server states"
+        tried, hint = f"tried {TRIES} times", f"Check the network. {RETRY_HINT}"
+        return UserError(Reason.IO_ERROR, problem, tried, hint, url, exit_code=Exit.RESOURCES)
     return input_error(
         Reason.IO_ERROR,
-        problem,
+        f"the server refuses the request ({status or type(error).__name__})",
         "expected a folder that can be listed",
         "Check the URL",
-        file=where,
+        file=url,
     )
+
+
+def _is_transient(error: BaseException, signs: set[str | int], status: int) -> bool:
+    """Whether another try may succeed."""
+    if "FileExpired" in signs:
+        return True
+    if 400 <= status < 500 and status not in TRANSIENT_STATUS:
+        return False
+    return bool(signs & TRANSIENT) and getattr(error, "errno", None) not in REFUSALS

@@ -1,4 +1,4 @@
-"""One group of units, in this process or in a worker: hash, compare, read, quarantine, write.
+"""Ingests one group of units: hash, compare, read, quarantine, write.
 
 Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names
 and sizes near the cut alone, so a unit that is added, removed or corrected changes its own shard
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
@@ -24,11 +24,19 @@ from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_report import report_rows, report_unit
 from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Level,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+)
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
-from bitimely_core.schemas.ingest import CachedPart, CachedUnit
+from bitimely_core.schemas.ingest import CachedPart, CachedRecording, CachedUnit, TableReport
 from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 
@@ -39,6 +47,10 @@ COPY_BYTES = 1 << 10
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 # faults that may be gone the next time
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}
+
+
+Stamps = dict[str, tuple[int, int]]
+"""File -> its size in bytes and time of change in nanoseconds, when it was hashed."""
 
 
 class IngestTask(NamedTuple):
@@ -93,38 +105,16 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     or of this machine; never those of a unit.
     """
     entries: dict[str, CachedUnit] = {}
-    changed: set[str] = set()
-    stamps: dict[str, tuple[int, int]] = {}
-
-    @functools.cache
-    def is_intact(name: str | None) -> bool:
-        if name is None:
-            return True
-        facts = task.files.get(name)
-        return facts is not None and not manifests.find_damage(
-            task.out, {"files": {name: facts.model_dump()}}
-        )
-
+    stamps: Stamps = {}
     for unit in task.units:
         alive(unit.name)
-        entry = entries[unit.name] = _hash_unit(unit, task, stamps)
-        previous = task.previous.get(unit.name)
-        if entry.report is None:
-            if (
-                previous
-                and entry.key
-                and entry.key == previous.key
-                and all(is_intact(name) for name in previous.shard)
-            ):
-                entries[unit.name] = previous
-            else:
-                changed.add(unit.name)
+        entries[unit.name] = _hash_unit(unit, task, stamps)
+    entries |= _find_unchanged(entries, task)
+    changed = {name for name, entry in entries.items() if entry.report is None}
     files = None if changed else _find_complete_shard(entries, task.files)
     if files is not None:
         return CachedPart(units=entries, files=files)
-    kept, figures = _read_cached(
-        [entry for name, entry in entries.items() if name not in changed], task.out
-    )
+    cached, figures = _read_cached(entries.values(), task.out)
     records: list[Record] = []
     for unit in task.units:
         if unit.name in changed:
@@ -132,16 +122,30 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
             entries[unit.name], read = _read_unit(unit, task, entries[unit.name], stamps)
             records += read
         else:
-            records += [kept[row[0]] for row in entries[unit.name].recordings]
+            records += [cached[row.recording_id] for row in entries[unit.name].recordings]
     alive("")
     shard, files = shards.write_shard(task.out, records, task.dataset, figures)
-    shard_of = {
-        name: tuple(shard) if entry.recordings else (None, None) for name, entry in entries.items()
-    }
     units = {
-        name: entry.model_copy(update={"shard": shard_of[name]}) for name, entry in entries.items()
+        name: entry.model_copy(update={"shard": tuple(shard) if entry.recordings else (None, None)})
+        for name, entry in entries.items()
     }
     return CachedPart(units=units, files=files)
+
+
+def _find_unchanged(entries: dict[str, CachedUnit], task: IngestTask) -> dict[str, CachedUnit]:
+    """The results of an earlier ingest that still hold: same key, and shards that are intact."""
+    unchanged = {
+        name: previous
+        for name, previous in task.previous.items()
+        if previous.key and previous.key == entries[name].key
+    }
+    used = {name for entry in unchanged.values() for name in entry.shard}
+    intact: set[str | None] = {None}
+    for name, facts in task.files.items():
+        stored = {"files": {name: facts.model_dump()}}
+        if name in used and not manifests.find_damage(task.out, stored):
+            intact.add(name)
+    return {name: entry for name, entry in unchanged.items() if intact.issuperset(entry.shard)}
 
 
 def _find_complete_shard(
@@ -151,42 +155,36 @@ def _find_complete_shard(
     pairs = {entry.shard for entry in entries.values() if entry.recordings}
     if len(pairs) > 1:
         return None
-    pair = next(iter(pairs), (None, None))
-    rows = [row for entry in entries.values() for row in entry.recordings]
-    counts = sum(row[3] for row in rows), sum(row[4] for row in rows)
-    if any(
-        name is not None and files[name].rows != count
-        for name, count in zip(pair, counts, strict=True)
-    ):
+    names = [name for name in next(iter(pairs), (None, None)) if name]
+    signals = sum(row.signals for entry in entries.values() for row in entry.recordings)
+    if names and files[names[0]].rows != signals:  # other recordings are in it too
         return None
-    return {name: files[name] for name in pair if name is not None}
+    return {name: files[name] for name in names}
 
 
 def _read_cached(
-    entries: list[CachedUnit], out: Path
-) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
+    entries: Iterable[CachedUnit], folder: Path
+) -> tuple[dict[str, Record], shards.FigureTexts]:
     """recording_id -> record, of units that are in the cache; and their quality figures."""
     records: dict[str, Record] = {}
-    figures: dict[tuple[str, str, float], str] = {}
-    for pair in sorted({entry.shard for entry in entries if entry.recordings}):
-        subjects = {
-            row[0]: row[2] for entry in entries if entry.shard == pair for row in entry.recordings
-        }
-        records |= {
-            record.recording_id: record
-            for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)
-        }
-        figures |= shards.read_figures(out, shards.CacheShard(*pair), subjects)
+    figures: shards.FigureTexts = {}
+    attributes: dict[tuple[str | None, str | None], dict[str, Any]] = {}  # by shard and recording
+    for entry in entries:
+        for row in entry.recordings:
+            attributes.setdefault(entry.shard, {})[row.recording_id] = row.attributes
+    for pair, subjects in attributes.items():
+        shard = shards.CacheShard(*pair)
+        for record in shards.read_shard(folder, shard, subjects):
+            records[record.recording_id] = record
+        figures |= shards.read_figures(folder, shard, subjects)
     return records, figures
 
 
-def _hash_unit(
-    unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]
-) -> CachedUnit:
-    """A unit before it is read: hashes of its files, its key, and its report when it is quarantined
-    already.
+def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: Stamps) -> CachedUnit:
+    """A unit before it is read: hashes of its files and its key.
 
-    Adds size and time of each file to `stamps`.
+    A unit that is quarantined already has its report too. Adds size and time of each file to
+    `stamps`.
     """
     sources: dict[str, str] = {}
     hint = "Report it, with the file if you may share it"
@@ -200,15 +198,14 @@ def _hash_unit(
             stamps[file] = _stat_file(path)
             sources[file] = storage.hash_file(path)
         except OSError as error:
-            faults.append(_describe_unreadable(error, path, file))
+            faults.append(describe_unreadable(error, path, file))
             continue
         listed = task.checksums.get(file)
         if listed is not None and listed != sources[file]:
             faults.append(describe_mismatch(file, sources[file], listed))
     if faults or unit.read is None:
-        return CachedUnit(
-            key=None, sources=sources, report=report_unit(unit, [*unit.findings, *faults])
-        )
+        report = report_unit(unit, [*unit.findings, *faults])
+        return CachedUnit(key=None, sources=sources, report=report)
     key = None
     # arguments that cannot be compared: the unit is read every time
     with contextlib.suppress(TypeError):
@@ -225,168 +222,176 @@ def _stat_file(path: Path) -> tuple[int, int]:
     return info.st_size, info.st_mtime_ns
 
 
-def describe_mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Finding:
+def describe_mismatch(file: str, digest: str, listed: str, *, level: Level = "error") -> Finding:
     """A file differs from its line in SHA256SUMS.txt."""
-    texts = (
-        f"sha256 is {found[:16]}",
-        f"SHA256SUMS.txt says {safe_text(listed[:16])}",
-        "Download the file again",
-    )
     return Finding(
         Reason.SOURCE_CHECKSUM,
-        *texts,
+        f"sha256 is {digest[:16]}",
+        f"SHA256SUMS.txt says {safe_text(listed[:16])}",
+        "Download the file again",
         level=level,
         file=file,
-        found=found[:16],
+        found=digest[:16],
         expected=listed[:16],
     )
 
 
 def _hash_samples(record: Record) -> str:
-    """The same for recordings with the same samples, whatever their files say of them; empty where
-    all channels are constant.
+    """The same for recordings with the same samples, whatever their files say of them.
+
+    Empty where all channels are constant.
     """
+    if not any((signal.samples != signal.samples[:1]).any() for signal in record.signals):
+        return ""
     digest = hashlib.blake2b(digest_size=16)
     for signal in record.signals:
         digest.update(signal.samples.data)
-    return (
-        digest.hexdigest()
-        if any((signal.samples != signal.samples[:1]).any() for signal in record.signals)
-        else ""
-    )
+    return digest.hexdigest()
 
 
 def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Warnings about recordings of two subjects that are equal to the sample: one of them is the
-    other's.
+    """Warnings about recordings of two subjects that are equal to the sample.
 
-    Between units those of less than `COPY_BYTES` may be equal by chance.
+    One of them is the other's. Units of less than `COPY_BYTES` may be equal by chance.
     """
-    owners: dict[str, list[tuple[str, str]]] = {}
-    for name, unit in sorted(entries.items()):
-        file = max(unit.sources, key=lambda file: sizes.get(file, 0), default=name)
-        # digest -> subject and recording that have it first
-        within: dict[str, tuple[str, str]] = {}
-        pairs: list[str] = []
-        for (recording, subject, *_), digest in zip(unit.recordings, unit.samples, strict=False):
-            if digest:
-                owner, first = within.setdefault(digest, (subject, recording))
-                pairs += (
-                    [f"{safe_text(recording)} as {safe_text(first)}"] if owner != subject else []
-                )
-        for digest, (subject, _) in within.items() if sizes.get(file, 0) >= COPY_BYTES else ():
-            owners.setdefault(digest, []).append((subject, file))
-        if pairs:
-            problem = f"recordings with the samples of another subject's: {len(pairs)}, {pairs[0]}{' and so on' * (len(pairs) > 1)}"
-            # of several files none is known to hold them
-            place = file if len(unit.sources) == 1 else name
-            requirement, shown = "they can be in training and test", tuple(pairs[:5])
-            yield input_warning(
-                Reason.DUPLICATE_ACROSS_SPLITS,
-                problem,
-                requirement,
-                "Remove the wrong ones",
-                file=place,
-                count=len(pairs),
-                examples=shown,
-            )
-    for same in owners.values():
-        subject, first = same[0]
-        copies = list(
-            dict.fromkeys(file for other, file in same if other != subject and file != first)
-        )
+    holders: dict[str, list[tuple[str, str]]] = {}  # hash of samples -> subjects and files
+    for name, entry in sorted(entries.items()):
+        file = max(entry.sources, key=lambda file: sizes.get(file, 0), default=name)
+        first, copies = _find_copies_within(entry)
+        if sizes.get(file, 0) >= COPY_BYTES:
+            for digest, subject in first.items():
+                holders.setdefault(digest, []).append((subject, file))
         if copies:
-            more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-            problem = f"has the same samples as {safe_text(Path(copies[0]).name)}{more}, of another subject"
-            requirement = "one recording under two subjects can be in training and test"
-            hint = "Remove the wrong one, or give both the same subject"
+            others = " and so on" if len(copies) > 1 else ""
             yield input_warning(
                 Reason.DUPLICATE_ACROSS_SPLITS,
-                problem,
-                requirement,
-                hint,
-                file=first,
+                "recordings with the samples of another subject's: "
+                f"{len(copies)}, {copies[0]}{others}",
+                "they can be in training and test",
+                "Remove the wrong ones",
+                # any of several files may hold them
+                file=file if len(entry.sources) == 1 else name,
                 count=len(copies),
+                examples=tuple(copies[:5]),
             )
+    for subjects in holders.values():
+        yield from _warn_of_copies(*subjects)
 
 
-def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Finding:
-    """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks
-    resources.
+def _find_copies_within(entry: CachedUnit) -> tuple[dict[str, str], list[str]]:
+    """Hash of samples -> the subject that has them first; and the copies that others have."""
+    first: dict[str, CachedRecording] = {}
+    copies = []
+    for row, digest in zip(entry.recordings, entry.samples, strict=True):
+        if digest:
+            original = first.setdefault(digest, row)
+            if original.subject_id != row.subject_id:
+                copies.append(
+                    f"{safe_text(row.recording_id)} as {safe_text(original.recording_id)}"
+                )
+    return {digest: row.subject_id for digest, row in first.items()}, copies
+
+
+def _warn_of_copies(first: tuple[str, str], *others: tuple[str, str]) -> Iterator[Finding]:
+    """A warning where units of other subjects have the same samples; (subject, file) of each."""
+    subject, file = first
+    copied = list(dict.fromkeys(name for who, name in others if who != subject and name != file))
+    if copied:
+        rest = f" and {len(copied) - 1} more" if len(copied) > 1 else ""
+        yield input_warning(
+            Reason.DUPLICATE_ACROSS_SPLITS,
+            f"has the same samples as {safe_text(Path(copied[0]).name)}{rest}, of another subject",
+            "one recording under two subjects can be in training and test",
+            "Remove the wrong one, or give both the same subject",
+            file=file,
+            count=len(copied),
+        )
+
+
+def describe_unreadable(
+    error: OSError, path: Path, file: str, *, level: Level = "error"
+) -> Finding:
+    """A file of the source that cannot be read.
+
+    Raises UserError (exit 6) when this machine lacks resources.
     """
     raise_system_error(error, path, stored=False)
-    return Finding(
-        Reason.IO_ERROR, f"cannot be read ({error.strerror or type(error).__name__})", file=file
-    )
+    problem = f"cannot be read ({error.strerror or type(error).__name__})"
+    return Finding(Reason.IO_ERROR, problem, level=level, file=file)
 
 
 def _read_unit(
-    unit: IngestUnit, task: IngestTask, entry: CachedUnit, stamps: dict[str, tuple[int, int]]
+    unit: IngestUnit, task: IngestTask, entry: CachedUnit, stamps: Stamps
 ) -> tuple[CachedUnit, list[Record]]:
     """Read a unit: its result and its records, none when it is quarantined."""
-    assert unit.read is not None
-    file = unit.files[0] if unit.files else unit.name
+    file = next(iter(unit.files), unit.name)
     try:
-        with use_encoding(task.encoding):
-            read = unit.read()
-        content = read if isinstance(read, Records) else Records(records=[read])
-        records = [
-            shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records
-        ]
-        if not records and not content.rows:
-            raise ValueError("a unit without records")
-        digest = shards.hash_content(records)
-        for name in entry.sources:
-            if task.root is not None and _stat_file(task.root / name) != stamps[name]:
-                raise input_error(
-                    Reason.IO_ERROR,
-                    "changed while it was read",
-                    hint="Repeat the command",
-                    file=name,
-                )
+        content = _read_content(unit, task)
+        digest = shards.hash_content(content.records)
+        _check_stamps(entry.sources, task.root, stamps)
     except Exception as error:
         return _quarantine_unit(unit, entry, describe_failure(error, task.root, file)), []
-    findings = [
-        *unit.findings,
-        *content.findings,
-        *(finding for record in records for finding in record.findings),
-    ]
-    findings = [_make_relative(finding, task.root) for finding in findings]
+    records = content.records
     tables = [report_rows(rows) for rows in content.rows]
-    lost = {
-        code: count
-        for table in tables
-        for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())
-    }
-    if lost and not any(finding.level != "info" for finding in findings):
-        findings += [
-            input_warning(Reason(code), f"{count} rows", count=count, file=file)
-            for code, count in lost.items()
-        ]
-    repeated = report_repeated_blocks(
-        records, [] if task.root is None else [task.root / name for name in unit.files]
-    )
-    findings += [
-        *report_constant_stretches(records),
-        *(_make_relative(one, task.root) for one in repeated),
-    ]
-    samples, channels = (
-        sum(map(_count_samples, records)),
-        {signal.channel for record in records for signal in record.signals},
-    )
-    report = report_unit(unit, findings, content=digest, samples=samples, channels=len(channels))
-    recordings = [
-        (r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations))
-        for r in records
-    ]
+    of_records = [finding for record in records for finding in record.findings]
+    findings = _make_relative([*unit.findings, *content.findings, *of_records], task.root)
+    if all(finding.level == "info" for finding in findings):
+        findings += _warn_of_lost_rows(tables, file)
+    paths = [] if task.root is None else [task.root / name for name in unit.files]
+    repeated = _make_relative(report_repeated_blocks(records, paths), task.root)
+    findings += report_constant_stretches(records) + repeated
     return entry.model_copy(
         update={
-            "report": report,
+            "report": report_unit(unit, findings, content=digest, records=records),
             "rows": tables,
-            "recordings": recordings,
-            "samples": [_hash_samples(r) for r in records],
+            "recordings": list(map(_describe_recording, records)),
+            "samples": list(map(_hash_samples, records)),
         }
     ), records
+
+
+def _read_content(unit: IngestUnit, task: IngestTask) -> Records:
+    """What the reader of a unit returns, its records validated. Raises whatever the reader does."""
+    assert unit.read is not None
+    with use_encoding(task.encoding):
+        read = unit.read()
+    content = read if isinstance(read, Records) else Records(records=[read])
+    if not content.records and not content.rows:
+        raise ValueError("a unit without records")
+    records = [
+        shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records
+    ]
+    return dataclasses.replace(content, records=records)
+
+
+def _check_stamps(files: Iterable[str], root: Path | None, stamps: Stamps) -> None:
+    """Raises UserError (io_error) for a file with another size or time than in `stamps`."""
+    for name in files:
+        if root is not None and _stat_file(root / name) != stamps[name]:
+            raise input_error(
+                Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name
+            )
+
+
+def _warn_of_lost_rows(tables: list[TableReport], file: str) -> list[Finding]:
+    """A warning for each reason of rows that are not used."""
+    lost: dict[str, int] = {}
+    for table in tables:
+        lost |= table.quarantined_by_reason | table.dropped_by_reason
+    return [
+        input_warning(Reason(code), f"{count} rows", count=count, file=file)
+        for code, count in lost.items()
+    ]
+
+
+def _describe_recording(record: Record) -> CachedRecording:
+    return CachedRecording(
+        record.recording_id,
+        record.subject_id,
+        dict(record.attributes),
+        len(record.signals),
+        len(record.annotations),
+    )
 
 
 def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:
@@ -397,30 +402,16 @@ def describe_failure(error: Exception, root: Path | None, file: str) -> list[Fin
     """
     fault = find_system_error(error, file, stored=False)
     if fault is not None and is_out_of_memory(fault):
-        return [
-            Finding(
-                Reason.RESOURCE_LIMIT,
-                "does not fit into memory",
-                hint="Use fewer --jobs or a larger machine",
-                file=file,
-            )
-        ]
+        problem, hint = "does not fit into memory", "Use fewer --jobs or a larger machine"
+        return [Finding(Reason.RESOURCE_LIMIT, problem, hint=hint, file=file)]
     if fault is not None:
         raise fault from error
     if isinstance(error, UserError):
-        return [_make_relative(finding, root) for finding in (error.finding, *error.details)]
+        return _make_relative([error.finding, *error.details], root)
     if isinstance(error, OSError):
-        return [_describe_unreadable(error, Path(file), file)]
+        return [describe_unreadable(error, Path(file), file)]
     hint = "This is a defect of the reader: report it"  # it costs its unit, not the ingest
     return [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]
-
-
-def _count_samples(record: Record) -> int:
-    """Samples of the channel with the highest rate."""
-    fastest = max(record.signals, key=lambda signal: (signal.rate, len(signal.samples)))
-    return sum(
-        len(signal.samples) for signal in record.signals if signal.channel == fastest.channel
-    )
 
 
 def _quarantine_unit(unit: IngestUnit, entry: CachedUnit, faults: list[Finding]) -> CachedUnit:
@@ -429,72 +420,82 @@ def _quarantine_unit(unit: IngestUnit, entry: CachedUnit, faults: list[Finding])
     return entry.model_copy(update={"key": None if transient else entry.key, "report": report})
 
 
-def _make_relative(finding: Finding, root: Path | None) -> Finding:
-    """The finding with its file relative to the source."""
-    if finding.file is None or root is None or not Path(finding.file).is_relative_to(root):
-        return finding
-    return dataclasses.replace(finding, file=Path(finding.file).relative_to(root).as_posix())
+def _make_relative(findings: Iterable[Finding], root: Path | None) -> list[Finding]:
+    """The findings with their files relative to the source."""
+    relative = []
+    for finding in findings:
+        path = Path(finding.file or "")
+        if root is not None and path.is_relative_to(root):
+            finding = dataclasses.replace(finding, file=path.relative_to(root).as_posix())
+        relative.append(finding)
+    return relative
 
 
 def _locate_exception(error: BaseException) -> str:
-    """Kind and place of an unexpected exception; never its text, which may hold values of the
-    data.
-    """
+    """Kind and place of an unexpected exception, without its text, which may hold data."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"unexpected {type(error).__name__}{where}"
 
 
 def describe_arguments(value: Any, root: Path | None) -> Any:
-    """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes
-    nothing.
+    """The arguments of a reader as JSON.
 
-    Raises TypeError for what may hide a difference.
+    Paths are relative to the source, so that a moved folder changes nothing. Raises TypeError for
+    what may hide a difference.
     """
+    for kinds, describe in PLAIN_ARGUMENTS:
+        if isinstance(value, kinds):
+            return describe(value)
     match value:
-        case None | bool() | int():
-            return value
-        case float() | Enum() | np.generic():
-            return repr(value)
-        case Source():
-            return "source"
-        case Path() if root is not None and value.is_relative_to(root):
-            return value.relative_to(root).as_posix()
-        case str() | Path():
-            return str(value)
+        case Path():
+            return _shorten_path(value, root)
         case list() | tuple():
             return [describe_arguments(item, root) for item in value]
         case set() | frozenset():
-            return [
-                "set",
-                *sorted(
-                    storage.encode_json(describe_arguments(item, root)).decode() for item in value
-                ),
-            ]
+            return ["set", *sorted(_encode_argument(item, root) for item in value)]
         case dict():
-            items = (
-                [str(key), storage.encode_json(describe_arguments(item, root)).decode()]
-                for key, item in value.items()
-            )
+            items = ([str(key), _encode_argument(item, root)] for key, item in value.items())
             return ["dict", *sorted(items)]
-        case functools.partial():
-            return [
-                "partial",
-                *(
-                    describe_arguments(part, root)
-                    for part in (value.func, value.args, value.keywords)
-                ),
-            ]
-        case np.ndarray():
-            return [
-                "array",
-                value.dtype.str,
-                list(value.shape),
-                hashlib.sha256(np.ascontiguousarray(value).data).hexdigest(),
-            ]
-        case FunctionType() if value.__closure__ is None:
-            return f"{value.__module__}.{value.__qualname__}"
+    return _describe_definition(value, root)
+
+
+def _shorten_path(path: Path, root: Path | None) -> str:
+    if root is not None and path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return str(path)
+
+
+def _encode_argument(value: Any, root: Path | None) -> str:
+    return storage.encode_json(describe_arguments(value, root)).decode()
+
+
+def _describe_definition(value: Any, root: Path | None) -> Any:
+    """A function without a closure, with arguments or none, or an instance of a dataclass.
+
+    Raises TypeError for others.
+    """
+    if isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+        return ["partial", *describe_arguments(parts, root)]
+    if isinstance(value, FunctionType) and value.__closure__ is None:
+        return f"{value.__module__}.{value.__qualname__}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return [type(value).__qualname__, describe_arguments(parts, root)]
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [type(value).__qualname__, describe_arguments(fields, root)]
     raise TypeError(f"{type(value).__name__} cannot be compared")
+
+
+def _describe_array(array: np.ndarray) -> list[Any]:
+    digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+    return ["array", array.dtype.str, list(array.shape), digest]
+
+
+# kinds of arguments that hold no others -> JSON; the first row that fits counts
+PLAIN_ARGUMENTS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((type(None), bool, int), lambda value: value),
+    ((float, Enum, np.generic), repr),
+    ((Source,), lambda value: "source"),
+    ((str,), str),
+    ((np.ndarray,), _describe_array),
+)

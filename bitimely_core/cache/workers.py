@@ -1,5 +1,6 @@
-"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals
-that stop an ingest.
+"""Runs groups of units in worker processes, and catches the signals that stop an ingest.
+
+A reader that kills its process costs its unit, not the ingest.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import contextlib
 import multiprocessing
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,6 +26,7 @@ from bitimely_core.system_errors import find_system_error
 
 # times that a unit is tried during which workers died: they may have been killed from outside
 MAX_TRIES = 2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
 
 
@@ -37,20 +39,19 @@ class StopFlag:
     def check(self) -> None:
         """Raises UserError (interrupted, exit 130 or 143) after a signal."""
         if self.signal is not None:
-            code = Exit.INTERRUPTED if self.signal == signal.SIGINT else Exit.TERMINATED
-            text = f"stopped by {signal.Signals(self.signal).name}"
             raise UserError(
                 Reason.INTERRUPTED,
-                text,
+                f"stopped by {signal.Signals(self.signal).name}",
                 hint="Give the same command again: it goes on where it stopped",
-                exit_code=code,
+                exit_code=Exit(128 + self.signal),
             )
 
 
 @contextmanager
 def catch_signals() -> Iterator[StopFlag]:
-    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside
-    of the main thread nothing changes.
+    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once.
+
+    Outside of the main thread nothing changes.
     """
     stop = StopFlag()
 
@@ -62,7 +63,7 @@ def catch_signals() -> Iterator[StopFlag]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         yield stop
     finally:
@@ -77,12 +78,17 @@ def run_tasks(
     seen: Callable[[str], None],
     ready: Sequence[IngestWorker] = (),
 ) -> Generator[tuple[IngestTask, CachedPart], None, None]:
-    """The results of `tasks`, each as soon as it is ready, from `jobs` processes (1: from this
-    one).
+    """The results of `tasks`, each as soon as it is ready.
 
-    `stop` is checked before every unit; `seen` is called with the name of every unit that is
-    started, perhaps twice, and at times with ""; `ready`: processes of `start_workers`. Raises
-    UserError: of a task, or interrupted.
+    Args:
+        tasks: groups of units.
+        jobs: processes; 1: this one.
+        stop: checked before every unit.
+        seen: called with the name of every unit that is started, perhaps twice, and at times "".
+        ready: processes of `start_workers`.
+
+    Raises:
+        UserError: of a task, or interrupted.
     """
     if min(jobs, len(tasks)) <= 1:
 
@@ -98,9 +104,7 @@ def run_tasks(
 
 @contextmanager
 def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWorker]]:
-    """`count` processes, which import `modules` while this one lists the units; all are ended at
-    the end.
-    """
+    """`count` processes that import `modules` while this one goes on; all end with the block."""
     workers: list[IngestWorker] = []
     try:
         while len(workers) < count:
@@ -122,14 +126,14 @@ class IngestWorker:
         )
         resource_tracker.ensure_running()  # it would change the mask below
         # the child inherits it: its parent decides
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         worker_end.close()
         self.task: IngestTask | None = None
-        self.unit: str | None = None
+        self.unit = ""  # that it works on
 
     def end(self) -> None:
         """Kill the process; once more does nothing."""
@@ -150,38 +154,44 @@ class _IngestPool:
         jobs: int,
         stop: StopFlag,
         seen: Callable[[str], None],
-        ready: Sequence[IngestWorker] = (),
+        ready: Sequence[IngestWorker],
     ) -> None:
         # a large one at the end would leave others idle
         self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))
         self.workers = list(ready)
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
-        self.deaths: dict[str, int] = {}
+        self.deaths: Counter[str] = Counter()  # of workers, by unit
 
     def collect_results(self) -> Generator[tuple[IngestTask, CachedPart], None, None]:
+        """Tasks with their results, each as soon as it is ready."""
         try:
             while self.waiting or any(worker.task for worker in self.workers):
                 self.stop.check()
                 self._feed()
-                ready = wait([worker.pipe for worker in self.workers], timeout=POLL_SECONDS)
-                for worker in [worker for worker in self.workers if worker.pipe in ready]:
-                    try:
-                        kind, what = worker.pipe.recv()
-                    except (EOFError, OSError):
-                        self._died(worker)
-                        continue
-                    if kind == "unit":
-                        worker.unit = what
-                        self.seen(what)
-                    elif kind == "failed":
-                        raise what
-                    else:
-                        task, worker.task, worker.unit = worker.task, None, None
-                        assert task is not None
-                        yield task, what
+                workers = {worker.pipe: worker for worker in self.workers}
+                for pipe in wait(list(workers), timeout=POLL_SECONDS):
+                    assert isinstance(pipe, Connection)
+                    yield from self._receive(workers[pipe])
         finally:
             for worker in self.workers:
                 worker.end()
+
+    def _receive(self, worker: IngestWorker) -> Iterator[tuple[IngestTask, CachedPart]]:
+        """What a worker says: it has died, starts a unit, failed, or has a result."""
+        try:
+            kind, content = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker)
+            return
+        if kind == "failed":
+            raise content
+        if kind == "unit":
+            worker.unit = content
+            self.seen(content)
+            return
+        task, worker.task, worker.unit = worker.task, None, ""
+        assert task is not None
+        yield task, content
 
     def _feed(self) -> None:
         while self.waiting and len(self.workers) < self.jobs:
@@ -192,18 +202,18 @@ class _IngestPool:
                 with contextlib.suppress(BrokenPipeError):  # it has died, which the next poll shows
                     worker.pipe.send(worker.task)
 
-    def _died(self, worker: IngestWorker) -> None:
-        """Put its task back, without the unit that has killed two workers."""
+    def _replace(self, worker: IngestWorker) -> None:
+        """End a dead worker and put its task back, without a unit that has killed two workers."""
         worker.end()
         self.workers.remove(worker)
-        task = worker.task
-        unit = worker.unit or ""
-        self.deaths[unit] = self.deaths.get(unit, 0) + 1
+        task, unit = worker.task, worker.unit
+        self.deaths[unit] += 1
         if not unit and self.deaths[unit] > MAX_TRIES:
             raise UserError(
                 Reason.READER_CRASH,
                 "worker processes die outside of any reader",
-                hint='Use --jobs 1; in a script of your own, call ingest under `if __name__ == "__main__":`',
+                hint="Use --jobs 1; in a script of your own, call ingest under "
+                '`if __name__ == "__main__":`',
                 exit_code=Exit.RESOURCES,
             )
         if task is not None:

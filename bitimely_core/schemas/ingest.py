@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -148,6 +148,16 @@ class IngestPart(IngestAccount):
         return cls(**shared, shard=f"{shard[0]}/{shard[1]}", parts_missing=parts_missing)
 
 
+class CachedRecording(NamedTuple):
+    """A recording of a cached unit."""
+
+    recording_id: str
+    subject_id: str
+    attributes: dict[str, Any]
+    signals: int  # number of them
+    annotations: int
+
+
 class CachedUnit(Part):
     """A unit in `units-*.json`, and in the notes of an unfinished ingest."""
 
@@ -155,8 +165,7 @@ class CachedUnit(Part):
     sources: dict[str, str]  # file -> SHA-256
     report: UnitReport | None
     rows: list[TableReport] = []
-    # id, subject, attributes, signals, annotations
-    recordings: list[tuple[str, str, dict[str, Any], int, int]] = []
+    recordings: list[CachedRecording] = []
     samples: list[str] = []  # hash of each recording's samples, empty for constant ones
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
 
@@ -174,6 +183,10 @@ class CacheSettings(Part):
     dataset: str
     version: str
     options: dict[str, Any]
+
+    def flatten(self) -> dict[str, Any]:
+        """The settings by name, the options among them."""
+        return {"dataset": self.dataset, "version": self.version, **self.options}
 
 
 class CacheManifest(Manifest):
