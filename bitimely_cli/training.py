@@ -363,7 +363,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         rows = []
         for name, baseline in scores.baselines.items():
             metric = baseline.metrics.get(scores.main, MetricValue())
-            difference = metric.difference and metric.difference.difference
+            difference = metric.difference.difference if metric.difference else None
             rows.append([name.replace("_", " "), *_list_numbers(metric), difference])
         screen.table(
             ["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"],
