@@ -224,11 +224,8 @@ def load_plugins() -> None:
     _scanned.add(path)
     points = sorted(entry_points(group="bitimely.plugins"), key=is_own, reverse=True)
     if not any(map(is_own, points)):
-        raise usage_error(
-            "bitimely is not installed",
-            "expected the entry points of its package",
-            "Install it: pip install -e .",
-        )
+        problem = "the installation has no entry points"
+        raise usage_error(problem, "expected those of pyproject.toml", "Run: pip install -e .")
     for point in points:
         if point.name not in _refused:
             try:
