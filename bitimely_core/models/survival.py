@@ -56,12 +56,10 @@ def make_edges(
     """Edges in days: quantiles of the times [n] of the events (1), so that each interval holds as
     many, from 0 to `end`.
     """
-    own = time[(event == 1) & (time < end)]
-    inner = (
-        np.unique(np.round(np.quantile(own, np.arange(1, intervals) / intervals)))
-        if len(own)
-        else np.empty(0)
-    )
+    times = time[(event == 1) & (time < end)]
+    inner = np.empty(0)
+    if len(times):
+        inner = np.unique(np.round(np.quantile(times, np.arange(1, intervals) / intervals)))
     inner = inner[(inner > 0) & (inner < end)]
     return (0.0, *map(float, inner), float(end))
 
@@ -73,18 +71,19 @@ def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) 
     is (1 - h)^f, exp(-f a) of a rate.
     """
     time, event = grid.censor(time, event)
-    lived, at = grid.measure_exposure(time), grid.find_interval(time)
+    lived, interval = grid.measure_exposure(time), grid.find_interval(time)
     happened = event > 0
     cause = (event.clamp(min=1) - 1).long()
-    own = logits.gather(3, at[..., None, None].expand(*logits.shape[:3], 1))[..., 0]
-    own = own.gather(2, cause[..., None])[..., 0]  # logit of the cause in the interval of the event
+    # logit of the cause in the interval of the event
+    logit = logits.gather(3, interval[..., None, None].expand(*logits.shape[:3], 1))[..., 0]
+    logit = logit.gather(2, cause[..., None])[..., 0]
     if grid.kind == "discrete":
         stay = -torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # log(1 - h), [B, K, J]
-        last = F.one_hot(at, stay.shape[-1]).bool() & happened[..., None]
-        chance = own + stay.gather(2, at[..., None])[..., 0]
+        last = F.one_hot(interval, stay.shape[-1]).bool() & happened[..., None]
+        chance = logit + stay.gather(2, interval[..., None])[..., 0]
         return -(torch.where(last, 0.0, stay * lived).sum(-1) + torch.where(happened, chance, 0.0))
     years = lived * send_constants(np.diff(grid.edges) / YEAR, lived)
-    return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
+    return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, logit, 0.0)
 
 
 def compute_incidence(logits: Tensor, grid: HazardGrid) -> Tensor:
@@ -106,30 +105,22 @@ def compute_incidence(logits: Tensor, grid: HazardGrid) -> Tensor:
 
 
 def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
-    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: not
-    known.
-    """
-    known = torch.isfinite(time)
+    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: unknown."""
+    valid = torch.isfinite(time)
     time, event = grid.censor(
-        torch.where(known, time, 0.0).double(), torch.where(known, event, 0.0)
+        torch.where(valid, time, 0.0).double(), torch.where(valid, event, 0.0)
     )
-    lived, at = (
-        grid.measure_exposure(time),
-        F.one_hot(grid.find_interval(time), len(grid.edges) - 1),
-    )
-    # [K, 2, J]
-    cases = (
-        torch.stack([(at * (event == code)[..., None]).sum(0) for code in (1, 2)], 1) + SMOOTHING
-    )
+    lived = grid.measure_exposure(time)
+    interval = F.one_hot(grid.find_interval(time), len(grid.edges) - 1)
+    cases = [(interval * (event == cause)[..., None]).sum(0) for cause in (1, 2)]
+    events = torch.stack(cases, 1) + SMOOTHING  # [K, 2, J]
     if grid.kind == "discrete":
-        ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(
-            0
-        )[:, None]
-        return torch.log(cases) - torch.log(
-            (ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING)
-        )
+        until_event = torch.maximum(lived, interval.double())
+        ended = torch.where((event > 0)[..., None], until_event, lived).sum(0)[:, None]
+        rest = (ended - events.sum(1, keepdim=True)).clamp(min=SMOOTHING)
+        return torch.log(events) - torch.log(rest)
     years = lived.sum(0)[:, None] * send_constants(np.diff(grid.edges) / YEAR, lived)
-    return torch.log(cases) - torch.log(years.clamp(min=SMOOTHING / YEAR))
+    return torch.log(events) - torch.log(years.clamp(min=SMOOTHING / YEAR))
 
 
 def survival_loss(
