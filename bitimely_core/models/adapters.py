@@ -159,10 +159,8 @@ def require_codes(config: ModelConfig) -> int:
     return config.codes
 
 
-def _count_channels(config: ModelConfig) -> int:
-    """V of the rows: codes of events, else channels. Raises UserError as `require_codes`."""
-    if config.tokenizer == "codes":
-        return require_codes(config) - FIRST
+def count_channels(config: ModelConfig) -> int:
+    """V of the rows that a model of signals reads."""
     return 1 if config.channel_independent else config.channels
 
 
@@ -177,7 +175,7 @@ class RowTokenizer(StepTokenizer):
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
         self.events = config.tokenizer == "codes"
-        super().__init__(_count_channels(config))
+        super().__init__(require_codes(config) - FIRST if self.events else count_channels(config))
         self.absent, self.exact, self.span = absent, config.exact_times, get_time_span(config)
         self.ends = self.events and config.index_day
         self.numbers: NumberScale | None = None

@@ -1,5 +1,4 @@
-"""Base class of all models: adapter of a data set, final norm and output projection, targets,
-saving.
+"""The base class of all models, and the part of a model that depends on the data set.
 
 Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L layers.
 """
@@ -18,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core import storage
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models.adapters import make_grid, require_codes
+from bitimely_core.models.adapters import count_channels, make_grid, require_codes
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.tokenizers import (
     FIRST,
@@ -42,7 +41,7 @@ def _make_tokenizer(
     """
     if config.tokenizer == "codes":
         return CodeTokenizer(_require_codes(config))
-    channels = 1 if config.channel_independent else config.channels
+    channels = count_channels(config)
     if config.tokenizer == "patch":
         return PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
     return StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)

@@ -1,4 +1,4 @@
-"""Layers that read a sequence in a given direction: retention, softmax attention, feed-forward
+"""Layers that read a sequence in one direction or both: retention, softmax attention, feed-forward
 networks, and the layer that joins them.
 
 Legend: B batch, M positions, D width, H heads, K key width of a head, W value width of a head.
@@ -24,7 +24,13 @@ from bitimely_core.config import ModelConfig, Section
 from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.convolution import convolve
 from bitimely_core.ops import fused
-from bitimely_core.ops.retention import RetentionOptions, State, retention, retention_matrix
+from bitimely_core.ops.retention import (
+    PairOptions,
+    RetentionOptions,
+    State,
+    retention,
+    retention_matrix,
+)
 from bitimely_core.ops.rotary import rotate, xpos
 
 
@@ -224,18 +230,15 @@ class Retention(nn.Module):
             origin = None if places.carry is None else 0.0
             q = xpos(q, index, direction, key=False, origin=origin)  # type: ignore[arg-type]
             k = xpos(k, index, direction, key=True, origin=origin)  # type: ignore[arg-type]
-        ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"
+        pairs: PairOptions = {
+            "times": places.times,
+            "mask": places.keep,
+            "direction": direction,
+            "ties": "group" if config.ties == "group" else "index",
+        }
         maps = None
         if attention:
-            maps = retention_matrix(
-                q,
-                k,
-                log_decay=self.decays,
-                times=places.times,
-                mask=places.keep,
-                direction=direction,
-                ties=ties,
-            )
+            maps = retention_matrix(q, k, log_decay=self.decays, **pairs)
             o = torch.einsum("bhnm,bmhw->bnhw", maps, v)
         else:
             carry = places.carry
@@ -245,14 +248,11 @@ class Retention(nn.Module):
                 k,
                 v,
                 log_decay=self.decays,
-                times=places.times,
-                mask=places.keep,
-                direction=direction,
-                ties=ties,
                 rotation=places.rotation,
                 form=config.form,
                 chunk=config.chunk,
                 core_precision=config.core_precision,
+                **pairs,
             )
         gated = fused.norm_gate(o, gate, config.retention_norm)
         return _apply_linear(self.out, gated, weights[1:]), maps
@@ -263,6 +263,12 @@ class Retention(nn.Module):
         if not weights:
             return [linear(x) for linear in linears]
         return F.linear(x, weights[0]).split([linear.out_features for linear in linears], -1)
+
+
+def _map_attention(q: Tensor, k: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+    """Weights of the `allowed` keys (None: all), [B, H, M, M], from q and k [B, H, M, K]."""
+    logits = q @ k.mT * scale
+    return (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
 
 
 class Attention(nn.Module):
@@ -303,10 +309,7 @@ class Attention(nn.Module):
         allowed = self._allowed_pairs(places, x.shape[1], direction, x.device)
         maps = None
         if attention:
-            logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            maps = (
-                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-            ).softmax(-1)
+            maps = _map_attention(q, k, allowed, q.shape[-1] ** -0.5)
             o = F.dropout(maps, dropout) @ v
         elif direction == "forward" and places.keep is None:
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -527,10 +530,7 @@ class PreNormLayer(nn.Module):
         )
         allowed, maps = None if keys is None else keys[:, None, None], None
         if attention:
-            logits = q @ k.transpose(-1, -2) * self.scale
-            maps = (
-                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-            ).softmax(-1)
+            maps = _map_attention(q, k, allowed, self.scale)
             mixed = maps @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=self.scale)

@@ -1,5 +1,7 @@
-"""The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR
-(softmax attention).
+"""BiTimelyGPT and its relatives: stacks of layers that read in a direction each.
+
+BiTimelyGPT, TimelyGPT and TimelyBERT mix tokens by retention, GPT and GPT-BAAR by softmax
+attention.
 
 Everything stays in forward time order: the direction is an argument of a layer, nothing is flipped.
 Positions 0 and n+1 of a row with n tokens hold [SOS] and [EOS]; token i is at position i+1; padding
@@ -364,7 +366,7 @@ def require_even_layers(config: ModelConfig) -> None:
         )
 
 
-# --- the rows of the grid
+# --- the registered models
 
 ALTERNATING: LayerDirections = ("forward", "backward")
 # of a stack whose layers can read in either direction

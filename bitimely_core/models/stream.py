@@ -1,9 +1,8 @@
-"""Live use of a one-way model: samples or events arrive in pieces, the states of their tokens are
-returned, and the memory stays constant.
+"""Reads a sequence that arrives in pieces with a one-way model, in constant memory.
 
-Equal to one pass over the sequence so far: [SOS] before the first token, positions and times
-counted from there, whatever the length of the training windows. A token is read as soon as its
-samples are complete; `finish` reads the incomplete rest and [EOS].
+The states equal those of one pass over the sequence so far: [SOS] stands before the first token,
+positions and times are counted from there. The length of the training windows has no effect. A
+token is read as soon as its samples are complete. `finish` reads the incomplete rest and [EOS].
 
 Legend: B batch, T timesteps, V channels, N tokens, M positions, D width, L layers.
 """

@@ -1,11 +1,13 @@
-"""Hazards for time to event with death as a competing risk: losses under censoring, and cumulative
-incidences.
+"""Predicts the time to an event, with death as a competing risk: losses under censoring, and
+cumulative incidences.
 
-Both kinds have one output per label, cause (the event, death) and interval of a grid of days; the
-intervals are those that `make_edges` draws from the training events. discrete: the share of those
-at risk at the start of an interval who have the event, or die, in it (Lee et al. 2018 without the
-ranking loss; Gensheimer and Narasimhan 2019). piecewise-exponential: a constant rate of each cause
-within an interval (Friedman 1982; MOTOR, Steinberg et al. 2023).
+There is one output for each label, cause (the event, death) and interval of a grid of days.
+`make_edges` draws the intervals from the training events. Two kinds of hazard:
+
+* discrete: the share of those at risk at the start of an interval who have the event, or die, in it
+  (Lee et al. 2018 without the ranking loss; Gensheimer and Narasimhan 2019).
+* piecewise-exponential: a constant rate of each cause within an interval (Friedman 1982; MOTOR,
+  Steinberg et al. 2023).
 
 Legend: B rows, K labels, J intervals, H horizons; logits [B, K, 2, J], time [B, K] days, event [B,
 K] 0, 1 (event) or 2 (death).
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.ops.constants import send_constants
+from bitimely_core.ops.fused import widen
 
 HazardKind = Literal["discrete", "piecewise-exponential"]
 YEAR = 365.25  # days: the unit of the rates
@@ -132,9 +135,7 @@ def survival_loss(
     grid: HazardGrid = head.grid
     target = batch.target[:, :: len(grid.horizons)]
     logits = head(batch)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()).reshape(
-        *target.shape[:2], 2, -1
-    )
+    logits = widen(logits).reshape(*target.shape[:2], 2, -1)
     valid = torch.isfinite(target).all(-1)
     time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
     each = torch.where(valid, measure_loss(logits, time, event, grid), 0.0)

@@ -1,5 +1,6 @@
-"""From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training
-overview").
+"""Cuts windows and event sequences into tokens, with their targets and a mask of the real ones.
+
+It follows the paper's appendix "Pre-training overview".
 
 Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens
 shrink until any prediction is good). Missing and padded samples are set to 0, the mean after

@@ -46,6 +46,11 @@ def find_dtype(x: Tensor) -> torch.dtype:
     )
 
 
+def widen(x: Tensor) -> Tensor:
+    """In float32 at least: sums and Fourier transforms lose precision below."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def residual_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """X + branch [..., D] (None: x), and its layer norm in the precision of matrix products."""
     if not is_used(x):
@@ -97,11 +102,6 @@ def join_weights(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list
 # --- the functions and their gradients
 
 
-def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In float32 at least."""
-    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
-
-
 def _differentiate_norm(
     grad: Tensor, x: Tensor, eps: float, *, centred: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def _residual_norm(
     x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     total = x if branch is None else x + branch
-    wide = _widen(total)[0]
+    wide = widen(total)
     normed = F.layer_norm(
         wide, wide.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), eps
     ).to(dtype)
@@ -137,7 +137,7 @@ def _residual_norm_backward(
     """Gradients of x, weight and bias, and of the branch where it has another dtype than x;
     `passed` is that of the sum.
     """
-    grad, wide = _widen(grad, total)
+    grad, wide = widen(grad), widen(total)
     normed, slope = _differentiate_norm(grad * weight.to(wide.dtype), wide, eps)
     slope = slope if passed is None else slope + passed
     rows = grad.flatten(0, -2)
@@ -159,13 +159,13 @@ def _norm_gate(o: Tensor, gate: Tensor, norm: str) -> Tensor:
 
 
 def _norm_gate_wide(o: Tensor, gate: Tensor, norm: str) -> Tensor:
-    wide, x = _widen(o, gate)
+    wide, x = widen(o), widen(gate)
     return _norm_gate(wide, x, norm).to(gate.dtype)
 
 
 def _norm_gate_backward(grad: Tensor, o: Tensor, gate: Tensor, norm: str) -> list[Tensor]:
     """Gradients of o and gate."""
-    wide, grad, x = _widen(o, grad, gate)
+    wide, grad, x = map(widen, (o, grad, gate))
     share = x.sigmoid()
     centred = norm != "rms"
     normed, slope = _differentiate_norm(
@@ -183,12 +183,12 @@ def _glu(joined: Tensor, act: str) -> Tensor:
 
 
 def _glu_wide(joined: Tensor, act: str) -> Tensor:
-    return _glu(_widen(joined)[0], act).to(joined.dtype)
+    return _glu(widen(joined), act).to(joined.dtype)
 
 
 def _glu_backward(grad: Tensor, joined: Tensor, act: str) -> Tensor:
     """The gradient of joined."""
-    wide, grad = _widen(joined, grad)
+    wide, grad = widen(joined), widen(grad)
     a, b = wide.chunk(2, -1)
     if act == "silu":
         share = a.sigmoid()

@@ -1,5 +1,6 @@
-"""`bitimely::retention`: the chunkwise form as one operator of torch, with fake tensors, gradients
-and Triton kernels on CUDA.
+"""Registers chunkwise retention as an operator of torch, `bitimely::retention`.
+
+It has gradients, fake tensors for torch.compile, and Triton kernels on CUDA.
 
     retention(q, k, v, log_decay, times?, mask?, rotation?, direction, chunk, core) -> o
 

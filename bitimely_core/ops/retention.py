@@ -89,14 +89,19 @@ class _Pass(NamedTuple):
 _Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, _Pass], Tensor]
 
 
-class RetentionOptions(TypedDict, total=False):
-    """Options of `retention`."""
+class PairOptions(TypedDict, total=False):
+    """Options of `retention` that say which row reads which, and how much of it is left."""
 
     times: Tensor | None
     mask: Tensor | None
     direction: Direction
-    form: Form
     ties: Ties
+
+
+class RetentionOptions(PairOptions, total=False):
+    """Options of `retention`."""
+
+    form: Form
     rotation: Tensor | None
     state: State | None
     chunk: int
@@ -204,11 +209,11 @@ def retention(
                 q, k, v, log_decay, times, mask, rotation, direction, chunk, precision
             ),
         )
-    core = _choose_core(precision, q, k, v)
+    dtype, core = v.dtype, _choose_core(precision, q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         if rotation is not None:
             q, k = apply_rotation(q, rotation), apply_rotation(k, rotation)
-        k, dtype = _apply_mask(k, mask), v.dtype
+        k = _apply_mask(k, mask)
         if form == "parallel":
             scores = retention_matrix(
                 q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core
@@ -241,15 +246,11 @@ def _choose_precision(
     return "fp32" if learns else core_precision
 
 
-def _find_wide(*tensors: Tensor) -> torch.dtype:
-    """float64 if a tensor is, else float32."""
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
-
-
 def _choose_core(precision: Precision, *tensors: Tensor) -> torch.dtype:
-    """The dtype of the products; float64 stays."""
-    wide = _find_wide(*tensors)
-    return torch.bfloat16 if precision == "bf16" and wide == torch.float32 else wide
+    """The dtype of the products: float64 if a tensor is."""
+    if any(x.dtype == torch.float64 for x in tensors):
+        return torch.float64
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def _is_operator(q: Tensor, k: Tensor, v: Tensor, form: Form, *, stateful: bool) -> bool:
@@ -499,7 +500,7 @@ def _carry_state(
     The rows are q, k and v. It serves every form; all exponents are <= 0.
     """
     assert direction != "both"
-    wide, backward = _find_wide(*rows), direction == "backward"
+    wide, backward = _choose_core("fp32", *rows), direction == "backward"
     clock, g = _clock(o, times, backward), log_decay.to(wide)[:, None]
     sign, end = (-1.0, clock[:, :1]) if backward else (1.0, clock[:, -1:])
     q, k, v = (x.to(wide).transpose(1, 2) for x in rows)
@@ -687,11 +688,10 @@ def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, way: _Pass
         (exponent.exp().mul_(width**-0.5), way.core),
         (exponent.neg().exp_(), way.core),
     )
+    fades, queries, keys = (x.to(dtype).expand(batch, -1, -1)[..., None] for x, dtype in factors)
+    blocks = _cut_blocks(shape, step.shape[1], way)
     return _ChunkPlan(
-        elapsed.expand(batch, -1),
-        step.expand(batch, -1),
-        *(x.to(dtype).expand(batch, -1, -1)[..., None] for x, dtype in factors),
-        _cut_blocks(shape, step.shape[1], way),
+        elapsed.expand(batch, -1), step.expand(batch, -1), fades, queries, keys, blocks
     )
 
 
@@ -813,7 +813,8 @@ class _FoldedRetention(torch.autograd.Function):
             # the gradients are to have a graph: as the form with masks
             inputs = [x.view_as(x) for x in ctx.saved_tensors[:5]]
             leaves = [x for x in inputs if x.requires_grad]
-            o = _chunkwise_with_masks(*inputs, ctx.way)
+            q, k, v, log_decay, clock = inputs
+            o = _chunkwise_with_masks(q, k, v, log_decay, clock, ctx.way)
             gradients = iter(torch.autograd.grad(o, leaves, do, create_graph=True))
             return (*(next(gradients) if x.requires_grad else None for x in inputs), None)
 

@@ -1,5 +1,6 @@
-"""Chunkwise retention as four Triton kernels, forward and backward; see `retention` for the legend
-and `operator` for the operator.
+"""Computes chunkwise retention and its gradients on a GPU, by four Triton kernels.
+
+See `retention` for the legend and `operator` for the operator that calls them.
 
 With S_c the state entering chunk c (referenced to the row of the chunk that is processed first), r
 = `rel`, the time since that row, hop_c the time from it to that of the next chunk, and A_nm = s
@@ -569,21 +570,21 @@ def _align_rows(x):
 _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
-def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+def forward(q, k, v, *arguments):
     """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
     q, k, v = map(_align_rows, (q, k, v))
     with torch.cuda.device_of(q):  # Triton launches on the current one
-        calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+        calls = _list_calls(q, v, *arguments)
         o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
         for call in calls:
             call.write_outputs(q, k, v, o)
         return o.to(v.dtype)
 
 
-def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+def backward(grad, q, k, v, log_decay, times, *options):
     """Gradients of q, k, v, log_decay and times (empty without)."""
     q, k, v, grad = *map(_align_rows, (q, k, v)), grad.contiguous()
-    calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+    calls = _list_calls(q, v, log_decay, times, *options)
     kind = {"dtype": torch.float32} if len(calls) > 1 else {}
     dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
     dg = torch.empty(q.shape[0], q.shape[2], calls[0].chunks, device=q.device)
