@@ -20,7 +20,9 @@ from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models import factory, survival
 from bitimely_core.models.adapters import PERSON
 from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_model
-from bitimely_core.registry import models as known
+from bitimely_core.models.contract import Which
+from bitimely_core.ops.fused import widen
+from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
             "Use mean, last, max or flatten",
             field="finetune.readout",
         )
-    return (
-        states[:, 0]
-        if name == "sos"
-        else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
-    )
+    return states[:, 0] if name == "sos" else _gather_states(states, encoded.eos)
+
+
+def _gather_states(states: Tensor, index: Tensor) -> Tensor:
+    """The state [B, D] at `index` [B] of each row of states [B, M, D]."""
+    return states.gather(1, index[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
 
 
 def _tokens(
@@ -71,10 +74,9 @@ def _max(states: Tensor, encoded: Encoded) -> Tensor:
 
 def _last(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.last is not None:
-        return states.gather(1, encoded.last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        return _gather_states(states, encoded.last)
     inner, real = _tokens(states, encoded)
-    at = (real.sum(1, keepdim=True) - 1).clamp(min=0)
-    return inner.gather(1, at.expand(-1, 1, inner.shape[2]))[:, 0]
+    return _gather_states(inner, (real.sum((1, 2)) - 1).clamp(min=0))
 
 
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
@@ -116,16 +118,10 @@ def pool(
     such vector (config, exit 2).
     """
     if readout == "native":
-        return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
+        return _native(torch.empty(0), encoded)
     # they differ with separate heads
-    last: Literal["next", "previous"] = (
-        "previous" if model.directions[-1:] == ("backward",) else "next"
-    )
-    full = (
-        model.adapter.tokenizer.count(model.config.length) * model.width
-        if readout == "flatten"
-        else 0
-    )
+    last: Which = "previous" if model.directions[-1:] == ("backward",) else "next"
+    full = _vector_width(model, readout, "last", merge) if readout == "flatten" else 0
 
     def read(states: Tensor) -> Tensor:
         vector = POOLS[readout](states, encoded)
@@ -178,10 +174,9 @@ def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
                 field="finetune.readout",
             )
         return model.pooled_width
-    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(
-        readout, 1
-    ) * model.width
-    return one * (2 if layers == "last-two" and merge == "concat" else 1)
+    states = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}
+    width = states.get(readout, 1) * model.width
+    return 2 * width if layers == "last-two" and merge == "concat" else width
 
 
 class Head(nn.Module):
@@ -219,7 +214,7 @@ class Head(nn.Module):
         super().__init__()
         self.grid = survival.HazardGrid(grid[0], tuple(grid[1]), tuple(grid[2])) if grid else None
         self.task, self.outputs = task, outputs
-        self.readout = readout or known[model.config.name].facts.readout
+        self.readout = readout or models[model.config.name].facts.readout
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
         if self.readout not in POOLS:
             raise usage_error(
@@ -229,11 +224,9 @@ class Head(nn.Module):
                 field="finetune.readout",
             )
         self.model = model.requires_grad_(not freeze)
-        width = (
-            outputs
-            if self.grid is None
-            else outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
-        )
+        width = outputs
+        if self.grid is not None:
+            width = outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
         self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), width)
         # age and sex of events, where the model itself has no place for them
         self.person: nn.Linear | None = None
@@ -263,11 +256,9 @@ class Head(nn.Module):
         out = self.linear(
             compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
         )
-        return (
-            out
-            if self.person is None or batch.person is None
-            else out + self.person(batch.person.to(out.dtype))
-        )
+        if self.person is None or batch.person is None:
+            return out
+        return out + self.person(batch.person.to(out.dtype))
 
     def predict(self, batch: Batch | Tensor | Mapping[str, Tensor]) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B,
@@ -302,7 +293,7 @@ class Head(nn.Module):
         """
         if self.grid is not None:  # a training starts from the hazards of all rows together
             time, event = targets[:, :: len(self.grid.horizons)].double().unbind(-1)
-            null, known = survival.find_null_logits(time, event, self.grid), torch.isfinite(time)
+            null = survival.find_null_logits(time, event, self.grid)
             self.linear.bias.copy_(null.flatten())
             each = survival.measure_loss(
                 null.expand(len(time), -1, -1, -1),
@@ -310,7 +301,7 @@ class Head(nn.Module):
                 event.nan_to_num(0.0),
                 self.grid,
             )
-            scale = float(each[known].mean())
+            scale = float(each[torch.isfinite(time)].mean())
         elif self.task == "classification":
             share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(
                 len(targets), 1
@@ -450,9 +441,9 @@ def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) ->
     """Negative log-likelihood of times to event [B, K, 2] in the objective form
     (`models.survival`).
     """
-    found = survival.survival_loss(head, batch)
+    result = survival.survival_loss(head, batch)
     return _make_result(
-        head, found["loss"], {}, found["prediction"], found["target"], found["valid"]
+        head, result["loss"], {}, result["prediction"], result["target"], result["valid"]
     )
 
 
@@ -468,8 +459,7 @@ losses = {
 def _align_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, labels and which of them are known, all [B, K]."""
     assert batch.target is not None
-    out = head(batch)
-    out = out if out.dtype == torch.float64 else out.float()
+    out = widen(head(batch))
     target = batch.target.reshape(out.shape).to(out.dtype)
     return out, target, ~torch.isnan(target)
 

@@ -1,10 +1,12 @@
-"""A model of signals as an ONNX graph with free batch and length, checked in ONNX Runtime before it
-is handed over (extra `onnx`).
+"""Writes a model of signals as an ONNX graph with free batch and length (extra `onnx`).
+
+ONNX Runtime must compute what the model does before the graph is handed over.
 
     values [batch, length, channels] float32, NaN = missing or padding on the right, normalised as
-    the windows of the training
-    -> prediction    of a fine-tuned model: what `Head.predict` returns
-    -> states, vector    of a model without a head: the last layer behind the final norm [batch, positions, D], and the model's own readout
+        the windows of the training
+    -> prediction     of a fine-tuned model: what `Head.predict` returns
+    -> states, vector of a model without a head: the last layer behind the final norm
+                      [batch, positions, D], and the model's own readout
 
 Retention is the parallel form there, as an N x N matrix: the same numbers for any length. Learned
 positions limit the length to that of the training windows; the weights are those of the run, in
@@ -75,11 +77,10 @@ def load_onnx(field: str) -> tuple[ModuleType, ModuleType]:
         import onnxscript  # noqa: F401  # torch.onnx writes through it
     except ImportError as error:
         raise_system_error(error)
-        hint = "Install it with: pip install 'bitimely[onnx]'"
         raise usage_error(
             f"{error.name or 'onnx'} is not installed",
             "expected it for an ONNX graph",
-            hint,
+            "Install it with: pip install 'bitimely[onnx]'",
             field=field,
         ) from error
     return onnx, onnxruntime
@@ -157,10 +158,9 @@ def _check_runtime(runtime: ModuleType, data: bytes, module: OnnxModel, values: 
     values[1, ::5, 0] = torch.nan
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    found = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(
-        None, {"values": values.numpy()}
-    )
-    for name, ours, theirs in zip(module.outputs, module(values), found, strict=True):
+    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {"values": values.numpy()})
+    for name, ours, theirs in zip(module.outputs, module(values), outputs, strict=True):
         off = float((ours - torch.from_numpy(theirs)).abs().max() / ours.abs().max().clamp(min=1.0))
         if not off <= WITHIN:
             raise integrity_error(

@@ -1,5 +1,4 @@
-"""Conversion of event sequences to regular monthly grids, and of either kind of data to rows with
-times for models of irregular series.
+"""Converts event sequences to monthly grids, and signals or events to rows with times.
 
 * `grid`: one row per month, one channel per code, 1 where the code occurs; for models of signals
   (`model.events = "grid"`), made by `Model.expand_channels`.
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.errors import usage_error
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.tokenizers import FIRST, NumberScale, StepTokenizer
 from bitimely_core.ops.constants import send_constants
 from bitimely_core.types import Batch
@@ -85,16 +84,16 @@ def make_grid(batch: Batch, codes: int, months: int, scale: NumberScale | None =
     last = find_end_times(batch)
     shift = (last.floor().long() + 1 - months).clamp(min=0)
     month = times.floor().long() - shift[:, None]
-    kept = counted & (month >= 0)
+    in_grid = counted & (month >= 0)
     values = times.new_zeros(code.shape[0], months, codes - FIRST)
     row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
     # no wait
     values.index_put_(
-        (row, month.clamp(min=0), code.clamp(min=0)), kept.to(values), accumulate=True
+        (row, month.clamp(min=0), code.clamp(min=0)), in_grid.to(values), accumulate=True
     ).clamp_(max=1)
     if scale is not None:
         values = torch.cat(
-            (values, *_average_numbers(scale, batch, values, (row, month, code), kept)), -1
+            (values, *_average_numbers(scale, batch, values, (row, month, code), in_grid)), -1
         )
     inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
     return batch._replace(
@@ -107,18 +106,19 @@ def _average_numbers(
     batch: Batch,
     like: Tensor,
     places: tuple[Tensor, Tensor, Tensor],
-    kept: Tensor,
+    counted: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Mean standardised number of each code in each row of time, 0 without any, and 1 where there
     is one, as `like` [B, T, V].
 
-    `places` [B, N] of the events in it, of which those `kept` [B, N] count.
+    `places` [B, N] are those of the events in it, of which the `counted` [B, N] ones are read.
     """
-    z, known = scale(batch.values.long(), batch.numbers)
-    at, counted = tuple(place.clamp(min=0) for place in places), (known & kept).to(like)
+    z, numbered = scale(batch.values.long(), batch.numbers)
+    index = tuple(place.clamp(min=0) for place in places)
+    read = (numbered & counted).to(like)
     total, count = torch.zeros_like(like), torch.zeros_like(like)
-    total.index_put_(at, z.to(like) * counted, accumulate=True)
-    count.index_put_(at, counted, accumulate=True)
+    total.index_put_(index, z.to(like) * read, accumulate=True)
+    count.index_put_(index, read, accumulate=True)
     return total / count.clamp(min=1), count.clamp(max=1)
 
 
@@ -148,6 +148,22 @@ class TimedRows(NamedTuple):
     real: Tensor  # [B, T] bool; padding is on the right
 
 
+def require_codes(config: ModelConfig) -> int:
+    """Size of the input vocabulary of events. Raises UserError (config, exit 2) without one."""
+    if config.codes is None or config.codes <= FIRST:
+        raise config_error(
+            f"{config.codes} codes",
+            f"expected the size of the input vocabulary, above {FIRST}",
+            "model.codes",
+        )
+    return config.codes
+
+
+def count_channels(config: ModelConfig) -> int:
+    """V of the rows that a model of signals reads."""
+    return 1 if config.channel_independent else config.channels
+
+
 class RowTokenizer(StepTokenizer):
     """Rows as tokens, of `width` = `target_width` = V: times with events, with the count of each
     code; timesteps of signals.
@@ -159,23 +175,13 @@ class RowTokenizer(StepTokenizer):
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
         self.events = config.tokenizer == "codes"
-        if self.events and (config.codes is None or config.codes <= FIRST):
-            raise usage_error(
-                f"{config.codes} codes",
-                f"expected the size of the input vocabulary, above {FIRST}",
-                field="model.codes",
-            )
-        super().__init__(
-            (config.codes or 0) - FIRST
-            if self.events
-            else 1
-            if config.channel_independent
-            else config.channels
-        )
+        super().__init__(require_codes(config) - FIRST if self.events else count_channels(config))
         self.absent, self.exact, self.span = absent, config.exact_times, get_time_span(config)
         self.ends = self.events and config.index_day
-        self.numbers = NumberScale(config.codes or 0) if self.events and config.numbers else None
-        self.width *= 1 if self.numbers is None else 2
+        self.numbers: NumberScale | None = None
+        if self.events and config.numbers:
+            self.numbers = NumberScale(config.codes or 0)
+            self.width *= 2
 
     def rows(self, batch: Batch) -> TimedRows:
         """The batch as rows."""
@@ -219,8 +225,8 @@ class RowTokenizer(StepTokenizer):
         values.index_put_(
             (row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True
         )
-        at = times.new_zeros(code.shape[0], most)
-        at[row[new], group[new]] = month[new]
+        clock = times.new_zeros(code.shape[0], most)
+        clock[row[new], group[new]] = month[new]
         number = torch.arange(most, device=code.device)
         real = number < counts[:, None]
         mask = real[..., None].expand_as(values) if self.absent else values > 0
@@ -228,8 +234,8 @@ class RowTokenizer(StepTokenizer):
             means, seen = _average_numbers(self.numbers, batch, values, (row, group, code), counted)
             values, mask = torch.cat((values, means), -1), torch.cat((mask, seen > 0), -1)
         if not self.ends:
-            return TimedRows(values, mask, at.cummax(1).values, real)
+            return TimedRows(values, mask, clock.cummax(1).values, real)
         end = find_end_times(batch)[:, None]
         end = end if self.exact else end.floor()
-        at = torch.where(real, at, end) + self.span - end
-        return TimedRows(values, mask, at, number <= counts[:, None])
+        clock = torch.where(real, clock, end) + self.span - end
+        return TimedRows(values, mask, clock, number <= counts[:, None])

@@ -1,11 +1,11 @@
-"""Base class of all models: adapter of a data set, final norm and output projection, targets,
-saving.
+"""The base class of all models, and the part of a model that depends on the data set.
 
 Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L layers.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core import storage
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models.adapters import make_grid
+from bitimely_core.models.adapters import count_channels, make_grid, require_codes
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.tokenizers import (
     FIRST,
@@ -41,7 +41,7 @@ def _make_tokenizer(
     """
     if config.tokenizer == "codes":
         return CodeTokenizer(_require_codes(config))
-    channels = 1 if config.channel_independent else config.channels
+    channels = count_channels(config)
     if config.tokenizer == "patch":
         return PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
     return StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
@@ -56,13 +56,7 @@ def _require_codes(config: ModelConfig) -> int:
             "model.channel_independent",
             "Leave it out",
         )
-    if config.codes is None or config.codes <= FIRST:
-        raise config_error(
-            f"{config.codes} codes",
-            f"expected the size of the input vocabulary, above {FIRST}",
-            "model.codes",
-        )
-    return config.codes
+    return require_codes(config)
 
 
 class Adapter(nn.Module):
@@ -187,8 +181,9 @@ class Model(nn.Module):
     @property
     def directions(self) -> tuple[Direction, ...]:
         """The model's own direction of each layer."""
-        cycle = models[self.config.name].facts.directions
-        return tuple(cycle[i % len(cycle)] for i in range(self.config.layers if cycle else 0))  # type: ignore[misc]
+        cycle = cast(tuple[Direction, ...], models[self.config.name].facts.directions)
+        layers = self.config.layers if cycle else 0
+        return tuple(itertools.islice(itertools.cycle(cycle), layers))
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
         """The final norm before any head; one for both losses unless `output_heads` is separate."""
@@ -285,10 +280,7 @@ class Model(nn.Module):
             source = 0 if batch.source is None else int(batch.source[0])
             added = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
             before = sums.get(source, (zero,) * 3)
-            sums[source] = cast(
-                tuple[Tensor, Tensor, Tensor],
-                tuple(a + b for a, b in zip(before, added, strict=True)),
-            )
+            sums[source] = cast(tuple[Tensor, Tensor, Tensor], tuple(map(torch.add, before, added)))
         within = torch.stack(
             [
                 (square - total.square() / count.clamp(min=1)).sum()

@@ -1,6 +1,4 @@
-"""Models by name or configuration, randomly initialised or from a folder; their numbers of
-parameters.
-"""
+"""Builds models from a name or a configuration, loads saved ones, and counts parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that read a sequence in a given direction: retention, softmax attention, feed-forward
+"""Layers that read a sequence in one direction or both: retention, softmax attention, feed-forward
 networks, and the layer that joins them.
 
 Legend: B batch, M positions, D width, H heads, K key width of a head, W value width of a head.
@@ -24,7 +24,13 @@ from bitimely_core.config import ModelConfig, Section
 from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.convolution import convolve
 from bitimely_core.ops import fused
-from bitimely_core.ops.retention import RetentionOptions, State, retention, retention_matrix
+from bitimely_core.ops.retention import (
+    PairOptions,
+    RetentionOptions,
+    State,
+    retention,
+    retention_matrix,
+)
 from bitimely_core.ops.rotary import rotate, xpos
 
 
@@ -214,12 +220,7 @@ class Retention(nn.Module):
         `list_weights`, joined.
         """
         config = self.config
-        if weights:
-            q, k, v, gate = F.linear(x, weights[0]).split(
-                [len(weight) for weight in self.list_weights()[0]], -1
-            )
-        else:
-            q, k, v, gate = (linear(x) for linear in (self.query, self.key, self.value, self.gate))
+        q, k, v, gate = self._project(x, weights)
         q, k, v = (part.unflatten(-1, (config.heads, -1)) for part in (q, k, v))
         if places.rotation is None or attention:
             q, k = rotate(q, places.positions), rotate(k, places.positions)
@@ -227,45 +228,47 @@ class Retention(nn.Module):
             # on the host, where their range is checked without a wait
             index = torch.arange(x.shape[1])
             origin = None if places.carry is None else 0.0
-            q, k = (
-                xpos(x, index, direction, key=key, origin=origin)  # type: ignore[arg-type]
-                for x, key in ((q, False), (k, True))
-            )
-        ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"
+            q = xpos(q, index, direction, key=False, origin=origin)  # type: ignore[arg-type]
+            k = xpos(k, index, direction, key=True, origin=origin)  # type: ignore[arg-type]
+        pairs: PairOptions = {
+            "times": places.times,
+            "mask": places.keep,
+            "direction": direction,
+            "ties": "group" if config.ties == "group" else "index",
+        }
+        maps = None
         if attention:
-            maps = retention_matrix(
-                q,
-                k,
-                log_decay=self.decays,
-                times=places.times,
-                mask=places.keep,
-                direction=direction,
-                ties=ties,
-            )
+            maps = retention_matrix(q, k, log_decay=self.decays, **pairs)
             o = torch.einsum("bhnm,bmhw->bnhw", maps, v)
         else:
-            maps = None
-            read = (
-                retention
-                if places.carry is None
-                else partial(places.carry.retain, scaled=config.xpos_scale)
-            )
+            carry = places.carry
+            read = partial(carry.retain, scaled=config.xpos_scale) if carry else retention
             o = read(
                 q,
                 k,
                 v,
                 log_decay=self.decays,
-                times=places.times,
-                mask=places.keep,
-                direction=direction,
-                ties=ties,
                 rotation=places.rotation,
                 form=config.form,
                 chunk=config.chunk,
                 core_precision=config.core_precision,
+                **pairs,
             )
         gated = fused.norm_gate(o, gate, config.retention_norm)
         return _apply_linear(self.out, gated, weights[1:]), maps
+
+    def _project(self, x: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Queries, keys, values and gate, of all heads together."""
+        linears = (self.query, self.key, self.value, self.gate)
+        if not weights:
+            return [linear(x) for linear in linears]
+        return F.linear(x, weights[0]).split([linear.out_features for linear in linears], -1)
+
+
+def _map_attention(q: Tensor, k: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+    """Weights of the `allowed` keys (None: all), [B, H, M, M], from q and k [B, H, M, K]."""
+    logits = q @ k.mT * scale
+    return (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
 
 
 class Attention(nn.Module):
@@ -306,10 +309,7 @@ class Attention(nn.Module):
         allowed = self._allowed_pairs(places, x.shape[1], direction, x.device)
         maps = None
         if attention:
-            logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            maps = (
-                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-            ).softmax(-1)
+            maps = _map_attention(q, k, allowed, q.shape[-1] ** -0.5)
             o = F.dropout(maps, dropout) @ v
         elif direction == "forward" and places.keep is None:
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -530,10 +530,7 @@ class PreNormLayer(nn.Module):
         )
         allowed, maps = None if keys is None else keys[:, None, None], None
         if attention:
-            logits = q @ k.transpose(-1, -2) * self.scale
-            maps = (
-                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
-            ).softmax(-1)
+            maps = _map_attention(q, k, allowed, self.scale)
             mixed = maps @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=self.scale)
@@ -560,18 +557,15 @@ def recompute_layers(*, active: bool) -> Iterator[None]:
 @contextmanager
 def _keep_statistics(layer: nn.Module) -> Iterator[None]:
     """Inside, where a layer is computed again, its batch norms do not count the batch once more."""
-    kept = [
-        (part, part.momentum, part.num_batches_tracked)
-        for part in layer.modules()
-        if isinstance(part, nn.BatchNorm1d)
-    ]
+    norms = [module for module in layer.modules() if isinstance(module, nn.BatchNorm1d)]
+    statistics = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
-        for norm, _, _ in kept:
+        for norm in norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
         yield
     finally:
-        for norm, momentum, count in kept:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, state in zip(norms, statistics, strict=True):
+            norm.momentum, norm.num_batches_tracked = state
 
 
 @contextmanager
@@ -599,35 +593,41 @@ def join_layers(layers: Iterable[Any], x: Tensor) -> list[dict[str, list[Tensor]
     if x.device.type != "cuda":
         return []
     groups = [layer.list_weights() for layer in layers]
-    joined = iter(
-        fused.join_weights([group for own in groups for group in own], fused.find_dtype(x))
-    )
-    return [{"weights": [next(joined) for _ in own]} for own in groups]
+    joined = iter(fused.join_weights([*itertools.chain.from_iterable(groups)], fused.find_dtype(x)))
+    return [{"weights": [*itertools.islice(joined, len(group))]} for group in groups]
 
 
 def run_layers(
     layers: Iterable[nn.Module],
     x: Tensor,
     plan: Iterable[Direction],
-    given: Any,
+    shared: Any,
     *,
     each: Sequence[dict[str, Any]] = (),
     **options: Any,
 ) -> tuple[list[Tensor], list[Any]]:
-    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each, `each`
-    further arguments of each.
+    """States [B, M, ..] and map (or None) of each layer.
+
+    Args:
+        layers: called with states, `shared`, their direction and the options.
+        x: the input of the first layer.
+        plan: the direction of each layer.
+        shared: what all layers read beside the states.
+        each: further options of each layer.
+        options: those of all layers.
     """
     states, maps = [], []
-    for (layer, direction), own in zip(
-        zip(layers, plan, strict=True), each or itertools.repeat({}), strict=False
-    ):
-        if _recomputes[0] and torch.is_grad_enabled():
-            again = partial(lambda layer: (nullcontext(), _keep_statistics(layer)), layer)
-            x, of_layer = checkpoint(
-                layer, x, given, direction, use_reentrant=False, context_fn=again, **options, **own
-            )
-        else:
-            x, of_layer = layer(x, given, direction, **options, **own)
+    recomputes = _recomputes[0] and torch.is_grad_enabled()
+    rows = zip(layers, plan, strict=True)
+    for (layer, direction), extra in zip(rows, each or itertools.repeat({}), strict=False):
+        run = partial(_recompute, layer) if recomputes else layer
+        x, layer_maps = run(x, shared, direction, **options, **extra)
         states.append(x)
-        maps.append(of_layer)
+        maps.append(layer_maps)
     return states, maps
+
+
+def _recompute(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """The layer, which keeps its inputs alone for the backward pass."""
+    contexts = partial(lambda layer: (nullcontext(), _keep_statistics(layer)), layer)
+    return checkpoint(layer, *arguments, use_reentrant=False, context_fn=contexts, **options)

@@ -1,5 +1,7 @@
-"""The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR
-(softmax attention).
+"""BiTimelyGPT and its relatives: stacks of layers that read in a direction each.
+
+BiTimelyGPT, TimelyGPT and TimelyBERT mix tokens by retention, GPT and GPT-BAAR by softmax
+attention.
 
 Everything stays in forward time order: the direction is an argument of a layer, nothing is flipped.
 Positions 0 and n+1 of a row with n tokens hold [SOS] and [EOS]; token i is at position i+1; padding
@@ -42,6 +44,7 @@ from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
 TIME_CODE = 32  # width of the waves of a time
+READS_NO_TIMES = {"attention", "recurrent"}  # families whose layers do not
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 
 LayerDirections = tuple[Direction, ...]  # one per layer
@@ -58,22 +61,15 @@ class BidirectionalModel(Model, ABC):
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config)
         self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
-        untimed = config.exact_times and models[config.name].facts.family in {
-            "attention",
-            "recurrent",
-        }
+        timed = config.exact_times and models[config.name].facts.family in READS_NO_TIMES
         # the weights of the layers do not depend on what is read beside the codes
+        self.person_map: nn.Linear | None = None
+        self.time_map: nn.Linear | None = None
         with torch.random.fork_rng(devices=[]):
-            self.person_map = (
-                nn.Linear(PERSON, config.dim, bias=False)
-                if config.person and config.tokenizer == "codes"
-                else None
-            )
-            self.time_map = (
-                nn.Linear(TIME_CODE + 1, config.dim, bias=False)
-                if untimed and config.tokenizer == "codes"
-                else None
-            )
+            if config.tokenizer == "codes" and config.person:
+                self.person_map = nn.Linear(PERSON, config.dim, bias=False)
+            if config.tokenizer == "codes" and timed:
+                self.time_map = nn.Linear(TIME_CODE + 1, config.dim, bias=False)
 
     def forward(
         self,
@@ -128,17 +124,11 @@ class BidirectionalModel(Model, ABC):
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
-        x, times = (
-            self._add_person(x, batch, real),
-            None if self.time_map is None else place_times(batch, real),
-        )
-        return (
-            batch,
-            tokens,
-            targets,
-            real,
-            x if times is None else self.add_clock(x, times, times[:, :1], times[:, :1]),
-        )
+        x = self._add_person(x, batch, real)
+        times = None if self.time_map is None else place_times(batch, real)
+        if times is not None:
+            x = self.add_clock(x, times, times[:, :1], times[:, :1])
+        return batch, tokens, targets, real, x
 
     def _add_person(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
         """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either
@@ -259,22 +249,25 @@ class Stack(BidirectionalModel):
         finite.
         """
         index = torch.arange(real.shape[1] + 2, device=real.device)
-        inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
-        keep = inside
+        inside = keep = None
+        if batch.mask is not None or hide is not None:
+            inside = keep = index <= lengths[:, None] + 1
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
         times = place_times(batch, real, GROUP_GAP if self.config.ties == "group" else 0.0)
         if not isinstance(self.config, StackConfig):
             return Positions(index, times, keep, inside)
-        positions = (
-            index if times is None or self.config.rotary == "index" else times - times[:, :1]
-        )
-        exact = (
-            self.config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
-        )
-        inner = not exact and operator.is_used(index.device)
-        table = make_rotation(positions, self.config.dim // self.config.heads) if inner else None
-        return Positions(positions, times, keep, inside, table)
+        positions = index
+        if times is not None and self.config.rotary == "time":
+            positions = times - times[:, :1]
+        return Positions(positions, times, keep, inside, self._make_table(positions, self.config))
+
+    def _make_table(self, positions: Tensor, config: StackConfig) -> Tensor | None:
+        """The rotation as the operator of retention reads it; None where it rotates before."""
+        exact = config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
+        if exact or not operator.is_used(positions.device):
+            return None
+        return make_rotation(positions, config.dim // config.heads)
 
     @torch.no_grad()
     def reset_adapter(
@@ -301,14 +294,13 @@ def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None
     """
     if batch.times is None:
         return None
-    lengths = real.sum(1)
-    known = torch.where(real, batch.times, 0.0)
-    first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
+    lengths = real.sum(1, keepdim=True)
+    times = torch.where(real, batch.times, 0.0)
+    first, last = times[:, :1], times.gather(1, (lengths - 1).clamp(min=0))
     # under a landmark the index day
     last = last if batch.end is None else batch.end[:, None].to(last)
-    inner = torch.where(
-        torch.arange(real.shape[1], device=real.device) < lengths[:, None], known, last + apart
-    )
+    is_event = torch.arange(real.shape[1], device=real.device) < lengths
+    inner = torch.where(is_event, times, last + apart)
     return torch.cat((first - apart, inner, last + apart), 1)
 
 
@@ -374,12 +366,15 @@ def require_even_layers(config: ModelConfig) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- the rows of the grid
+# --- the registered models
 
 ALTERNATING: LayerDirections = ("forward", "backward")
 # of a stack whose layers can read in either direction
 DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")
-PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
+PAPER = (
+    "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare "
+    "Time-series Representation Learning"
+)
 
 
 def _describe_row(
@@ -387,7 +382,7 @@ def _describe_row(
     directions: LayerDirections,
     objective: str,
     readout: str,
-    known: str,
+    limits: str,
     source: str = PAPER,
 ) -> ModelFacts:
     return ModelFacts(
@@ -400,7 +395,7 @@ def _describe_row(
         attention=True,
         input=("regular", "events"),
         source=source,
-        known=known,
+        known=limits,
     )
 
 
@@ -410,7 +405,8 @@ def _describe_row(
         ALTERNATING,
         "next-previous",
         "sos",
-        "Its own objective shows the model its targets; the stated sizes do not follow from the table of configurations",
+        "Its own objective shows the model its targets; the stated sizes do not follow from the "
+        "table of configurations",
     )
 )
 def bitimelygpt(config: StackConfig) -> Stack:
@@ -424,7 +420,8 @@ def bitimelygpt(config: StackConfig) -> Stack:
         ("forward",),
         "next",
         "eos",
-        "Its convolution module is off unless model.temporal_conv=causal; the original one sees 15 future tokens",
+        "Its convolution module is off unless model.temporal_conv=causal; the original one sees "
+        "15 future tokens",
         "Song et al. 2023, TimelyGPT",
     )
 )
@@ -439,7 +436,8 @@ def timelygpt(config: StackConfig) -> Stack:
         ("both",),
         "masked",
         "sos",
-        "The paper compares it with a model without pre-training that also has another architecture",
+        "The paper compares it with a model without pre-training that also has another "
+        "architecture",
     )
 )
 def timelybert(config: StackConfig) -> Stack:

@@ -1,9 +1,8 @@
-"""Live use of a one-way model: samples or events arrive in pieces, the states of their tokens are
-returned, and the memory stays constant.
+"""Reads a sequence that arrives in pieces with a one-way model, in constant memory.
 
-Equal to one pass over the sequence so far: [SOS] before the first token, positions and times
-counted from there, whatever the length of the training windows. A token is read as soon as its
-samples are complete; `finish` reads the incomplete rest and [EOS].
+The states equal those of one pass over the sequence so far: [SOS] stands before the first token,
+positions and times are counted from there. The length of the training windows has no effect. A
+token is read as soon as its samples are complete. `finish` reads the incomplete rest and [EOS].
 
 Legend: B batch, T timesteps, V channels, N tokens, M positions, D width, L layers.
 """
@@ -64,8 +63,12 @@ def open_stream(model: Model) -> Stream:
 
 def stream_error(config: ModelConfig, why: str) -> UserError:
     """A model that no stream can read (config, exit 2)."""
-    wanted = "expected a model that needs its past alone and keeps it in constant memory: timelygpt, lstm or s4"
-    return config_error(f"no stream of {config.name}: {why}", wanted, "model.name")
+    return config_error(
+        f"no stream of {config.name}: {why}",
+        "expected a model that needs its past alone and keeps it in constant memory: "
+        "timelygpt, lstm or s4",
+        "model.name",
+    )
 
 
 class Stream:
@@ -74,37 +77,16 @@ class Stream:
     """
 
     def __init__(self, model: BidirectionalModel) -> None:
-        config, tokenizer = model.config, model.adapter.tokenizer
         _require_eval(model)
-        if model.others:
-            wanted = "expected a model with the adapter of one data set"
-            raise config_error(
-                "a stream of a model of several data sets",
-                wanted,
-                "model.others",
-                "Call model.select_adapter(k) before",
-            )
-        if isinstance(config, StackConfig) and config.ties == "group":
-            raise stream_error(
-                config, "with ties = group no event is read before all of its time are known"
-            )
-        if config.tokenizer == "codes" and config.events == "grid":
-            raise stream_error(config, "a grid of months ends with the last event")
-        if isinstance(tokenizer, PatchTokenizer) and (
-            tokenizer.crop == "start" or tokenizer.stride > tokenizer.patch
-        ):
-            raise stream_error(
-                config,
-                "patches that start according to the length (crop = start) or leave samples out (stride > patch)",
-            )
-        self.model = model
+        _require_readable(model)
+        self.model, tokenizer = model, model.adapter.tokenizer
         # samples from token to token, of a token, and before it
         self.stride, self.span, self.context = 1, 1, 0
         if isinstance(tokenizer, PatchTokenizer):
             self.stride, self.span = tokenizer.stride, tokenizer.patch
         elif isinstance(tokenizer, ConvTokenizer):
             self.stride, self.span, self.context = 4, 4, 4
-        self._progress = Progress((None,) * config.layers)
+        self._progress = Progress((None,) * model.config.layers)
 
     @property
     def tokens(self) -> int:
@@ -131,7 +113,8 @@ class Stream:
         batch = model.expand_channels(to_batch(rows, model.special.dtype))
         times = None if model.config.clock == "index" else batch.times
         samples, seen = self._fill_missing(batch)
-        self._check(samples, times)
+        self._check_times(times)
+        self._check_rows(samples, times)
         if samples.shape[1]:
             before = before._replace(padded=not bool(seen[:, -1].all()))
         if before.samples is not None:
@@ -143,9 +126,9 @@ class Stream:
         count = max(samples.shape[1] - before.context - self.span, -self.stride) // self.stride + 1
         used = before.context + count * self.stride
         complete = used + self.span - self.stride if count else 0
-        encoded, after = self._read(before, samples[:, :complete], times, numbers=batch.numbers)
-        kept = max(used - self.context, 0)
-        self._progress = after._replace(samples=samples[:, kept:].clone(), context=used - kept)
+        encoded, after = self._read(before, samples[:, :complete], times, batch.numbers)
+        start = max(used - self.context, 0)  # of the samples that are needed again
+        self._progress = after._replace(samples=samples[:, start:].clone(), context=used - start)
         return encoded
 
     @torch.no_grad()
@@ -170,21 +153,19 @@ class Stream:
                 "a stream without samples", "samples before its end", "call feed first"
             )
         if before.padded:
-            wanted, hint = (
-                "rows that end with an event or a sample",
-                "Feed other lengths in streams of their own, 0 for missing samples",
-            )
             raise usage_error(
                 "rows that end with padding or missing samples",
-                wanted,
-                hint,
+                "rows that end with an event or a sample",
+                "Feed other lengths in streams of their own, 0 for missing samples",
                 code=Reason.SHAPES_DIFFER,
             )
         end = self._choose_end(before.end if end is None else end)
-        more = rest > (self.span - self.stride if before.positions else 0)
-        return self._read(
-            before, before.samples if more else before.samples[:, :0], None, finish=True, end=end
-        )[0]
+        begun = rest > (self.span - self.stride if before.positions else 0)
+        samples = before.samples if begun else before.samples[:, :0]
+        encoded, _ = self._read(before, samples, None, finish=True, end=end)
+        last = encoded.hidden[-1].shape[1] - 1
+        eos = torch.full((len(samples),), last, device=samples.device)
+        return encoded._replace(eos=eos, last=eos if self.model.config.index_day else None)
 
     def _fill_missing(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Samples with 0 and events with [PAD] where there is none, and where a row has some, bool
@@ -218,29 +199,33 @@ class Stream:
             )
         return end
 
-    def _check(self, samples: Tensor, times: Tensor | None) -> None:
-        before = self._progress
-        if times is not None and self.span > 1:
+    def _check_times(self, times: Tensor | None) -> None:
+        if times is None:
+            return
+        if self.span > 1:
             raise config_error(
                 "times of samples",
                 f"expected none: a token has {self.span} samples",
                 "model.tokenizer",
             )
-        known = (
-            times if before.last is None or times is None else torch.cat((before.last, times), 1)
-        )
-        if known is not None and not bool((known.diff(dim=1) >= 0).all() & known.isfinite().all()):
-            order = "finite times that never decrease, also from piece to piece"
-            raise usage_error("times decrease or are not finite", order, code=Reason.TIMESTAMPS)
+        last = self._progress.last
+        months = times if last is None else torch.cat((last, times), 1)
+        if not bool((months.diff(dim=1) >= 0).all() & months.isfinite().all()):
+            raise usage_error(
+                "times decrease or are not finite",
+                "finite times that never decrease, also from piece to piece",
+                code=Reason.TIMESTAMPS,
+            )
+
+    def _check_rows(self, samples: Tensor, times: Tensor | None) -> None:
+        """Refuse a piece that does not continue the ones before."""
+        before = self._progress
         if before.samples is None:
             return
-        if (samples.shape[0], samples.shape[2:]) != (
-            before.samples.shape[0],
-            before.samples.shape[2:],
-        ):
-            found, wanted = ([*x.shape[:1], "T", *x.shape[2:]] for x in (samples, before.samples))
+        shape, wanted = ([*x.shape[:1], "T", *x.shape[2:]] for x in (samples, before.samples))
+        if shape != wanted:
             raise usage_error(
-                f"samples {found}",
+                f"samples {shape}",
                 f"expected {wanted} as before",
                 "start a new stream",
                 code=Reason.SHAPES_DIFFER,
@@ -257,80 +242,117 @@ class Stream:
         before: Progress,
         samples: Tensor,
         times: Tensor | None,
-        *,
         numbers: Tensor | None = None,
+        *,
         finish: bool = False,
         end: Tensor | None = None,
     ) -> tuple[Encoded, Progress]:
         """Tokens of `samples`, behind their context, through the layers, with [SOS] before the
         first one and [EOS] on `finish`.
         """
-        model, adapter = self.model, self.model.adapter
-        skip = before.context // self.stride
+        tokens, targets, real = self._cut_tokens(samples, before.context)
+        after = _note_times(before, times)
+        x = self.model.adapter.embed(tokens, numbers)
+        begins = not before.positions and (tokens.shape[1] > 0 or finish)
+        parts = [(x, times)]
+        if begins:
+            parts.insert(0, (self._make_special(0, x, before.person), after.first))
+        if finish:
+            months = after.last
+            if months is not None and end is not None:
+                months = end[:, None].to(months)
+            parts.append((self._make_special(1, x, before.person), months))
+        x, times = _join_parts(parts)
+        if times is not None and after.first is not None:
+            last = after.first if before.last is None else before.last
+            x = self.model.add_clock(x, times, after.first, last)
+        states, after = self._run(x, times, after)
+        hidden = tuple(state[:, int(begins) :] for state in states)  # without [SOS]
+        return Encoded(tokens, targets, real, hidden), after
+
+    def _cut_tokens(self, samples: Tensor, context: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, targets and mask of `samples` behind their `context`."""
+        skip = context // self.stride
         if not samples.shape[1]:  # a token of zeros, which is left out
             samples, skip = samples.new_zeros(len(samples), self.span, *samples.shape[2:]), 1
-        tokens, targets, real = (x[:, skip:] for x in adapter.tokenizer(Batch(samples)))
-        count = tokens.shape[1]
-        begins = not before.positions and (count > 0 or finish)
-        parts = [adapter.embed(tokens, numbers)]
-        first, last = before.first, before.last
-        if times is not None and count:
-            first, last = times[:, :1].clone() if first is None else first, times[:, -1:].clone()
-        clock = [] if times is None else [times]
-        if begins:
-            parts, clock = (
-                [self._special(0, parts[0], before.person), *parts],
-                [] if first is None else [first, *clock],
-            )
-        if finish:
-            parts.append(self._special(1, parts[0], before.person))
-            clock = (
-                [*clock, last if end is None else end[:, None].to(last)] if last is not None else []
-            )
-        x = torch.cat(parts, 1)
-        at = torch.cat(clock, 1) if clock else None
-        if at is not None and first is not None:
-            x = model.add_clock(x, at, first, first if before.last is None else before.last)
-        states, layers = self._run(x, at, first, before)
-        hidden = tuple(state[:, 1:] if begins else state for state in states)
-        eos = torch.full((len(x),), count, device=x.device) if finish else None
-        after = before._replace(
-            layers=layers, positions=before.positions + x.shape[1], first=first, last=last
-        )
-        return Encoded(
-            tokens, targets, real, hidden, eos=eos, last=eos if model.config.index_day else None
-        ), after
+        tokens, targets, real = self.model.adapter.tokenizer(Batch(samples))
+        return tokens[:, skip:], targets[:, skip:], real[:, skip:]
 
-    def _special(self, which: int, like: Tensor, person: Tensor | None) -> Tensor:
+    def _make_special(self, which: int, like: Tensor, person: Tensor | None) -> Tensor:
         """[SOS] (0) or [EOS] (1), [B, 1, D], with age and sex."""
         vector = self.model.special[which].to(like.dtype).expand(len(like), 1, -1)
-        return (
-            vector
-            if self.model.person_map is None or person is None
-            else vector + self.model.person_map(person.to(like.dtype))[:, None]
-        )
+        if self.model.person_map is None or person is None:
+            return vector
+        return vector + self.model.person_map(person.to(like.dtype))[:, None]
 
     def _run(
-        self, x: Tensor, times: Tensor | None, first: Tensor | None, before: Progress
-    ) -> tuple[list[Tensor], tuple[Any, ...]]:
-        """States of each layer [B, M, D] and what the layers keep, in pieces so that the memory
+        self, x: Tensor, times: Tensor | None, before: Progress
+    ) -> tuple[list[Tensor], Progress]:
+        """States of each layer [B, M, D] and what is kept after them, in pieces so that the memory
         does not grow with M.
         """
-        config, layers = self.model.config, list(before.layers)
-        by_time = isinstance(config, StackConfig) and config.rotary == "time" and times is not None
+        layers, positions = list(before.layers), self._find_positions(x, times, before)
         pieces: list[list[Tensor]] = [[] for _ in layers]
         for start in range(0, x.shape[1], PIECE):
-            y = self.model.enter_layers(x[:, start : start + PIECE])
-            at = None if times is None else times[:, start : start + PIECE]
-            index = torch.arange(y.shape[1], device=x.device) + before.positions + start
-            positions = at - first if by_time and at is not None and first is not None else index
+            part = slice(start, start + PIECE)
+            y = self.model.enter_layers(x[:, part])
+            months = None if times is None else times[:, part]
+            places = Positions(positions[..., part], months, None, None)
             for depth, layer in enumerate(cast(nn.ModuleList, self.model.layers)):
-                y, layers[depth] = layer.advance(
-                    y, Positions(positions, at, None, None), layers[depth]
-                )  # type: ignore[operator]
+                y, layers[depth] = layer.advance(y, places, layers[depth])  # type: ignore[operator]
                 pieces[depth].append(y)
         empty = x.new_zeros(len(x), 0, self.model.width)
-        return [torch.cat(piece, 1) if piece else empty for piece in pieces], tuple(layers)
+        states = [torch.cat(piece, 1) if piece else empty for piece in pieces]
+        after = before._replace(layers=tuple(layers), positions=before.positions + x.shape[1])
+        return states, after
+
+    def _find_positions(self, x: Tensor, times: Tensor | None, before: Progress) -> Tensor:
+        """What the rotation reads: indices [M], or months since the first event [B, M]."""
+        config = self.model.config
+        by_time = isinstance(config, StackConfig) and config.rotary == "time"
+        if by_time and times is not None and before.first is not None:
+            return times - before.first
+        return torch.arange(x.shape[1], device=x.device) + before.positions
+
+
+def _note_times(before: Progress, times: Tensor | None) -> Progress:
+    """With the first and the last of the events read so far."""
+    if times is None or not times.shape[1]:
+        return before
+    first = times[:, :1].clone() if before.first is None else before.first
+    return before._replace(first=first, last=times[:, -1:].clone())
+
+
+def _join_parts(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Embedded positions [B, M, D] with their months [B, M], one after another."""
+    months = [times for _, times in parts if times is not None]
+    return torch.cat([x for x, _ in parts], 1), torch.cat(months, 1) if months else None
+
+
+def _require_readable(model: BidirectionalModel) -> None:
+    """Refuse what cannot be read piece by piece. Raises UserError (config, exit 2)."""
+    config, tokenizer = model.config, model.adapter.tokenizer
+    if model.others:
+        raise config_error(
+            "a stream of a model of several data sets",
+            "expected a model with the adapter of one data set",
+            "model.others",
+            "Call model.select_adapter(k) before",
+        )
+    if isinstance(config, StackConfig) and config.ties == "group":
+        raise stream_error(
+            config, "with ties = group no event is read before all of its time are known"
+        )
+    if config.tokenizer == "codes" and config.events == "grid":
+        raise stream_error(config, "a grid of months ends with the last event")
+    if isinstance(tokenizer, PatchTokenizer) and (
+        tokenizer.crop == "start" or tokenizer.stride > tokenizer.patch
+    ):
+        raise stream_error(
+            config,
+            "patches that start according to the length (crop = start) or leave samples out "
+            "(stride > patch)",
+        )
 
 
 def _require_eval(model: BidirectionalModel) -> None:

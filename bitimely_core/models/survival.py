@@ -1,11 +1,13 @@
-"""Hazards for time to event with death as a competing risk: losses under censoring, and cumulative
-incidences.
+"""Predicts the time to an event, with death as a competing risk: losses under censoring, and
+cumulative incidences.
 
-Both kinds have one output per label, cause (the event, death) and interval of a grid of days; the
-intervals are those that `make_edges` draws from the training events. discrete: the share of those
-at risk at the start of an interval who have the event, or die, in it (Lee et al. 2018 without the
-ranking loss; Gensheimer and Narasimhan 2019). piecewise-exponential: a constant rate of each cause
-within an interval (Friedman 1982; MOTOR, Steinberg et al. 2023).
+There is one output for each label, cause (the event, death) and interval of a grid of days.
+`make_edges` draws the intervals from the training events. Two kinds of hazard:
+
+* discrete: the share of those at risk at the start of an interval who have the event, or die, in it
+  (Lee et al. 2018 without the ranking loss; Gensheimer and Narasimhan 2019).
+* piecewise-exponential: a constant rate of each cause within an interval (Friedman 1982; MOTOR,
+  Steinberg et al. 2023).
 
 Legend: B rows, K labels, J intervals, H horizons; logits [B, K, 2, J], time [B, K] days, event [B,
 K] 0, 1 (event) or 2 (death).
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.ops.constants import send_constants
+from bitimely_core.ops.fused import widen
 
 HazardKind = Literal["discrete", "piecewise-exponential"]
 YEAR = 365.25  # days: the unit of the rates
@@ -56,12 +59,10 @@ def make_edges(
     """Edges in days: quantiles of the times [n] of the events (1), so that each interval holds as
     many, from 0 to `end`.
     """
-    own = time[(event == 1) & (time < end)]
-    inner = (
-        np.unique(np.round(np.quantile(own, np.arange(1, intervals) / intervals)))
-        if len(own)
-        else np.empty(0)
-    )
+    times = time[(event == 1) & (time < end)]
+    inner = np.empty(0)
+    if len(times):
+        inner = np.unique(np.round(np.quantile(times, np.arange(1, intervals) / intervals)))
     inner = inner[(inner > 0) & (inner < end)]
     return (0.0, *map(float, inner), float(end))
 
@@ -73,18 +74,19 @@ def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) 
     is (1 - h)^f, exp(-f a) of a rate.
     """
     time, event = grid.censor(time, event)
-    lived, at = grid.measure_exposure(time), grid.find_interval(time)
+    lived, interval = grid.measure_exposure(time), grid.find_interval(time)
     happened = event > 0
     cause = (event.clamp(min=1) - 1).long()
-    own = logits.gather(3, at[..., None, None].expand(*logits.shape[:3], 1))[..., 0]
-    own = own.gather(2, cause[..., None])[..., 0]  # logit of the cause in the interval of the event
+    # logit of the cause in the interval of the event
+    logit = logits.gather(3, interval[..., None, None].expand(*logits.shape[:3], 1))[..., 0]
+    logit = logit.gather(2, cause[..., None])[..., 0]
     if grid.kind == "discrete":
         stay = -torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # log(1 - h), [B, K, J]
-        last = F.one_hot(at, stay.shape[-1]).bool() & happened[..., None]
-        chance = own + stay.gather(2, at[..., None])[..., 0]
+        last = F.one_hot(interval, stay.shape[-1]).bool() & happened[..., None]
+        chance = logit + stay.gather(2, interval[..., None])[..., 0]
         return -(torch.where(last, 0.0, stay * lived).sum(-1) + torch.where(happened, chance, 0.0))
     years = lived * send_constants(np.diff(grid.edges) / YEAR, lived)
-    return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
+    return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, logit, 0.0)
 
 
 def compute_incidence(logits: Tensor, grid: HazardGrid) -> Tensor:
@@ -106,30 +108,22 @@ def compute_incidence(logits: Tensor, grid: HazardGrid) -> Tensor:
 
 
 def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
-    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: not
-    known.
-    """
-    known = torch.isfinite(time)
+    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: unknown."""
+    valid = torch.isfinite(time)
     time, event = grid.censor(
-        torch.where(known, time, 0.0).double(), torch.where(known, event, 0.0)
+        torch.where(valid, time, 0.0).double(), torch.where(valid, event, 0.0)
     )
-    lived, at = (
-        grid.measure_exposure(time),
-        F.one_hot(grid.find_interval(time), len(grid.edges) - 1),
-    )
-    # [K, 2, J]
-    cases = (
-        torch.stack([(at * (event == code)[..., None]).sum(0) for code in (1, 2)], 1) + SMOOTHING
-    )
+    lived = grid.measure_exposure(time)
+    interval = F.one_hot(grid.find_interval(time), len(grid.edges) - 1)
+    cases = [(interval * (event == cause)[..., None]).sum(0) for cause in (1, 2)]
+    events = torch.stack(cases, 1) + SMOOTHING  # [K, 2, J]
     if grid.kind == "discrete":
-        ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(
-            0
-        )[:, None]
-        return torch.log(cases) - torch.log(
-            (ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING)
-        )
+        until_event = torch.maximum(lived, interval.double())
+        ended = torch.where((event > 0)[..., None], until_event, lived).sum(0)[:, None]
+        rest = (ended - events.sum(1, keepdim=True)).clamp(min=SMOOTHING)
+        return torch.log(events) - torch.log(rest)
     years = lived.sum(0)[:, None] * send_constants(np.diff(grid.edges) / YEAR, lived)
-    return torch.log(cases) - torch.log(years.clamp(min=SMOOTHING / YEAR))
+    return torch.log(events) - torch.log(years.clamp(min=SMOOTHING / YEAR))
 
 
 def survival_loss(
@@ -141,9 +135,7 @@ def survival_loss(
     grid: HazardGrid = head.grid
     target = batch.target[:, :: len(grid.horizons)]
     logits = head(batch)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()).reshape(
-        *target.shape[:2], 2, -1
-    )
+    logits = widen(logits).reshape(*target.shape[:2], 2, -1)
     valid = torch.isfinite(target).all(-1)
     time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
     each = torch.where(valid, measure_loss(logits, time, event, grid), 0.0)

@@ -1,5 +1,6 @@
-"""From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training
-overview").
+"""Cuts windows and event sequences into tokens, with their targets and a mask of the real ones.
+
+It follows the paper's appendix "Pre-training overview".
 
 Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens
 shrink until any prediction is good). Missing and padded samples are set to 0, the mean after
@@ -346,9 +347,9 @@ class CodeTokenizer(StepTokenizer):
             *targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device
         )
         row = torch.arange(len(sets), device=targets.device)
-        at = (row[:, None].expand_as(group), group, targets.clamp(min=0))
+        index = (row[:, None].expand_as(group), group, targets.clamp(min=0))
         # no selection: no wait for a device
-        sets.index_put_(at, (targets != IGNORE).to(sets), accumulate=True).clamp_(max=1.0)
+        sets.index_put_(index, (targets != IGNORE).to(sets), accumulate=True).clamp_(max=1.0)
         sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
         return sets, group
 
@@ -381,8 +382,8 @@ class NumberScale(nn.Module):
         if numbers is None:
             return self.mean.new_zeros(ids.shape), torch.zeros_like(ids, dtype=torch.bool)
         z = torch.asinh((numbers.to(self.mean) - self.mean[ids]) / self.std[ids])
-        known = z.isfinite()
-        return torch.where(known, z, 0.0), known
+        numbered = z.isfinite()
+        return torch.where(numbered, z, 0.0), numbered
 
 
 class NumberEmbedding(nn.Module):
@@ -399,12 +400,9 @@ class NumberEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, numbers: Tensor | None) -> Tensor:
         """Ids and numbers [B, N] -> [B, N, D]."""
-        z, known = self.scale(ids, numbers)
-        return torch.where(
-            known[..., None],
-            self.presence + z[..., None].to(self.presence.dtype) * self.slope(ids),
-            0.0,
-        )
+        z, numbered = self.scale(ids, numbers)
+        added = self.presence + z[..., None].to(self.presence.dtype) * self.slope(ids)
+        return torch.where(numbered[..., None], added, 0.0)
 
 
 def mask_before(ends: Tensor, count: int) -> Tensor:

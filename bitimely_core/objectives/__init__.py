@@ -58,11 +58,8 @@ class Objective:
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
         entry, config = self._find_entry(model)
-        batch = (
-            batch
-            if batch.draws is not None
-            else self.draw(model, batch, [generator] * len(batch.values))
-        )
+        if batch.draws is None:
+            batch = self.draw(model, batch, [generator] * len(batch.values))
         rows = model.expand_channels(batch)
         if batch.draws is not None:
             rows = rows._replace(draws=batch.draws.flatten(0, 1).to(rows.values.device))
@@ -80,19 +77,18 @@ class Objective:
             return batch
         rows = model.expand_channels(batch)
         times = len(rows.values) // len(batch.values)
-        drawn = entry.facts.draw(
-            model, rows, [one for one in generators for _ in range(times)], config
-        )
+        repeated = [generator for generator in generators for _ in range(times)]
+        drawn = entry.facts.draw(model, rows, repeated, config)
         return batch if drawn is None else batch._replace(draws=drawn.unflatten(0, (-1, times)))
 
     def _find_entry(self, model: Model) -> tuple[Entry[ObjectiveFacts], ObjectiveConfig]:
         """The objective of this name, or the model's own, and its settings."""
         name = self.config.name or models[model.config.name].facts.objective
         check_compatible(model.config, name)
-        kind = find_objective_config(name)
-        return objectives[name], self.config if type(self.config) is kind else validate(
-            kind, self.config.model_dump()
-        )
+        kind, config = find_objective_config(name), self.config
+        if type(config) is not kind:
+            config = validate(kind, config.model_dump())
+        return objectives[name], config
 
 
 def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
@@ -144,15 +140,9 @@ def compatible_objectives(model: str) -> list[str]:
     """The objectives that a model can be pre-trained with, its own first; some of them only with
     certain settings (`check_compatible`).
     """
-    own, capabilities = models[model].facts.objective, list_capabilities(model)
-    return [
-        own,
-        *(
-            name
-            for name, entry in objectives.items()
-            if name != own and entry.facts.requires in capabilities
-        ),
-    ]
+    capabilities = list_capabilities(model)
+    fitting = [name for name, entry in objectives.items() if entry.facts.requires in capabilities]
+    return [*dict.fromkeys((models[model].facts.objective, *fitting))]
 
 
 def check_name(model: str, objective: str) -> None:
@@ -189,10 +179,9 @@ def check_compatible(config: ModelConfig, objective: str) -> None:
     check_name(config.name, objective)
     facts = objectives[objective].facts
     if facts.requires == "alternating" and config.layers % 2:
-        requirement = "expected an even number: the objective alternates directions"
         raise config_error(
             f"{config.layers} layers",
-            requirement,
+            "expected an even number: the objective alternates directions",
             "model.layers",
             f"Use {config.layers + 1} layers",
         )
@@ -239,10 +228,10 @@ def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch]) -> float
     """
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
-    limited = (
-        Batch(*(None if part is None else part.to(where) for part in batch))  # type: ignore[arg-type]
-        for batch in itertools.islice(stream, SCALE_BATCHES)
+    limited = itertools.islice(stream, SCALE_BATCHES)
+    moved = (
+        Batch._make(part if part is None else part.to(where) for part in batch) for batch in limited
     )
-    scale = float(model.measure(limited))  # type: ignore[operator]
+    scale = float(model.measure(moved))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale

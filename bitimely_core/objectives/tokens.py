@@ -1,5 +1,6 @@
-"""Objectives that predict tokens: the next and previous one, hidden ones. Targets are fixed
-functions of the input.
+"""Objectives that predict tokens: the next, the previous or hidden ones.
+
+Targets are fixed functions of the input.
 
 Index map (token i stands at position i + 1): position p of a forward layer predicts token p, its
 right neighbour ([SOS]: token 0); position p of a backward layer predicts token p - 2, its left
@@ -26,6 +27,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch, Encoded
 
@@ -64,8 +66,8 @@ class GapConfig(MaskedConfig):
 
 
 NOTICE = (
-    "next-previous: this objective can see its targets (leak_free: false); its loss measures copying, not forecasting. "
-    "next-previous-strict asks the same without the leak."
+    "next-previous: this objective can see its targets (leak_free: false); its loss measures "
+    "copying, not forecasting. next-previous-strict asks the same without the leak."
 )
 
 
@@ -187,10 +189,9 @@ def refuse_normalisation(config: ModelConfig) -> None:
     change.
     """
     if config.normalises_windows:
-        requirement = "expected masked-patches, which masks after it"
         raise config_error(
             "masked before RevIN",
-            requirement,
+            "expected masked-patches, which masks after it",
             "objective.name",
             "Use masked-patches, or model.revin=false",
         )
@@ -350,12 +351,12 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
 
 def has_target_scale(model: Model) -> bool:
     """Whether `target_scale` is measured; it is read from a device only once after each change."""
-    scale, known = model.target_scale, getattr(model, "scale_seen", None)
+    scale, seen = model.target_scale, getattr(model, "scale_seen", None)
     version = -1 if scale.is_inference() else scale._version
-    if known is None or known[0] is not scale or known[1] != version or version < 0:
-        known = scale, version, bool(torch.isfinite(scale))
-        object.__setattr__(model, "scale_seen", known)  # of this object alone: no buffer
-    return bool(known[2])
+    if seen is None or seen[0] is not scale or seen[1] != version or version < 0:
+        seen = scale, version, bool(torch.isfinite(scale))
+        object.__setattr__(model, "scale_seen", seen)  # of this object alone: no buffer
+    return bool(seen[2])
 
 
 def pack_result(
@@ -385,33 +386,25 @@ def pack_result(
 
 def _compute_loss(part: LossPart) -> Tensor:
     """Mean over the valid targets, in float32 at least; 0 where there is none."""
-    prediction = (
-        part.prediction if part.prediction.dtype == torch.float64 else part.prediction.float()
-    )
+    prediction = widen(part.prediction)
     count = part.valid.sum().clamp(min=1)
     if part.target.dim() == 2:
-        target = torch.where(part.valid, part.target, IGNORE)
-        return (
-            F.cross_entropy(
-                prediction.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum"
-            )
-            / count
+        target = torch.where(part.valid, part.target, IGNORE).flatten()
+        losses = F.cross_entropy(
+            prediction.flatten(0, 1), target, ignore_index=IGNORE, reduction="sum"
         )
+        return losses / count
     if part.prediction.shape != part.target.shape:
         raise ValueError(
-            f"prediction {list(part.prediction.shape)} and target {list(part.target.shape)} are not aligned"
+            f"prediction {list(part.prediction.shape)} and target {list(part.target.shape)} "
+            "are not aligned"
         )
     target = part.target.to(prediction.dtype)
     if part.sets:
-        return (
-            torch.where(
-                part.valid,
-                F.binary_cross_entropy_with_logits(prediction, target, reduction="none"),
-                0.0,
-            ).sum()
-            / count
-        )
-    return torch.where(part.valid, (prediction - target).square(), 0.0).sum() / count
+        losses = F.binary_cross_entropy_with_logits(prediction, target, reduction="none")
+    else:
+        losses = (prediction - target).square()
+    return torch.where(part.valid, losses, 0.0).sum() / count
 
 
 def predict_hidden(

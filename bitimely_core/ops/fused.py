@@ -1,14 +1,14 @@
-"""What a layer does between its matrix products, one operator of torch each on CUDA: norms, gates,
-residual sums, and casts of weights.
+"""What a layer does between its matrix products: norms, gates, residual sums, casts of weights.
 
     residual_norm(x, branch, norm)   x + branch, and its layer norm
     norm_gate(o, gate, norm)         SiLU(gate) * norm(o), the norm of each head and token
     glu(joined, act)                 act(a) * b of the halves of joined
-    join_weights(groups, dtype)      the weights of several linear maps of one input as one matrix, all groups with one copy
+    join_weights(groups, dtype)      the weights of several linear maps of one input as one matrix,
+                                     all groups with one copy
 
-On a CPU, and in graphs of torch.compile, these are the plain operations. On CUDA each is an
-operator `bitimely::` with a backward written by hand, which saves no more than the inputs (of
-`residual_norm`: the sum), and the functions of both are compiled where Triton is.
+On a CPU, and in graphs of torch.compile, these are the plain operations. On CUDA each is one
+operator `bitimely::` with a backward written by hand. The backward needs the inputs alone (of
+`residual_norm`: the sum). Both are compiled where Triton is.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ def find_dtype(x: Tensor) -> torch.dtype:
         if torch.is_autocast_enabled(x.device.type)
         else x.dtype
     )
+
+
+def widen(x: Tensor) -> Tensor:
+    """In float32 at least: sums and Fourier transforms lose precision below."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def residual_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
@@ -86,22 +91,15 @@ def join_weights(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list
         (sum(weight.numel() for weight in group) for group in groups), initial=0
     )
     joined: list[Tensor] = []
-    for _, some in itertools.groupby(
-        zip(groups, starts, strict=False), key=lambda pair: pair[1] // COPIED
-    ):
-        own = [group for group, _ in some]
-        joined += torch.ops.bitimely.join_weights(
-            [weight for group in own for weight in group], [*map(len, own)], dtype
-        )
+    pairs = zip(groups, starts, strict=False)
+    for _, run in itertools.groupby(pairs, key=lambda pair: pair[1] // COPIED):
+        copied = [group for group, _ in run]
+        weights = [*itertools.chain.from_iterable(copied)]
+        joined += torch.ops.bitimely.join_weights(weights, [*map(len, copied)], dtype)
     return joined
 
 
-# ------------------------------------------------------------------------------------------------- the functions and their gradients
-
-
-def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In float32 at least."""
-    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
+# --- the functions and their gradients
 
 
 def _differentiate_norm(
@@ -121,7 +119,7 @@ def _residual_norm(
     x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     total = x if branch is None else x + branch
-    wide = _widen(total)[0]
+    wide = widen(total)
     normed = F.layer_norm(
         wide, wide.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), eps
     ).to(dtype)
@@ -139,7 +137,7 @@ def _residual_norm_backward(
     """Gradients of x, weight and bias, and of the branch where it has another dtype than x;
     `passed` is that of the sum.
     """
-    grad, wide = _widen(grad, total)
+    grad, wide = widen(grad), widen(total)
     normed, slope = _differentiate_norm(grad * weight.to(wide.dtype), wide, eps)
     slope = slope if passed is None else slope + passed
     rows = grad.flatten(0, -2)
@@ -161,13 +159,13 @@ def _norm_gate(o: Tensor, gate: Tensor, norm: str) -> Tensor:
 
 
 def _norm_gate_wide(o: Tensor, gate: Tensor, norm: str) -> Tensor:
-    wide, x = _widen(o, gate)
+    wide, x = widen(o), widen(gate)
     return _norm_gate(wide, x, norm).to(gate.dtype)
 
 
 def _norm_gate_backward(grad: Tensor, o: Tensor, gate: Tensor, norm: str) -> list[Tensor]:
     """Gradients of o and gate."""
-    wide, grad, x = _widen(o, grad, gate)
+    wide, grad, x = map(widen, (o, grad, gate))
     share = x.sigmoid()
     centred = norm != "rms"
     normed, slope = _differentiate_norm(
@@ -185,12 +183,12 @@ def _glu(joined: Tensor, act: str) -> Tensor:
 
 
 def _glu_wide(joined: Tensor, act: str) -> Tensor:
-    return _glu(_widen(joined)[0], act).to(joined.dtype)
+    return _glu(widen(joined), act).to(joined.dtype)
 
 
 def _glu_backward(grad: Tensor, joined: Tensor, act: str) -> Tensor:
     """The gradient of joined."""
-    wide, grad = _widen(joined, grad)
+    wide, grad = widen(joined), widen(grad)
     a, b = wide.chunk(2, -1)
     if act == "silu":
         share = a.sigmoid()
@@ -203,37 +201,34 @@ def _glu_backward(grad: Tensor, joined: Tensor, act: str) -> Tensor:
 
 def _join_weights(weights: list[Tensor], counts: list[int], dtype: torch.dtype) -> list[Tensor]:
     heights = _cut([*map(len, weights)], counts)
-    first = [weight for weight, *_ in _cut(weights, counts)]
+    widths = [group[0].shape[1] for group in _cut(weights, counts)]
     joined = [
-        weight.new_empty(sum(rows), weight.shape[1], dtype=dtype)
-        for weight, rows in zip(first, heights, strict=True)
+        weights[0].new_empty(sum(rows), width, dtype=dtype)
+        for rows, width in zip(heights, widths, strict=True)
     ]
-    torch._foreach_copy_(
-        [part for one, rows in zip(joined, heights, strict=True) for part in one.split(rows)],
-        weights,
-    )
+    torch._foreach_copy_(_split(joined, heights), weights)
     return joined
 
 
 def _split_gradients(grads: list[Tensor], weights: list[Tensor], counts: list[int]) -> list[Tensor]:
     """Gradients of the weights from those of the joined matrices."""
-    heights, out = (
-        _cut([*map(len, weights)], counts),
-        [torch.empty_like(weight) for weight in weights],
-    )
-    torch._foreach_copy_(
-        out, [part for grad, rows in zip(grads, heights, strict=True) for part in grad.split(rows)]
-    )
+    out = [torch.empty_like(weight) for weight in weights]
+    torch._foreach_copy_(out, _split(grads, _cut([*map(len, weights)], counts)))
     return out
+
+
+def _split(matrices: list[Tensor], heights: list[list[int]]) -> list[Tensor]:
+    """The parts of joined matrices, by their rows."""
+    return [*itertools.chain.from_iterable(map(Tensor.split, matrices, heights))]
 
 
 def _cut(items: list[Item], counts: list[int]) -> list[list[Item]]:
     """The items in runs of so many."""
-    left = iter(items)
-    return [[*itertools.islice(left, count)] for count in counts]
+    rest = iter(items)
+    return [[*itertools.islice(rest, count)] for count in counts]
 
 
-# ----------------------------------------------------------------------------------------------------------------- their registration
+# --- their registration
 
 
 def allow_graphs() -> None:
@@ -258,13 +253,15 @@ def _define(
     """The operator `schema` of `function`, and what it gives for fake tensors."""
     name = schema.partition("(")[0]
 
-    def run(*given: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         if not fuses:
-            return function(*given)
-        device = next(x.device for x in given if isinstance(x, Tensor))
+            return function(*arguments)
+        device = next(x.device for x in arguments if isinstance(x, Tensor))
         # so that training and evaluation have one graph
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return (compile_region(function) if operator.has_kernels(device) else function)(*given)
+            return (compile_region(function) if operator.has_kernels(device) else function)(
+                *arguments
+            )
 
     LIBRARY.define(schema)
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -289,17 +286,12 @@ def _differentiate_residual_norm(
     passed = None if ctx.branch is None else passed
     if grad is None:
         return passed, None if passed is None else passed.to(ctx.branch), None, None, None, None
-    found = torch.ops.bitimely.residual_norm_backward(
+    slope, of_weight, of_bias, *of_branch = torch.ops.bitimely.residual_norm_backward(
         passed, grad, total, weight, ctx.eps, ctx.branch
     )
-    return (
-        found[0],
-        None if ctx.branch is None else found[-1] if len(found) > 3 else found[0],
-        found[1],
-        found[2],
-        None,
-        None,
-    )
+    # a branch of the dtype of x has the same gradient
+    branch = None if ctx.branch is None else [slope, *of_branch][-1]
+    return slope, branch, of_weight, of_bias, None, None
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -323,12 +315,14 @@ def _register() -> None:
         ),
     )
     _define(
-        "residual_norm_backward(Tensor? passed, Tensor grad, Tensor total, Tensor weight, float eps, ScalarType? branch) -> Tensor[]",
+        "residual_norm_backward(Tensor? passed, Tensor grad, Tensor total, Tensor weight, "
+        "float eps, ScalarType? branch) -> Tensor[]",
         _residual_norm_backward,
         lambda passed, grad, total, weight, eps, branch: [
-            _like(total), _like(weight), _like(weight), *([] if branch in (None, total.dtype) else [_like(total, branch)])
+            *map(_like, (total, weight, weight)),
+            *([] if branch in (None, total.dtype) else [_like(total, branch)]),
         ],
-    )  # fmt: skip
+    )
     _define(
         "norm_gate(Tensor o, Tensor gate, str norm) -> Tensor",
         _norm_gate_wide,

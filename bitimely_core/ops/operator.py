@@ -1,5 +1,6 @@
-"""`bitimely::retention`: the chunkwise form as one operator of torch, with fake tensors, gradients
-and Triton kernels on CUDA.
+"""Registers chunkwise retention as an operator of torch, `bitimely::retention`.
+
+It has gradients, fake tensors for torch.compile, and Triton kernels on CUDA.
 
     retention(q, k, v, log_decay, times?, mask?, rotation?, direction, chunk, core) -> o
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,65 +74,14 @@ def register(compute: Callable[..., Tensor]) -> None:
     """Define the operator and its backward; `compute` takes the same arguments and is
     differentiable.
     """
-
-    def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *given: Any) -> Tensor:
-        if fits_kernels(q, k, v):
-            return _load_kernels().forward(q, k, v, log_decay, *given)
-        # whether the clocks learn is not known here: tensors of a compiled graph do not say
-        with torch.no_grad():
-            return compute(
-                q, k, v, *(x.detach() if isinstance(x, Tensor) else x for x in (log_decay, *given))
-            ).contiguous()
-
-    def run_backward(
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        times: Tensor | None,
-        *given: Any,
-    ) -> list[Tensor]:
-        if fits_kernels(q, k, v):
-            return _load_kernels().backward(grad, q, k, v, log_decay, times, *given)
-        learnt = given[-1] != "bf16"  # which counts for no decay and times that learn
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        clocks = [
-            x.detach().requires_grad_(learnt and x.is_floating_point())
-            for x in (log_decay, times)
-            if x is not None
-        ]
-        wanted = [x for x in (*leaves, *clocks) if x.requires_grad]
-
-        def differentiate() -> tuple[Tensor | None, ...]:
-            with torch.enable_grad():
-                o = compute(*leaves, clocks[0], None if times is None else clocks[1], *given)
-            return torch.autograd.grad(o, wanted, grad, allow_unused=True)
-
-        with torch.enable_grad():
-            recorded = (q.detach()[:, :1].requires_grad_() * 1).requires_grad
-        if recorded:
-            slopes = differentiate()
-        else:  # under a mode that handles operations below autograd, which another thread is not
-            with ThreadPoolExecutor(1) as fresh:
-                slopes = fresh.submit(differentiate).result()
-        found = dict(zip(map(id, wanted), slopes, strict=True))
-        out = [
-            torch.zeros_like(x) if (part := found.get(id(x))) is None else part.contiguous()
-            for x in (*leaves, *clocks)
-        ]
-        return (
-            out if times is not None and times.is_floating_point() else [*out[:4], q.new_empty(0)]
-        )
-
     LIBRARY.define(f"retention({INPUTS}, {OPTIONS}) -> Tensor")
     LIBRARY.define(f"retention_backward(Tensor grad, {INPUTS}, {OPTIONS}) -> Tensor[]")
     for key in ("CPU", "CUDA", "MPS"):
-        LIBRARY.impl("retention", run, key)
-        LIBRARY.impl("retention_backward", run_backward, key)
+        LIBRARY.impl("retention", functools.partial(_run, compute), key)
+        LIBRARY.impl("retention_backward", functools.partial(_run_backward, compute), key)
     torch.library.register_fake(
         "bitimely::retention",
-        lambda q, k, v, *given: torch.empty_like(v, memory_format=torch.contiguous_format),
+        lambda q, k, v, *_: torch.empty_like(v, memory_format=torch.contiguous_format),
         lib=LIBRARY,
     )
     torch.library.register_fake("bitimely::retention_backward", _make_fake_gradients, lib=LIBRARY)
@@ -141,7 +93,69 @@ def register(compute: Callable[..., Tensor]) -> None:
     )
 
 
-def _load_kernels() -> Any:
+def _run(
+    compute: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *arguments: Any
+) -> Tensor:
+    """The operator."""
+    if fits_kernels(q, k, v):
+        return cast(Tensor, _load_kernels().forward(q, k, v, *arguments))
+    # whether the clocks learn is not known here: tensors of a compiled graph do not say
+    fixed = (x.detach() if isinstance(x, Tensor) else x for x in arguments)
+    with torch.no_grad():
+        return compute(q, k, v, *fixed).contiguous()
+
+
+def _run_backward(
+    compute: Callable[..., Tensor],
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    times: Tensor | None,
+    *options: Any,
+) -> list[Tensor]:
+    """Gradients of q, k, v, log_decay and times (empty without)."""
+    if fits_kernels(q, k, v):
+        return cast(
+            list[Tensor], _load_kernels().backward(grad, q, k, v, log_decay, times, *options)
+        )
+    inputs = _list_inputs(q, k, v, log_decay, times)
+    leaves = [x.detach() for x in inputs]
+    # bfloat16 is asked for where neither decay nor times learn
+    wanted = leaves[:3] if options[-1] == "bf16" else leaves
+    for leaf in wanted:
+        leaf.requires_grad_()
+    clock = leaves[4] if len(leaves) > 4 else times
+
+    def differentiate() -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            o = compute(*leaves[:4], clock, *options)
+        return torch.autograd.grad(o, wanted, grad, allow_unused=True)
+
+    with torch.enable_grad():
+        recorded = (q.detach()[:, :1].requires_grad_() * 1).requires_grad
+    if recorded:
+        slopes = differentiate()
+    else:  # under a mode that handles operations below autograd, which another thread is not
+        with ThreadPoolExecutor(1) as fresh:
+            slopes = fresh.submit(differentiate).result()
+    gradients = [
+        torch.zeros_like(x) if slope is None else slope.contiguous()
+        for x, slope in itertools.zip_longest(inputs, slopes)
+    ]
+    return gradients if len(inputs) > 4 else [*gradients, q.new_empty(0)]
+
+
+def _list_inputs(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None
+) -> list[Tensor]:
+    """Those that can have gradients: times only of floating point."""
+    inputs = [q, k, v, log_decay]
+    return inputs if times is None or not times.is_floating_point() else [*inputs, times]
+
+
+def _load_kernels() -> ModuleType:
     """The module of the kernels, which needs Triton."""
     from bitimely_core.ops import triton_retention
 
@@ -149,18 +163,11 @@ def _load_kernels() -> Any:
 
 
 def _make_fake_gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    times: Tensor | None,
-    *given: Any,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *_: Any
 ) -> list[Tensor]:
-    timed = times is not None and times.is_floating_point()
-    shaped = [x for x in (q, k, v, log_decay, times if timed else None) if x is not None]
-    out = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in shaped]
-    return out if timed else [*out, q.new_empty(0)]
+    inputs = _list_inputs(q, k, v, log_decay, times)
+    gradients = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    return gradients if len(inputs) > 4 else [*gradients, q.new_empty(0)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -171,10 +178,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # in bf16 decay and times have no gradients there
     learns = any(ctx.needs_input_grad[3:5]) and not fits_kernels(*ctx.saved_tensors[:3])
-    *found, clock = torch.ops.bitimely.retention_backward(
+    *gradients, clock = torch.ops.bitimely.retention_backward(
         grad, *ctx.saved_tensors, *ctx.options[:2], "fp32" if learns else ctx.options[2]
     )
-    return (*found, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)
+    return (*gradients, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)
 
 
 def _refuse_second_derivative(ctx: Any, grads: Any) -> None:

@@ -1,7 +1,8 @@
 """Retention: attention without softmax whose weights decay with time (BiTimelyGPT, equations 4, 5,
 8 and 10).
 
-    o_n = sum over m of  s (q_n . k_m) D_nm keep_m v_m        s = K^(-1/2),  D_nm = exp(g |t_n - t_m|),  g = log_decay <= 0
+    o_n = sum over m of  s (q_n . k_m) D_nm keep_m v_m
+    s = K^(-1/2),  D_nm = exp(g |t_n - t_m|),  g = log_decay <= 0
 
     direction     pairs allowed, by index
     forward       m <= n
@@ -20,6 +21,7 @@ in the order of processing.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -39,6 +41,12 @@ Ties = Literal["index", "group"]
 Precision = Literal["fp32", "bf16"]
 
 OPTIONS = {"direction": Direction, "form": Form, "ties": Ties, "core_precision": Precision}
+# direction -> whether each of its passes reads from the last row to the first
+BACKWARD: dict[Direction, tuple[bool, ...]] = {
+    "forward": (False,),
+    "backward": (True,),
+    "both": (False, True),
+}
 # exp below it is a float32 denormal: slow on a CPU and nothing to the result, so it is exactly 0
 SMALLEST = -87.0
 # largest exponent that the folded form may give to a key; float32 and bfloat16 overflow at 88
@@ -47,6 +55,10 @@ GUARD = 60.0
 # group to group
 GROUP = 8
 CACHE = 2**20  # bytes of the second-level cache that the scores of one block may take
+
+
+# where the rows of a wrong piece lie, and the order of right ones
+PIECES = {"forward": ("before", "first to the last"), "backward": ("after", "last to the first")}
 
 
 class State(NamedTuple):
@@ -61,14 +73,35 @@ class State(NamedTuple):
     direction: Literal["forward", "backward"] | None = None
 
 
-class RetentionOptions(TypedDict, total=False):
-    """Options of `retention`."""
+class _Pass(NamedTuple):
+    """How a form reads the rows in one direction."""
+
+    backward: bool
+    chunk: int  # rows of a chunk
+    core: torch.dtype  # of the products
+
+    @property
+    def step(self) -> Literal[1, -1]:
+        """The step from a row, or chunk, to the next one that is processed."""
+        return -1 if self.backward else 1
+
+
+_Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, _Pass], Tensor]
+
+
+class PairOptions(TypedDict, total=False):
+    """Options of `retention` that say which row reads which, and how much of it is left."""
 
     times: Tensor | None
     mask: Tensor | None
     direction: Direction
-    form: Form
     ties: Ties
+
+
+class RetentionOptions(PairOptions, total=False):
+    """Options of `retention`."""
+
+    form: Form
     rotation: Tensor | None
     state: State | None
     chunk: int
@@ -164,38 +197,19 @@ def retention(
     _check_state(q, v, direction, state)
     if not q.shape[0] * q.shape[1]:
         return _read_nothing(q, k, v, state, return_state=return_state)
-    if times is not None and not torch.compiler.is_compiling():
-        check_order(times)
-    wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    # gradients that are differences, lost in bfloat16
-    learns = log_decay.requires_grad or (times is not None and times.requires_grad)
-    length, dtype, backward = q.shape[1], v.dtype, direction == "backward"
-    if form == "auto":
-        form = (
-            "recurrent"
-            if stateful and length == 1
-            else "parallel"
-            if ties == "group" or length <= 2 * chunk
-            else "chunkwise"
-        )
-    fused = operator.is_used(q.device) and (
-        torch.compiler.is_compiling() or operator.fits_kernels(q, k, v)
-    )
-    if form != "parallel" and not stateful and fused:
-        precision = "fp32" if learns and not operator.fits_kernels(q, k, v) else core_precision
+    check_order(times)
+    form = _choose_form(form, ties, q.shape[1], chunk, stateful=stateful)
+    precision = _choose_precision(core_precision, log_decay, times)
+    if _is_operator(q, k, v, form, stateful=stateful):
+        if operator.fits_kernels(q, k, v):
+            precision = core_precision
         return cast(
             Tensor,
             torch.ops.bitimely.retention(
                 q, k, v, log_decay, times, mask, rotation, direction, chunk, precision
             ),
         )
-    core = (
-        torch.bfloat16
-        if core_precision == "bf16" and wide == torch.float32 and not learns
-        else wide
-    )
-    one_way = _recurrent if form == "recurrent" else _chunkwise
-
+    dtype, core = v.dtype, _choose_core(precision, q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         if rotation is not None:
             q, k = apply_rotation(q, rotation), apply_rotation(k, rotation)
@@ -205,21 +219,45 @@ def retention(
                 q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core
             )
             o = (scores @ v.to(core).transpose(1, 2)).transpose(1, 2)
-        elif direction == "both":
-            # the sum of three terms is rounded once, at the end
-            q, k, v = q.to(core), k.to(core), v.to(core)
-            o = (q * k).sum(-1, keepdim=True) * -(q.shape[-1] ** -0.5) * v
-            for way in (False, True):
-                o = o + one_way(q, k, v, log_decay, _clock(q, times, way), way, chunk, core)
         else:
-            o = one_way(q, k, v, log_decay, _clock(q, times, backward), backward, chunk, core)
+            passes = [_Pass(backward, chunk, core) for backward in BACKWARD[direction]]
+            one_way = _recurrent if form == "recurrent" else _chunkwise
+            o = _add_passes(one_way, q, k, v, log_decay, times, passes)
         if not stateful:
             return o.to(dtype)
-        received, left = _carry_state(
-            q.to(wide), k.to(wide), v.to(wide), log_decay.to(wide), times, backward, state
-        )
-        o = (o if received is None else o + received).to(dtype)
-    return (o, left) if return_state else o
+        o, after = _carry_state(o, (q, k, v), log_decay, times, direction, state)
+    return (o.to(dtype), after) if return_state else o.to(dtype)
+
+
+def _choose_form(form: Form, ties: Ties, length: int, chunk: int, *, stateful: bool) -> Form:
+    """What `auto` stands for."""
+    if form != "auto":
+        return form
+    if stateful and length == 1:
+        return "recurrent"
+    return "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
+
+
+def _choose_precision(
+    core_precision: Precision, log_decay: Tensor, times: Tensor | None
+) -> Precision:
+    """`fp32` where decay or times learn: their gradients are differences, lost in bfloat16."""
+    learns = log_decay.requires_grad or (times is not None and times.requires_grad)
+    return "fp32" if learns else core_precision
+
+
+def _choose_core(precision: Precision, *tensors: Tensor) -> torch.dtype:
+    """The dtype of the products: float64 if a tensor is."""
+    if any(x.dtype == torch.float64 for x in tensors):
+        return torch.float64
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def _is_operator(q: Tensor, k: Tensor, v: Tensor, form: Form, *, stateful: bool) -> bool:
+    """Whether a call is one of `bitimely::retention`."""
+    if form == "parallel" or stateful or not operator.is_used(q.device):
+        return False
+    return torch.compiler.is_compiling() or operator.fits_kernels(q, k, v)
 
 
 def decay_matrix(
@@ -342,15 +380,15 @@ def _check_state(q: Tensor, v: Tensor, direction: str, state: State | None) -> N
     if state is None:
         return
     if state.direction not in {None, direction}:
-        found = f"a state of {state.direction} retention in {direction} retention"
         raise usage_error(
-            found, f"one that {direction} retention has left", "begin without a state"
+            f"a state of {state.direction} retention in {direction} retention",
+            f"one that {direction} retention has left",
+            "begin without a state",
         )
     wanted = [q.shape[0], q.shape[2], q.shape[3], v.shape[3]]
     if list(state.memory.shape) != wanted or list(state.time.shape) != wanted[:1]:
-        found = f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times"
         raise usage_error(
-            found,
+            f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times",
             f"{wanted} at {wanted[:1]}",
             "give each sequence its own state",
             code=Reason.SHAPES_DIFFER,
@@ -373,15 +411,19 @@ def _read_nothing(
     return o, state
 
 
-# the times found in order last, and their version
+# the last times that were in order, and their version
 _ordered: tuple[weakref.ref[Tensor], int] | None = None
 
 
-def check_order(times: Tensor) -> None:
-    """Refuse times that decrease. One synchronisation with a GPU a batch, not one a layer: the last
-    tensor found good is remembered.
+def check_order(times: Tensor | None) -> None:
+    """Refuse times [B, N] that decrease; graphs do not check them.
+
+    The last tensor that was in order is remembered: the layers of a model wait for a GPU once a
+    batch. Raises UserError (timestamps, exit 4).
     """
     global _ordered
+    if times is None or torch.compiler.is_compiling():
+        return
     version = -1 if times.is_inference() else times._version
     if _ordered is not None and version >= 0 and _ordered[0]() is times and _ordered[1] == version:
         return
@@ -390,7 +432,8 @@ def check_order(times: Tensor) -> None:
     if bool(bad.any()):
         raise input_error(
             Reason.TIMESTAMPS,
-            f"times decrease or are not finite in {int(bad.sum())} of {len(bad)} sequences, first in number {int(bad.nonzero()[0])}",
+            f"times decrease or are not finite in {int(bad.sum())} of {len(bad)} sequences, "
+            f"first in number {int(bad.nonzero()[0])}",
             "times that never decrease",
             "sort the events of every subject by time",
         )
@@ -423,27 +466,49 @@ def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SM
     return exponent.masked_fill_(gone if allowed is None else gone | ~allowed, -math.inf).exp_()
 
 
-def _carry_state(
+def _add_passes(
+    form: _Form,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor,
     times: Tensor | None,
-    backward: bool,
+    passes: list[_Pass],
+) -> Tensor:
+    """The passes of a direction, [B, N, H, V]; of `both` without counting the diagonal twice."""
+    if len(passes) == 1:
+        return form(q, k, v, log_decay, _clock(q, times, passes[0].backward), passes[0])
+    core = passes[0].core
+    # the sum of three terms is rounded once, at the end
+    q, k, v = q.to(core), k.to(core), v.to(core)
+    o = (q * k).sum(-1, keepdim=True) * -(q.shape[-1] ** -0.5) * v
+    for way in passes:
+        o = o + form(q, k, v, log_decay, _clock(q, times, way.backward), way)
+    return o
+
+
+def _carry_state(
+    o: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    log_decay: Tensor,
+    times: Tensor | None,
+    direction: Direction,
     state: State | None,
-) -> tuple[Tensor | None, State]:
-    """Contribution of the state to the rows, [B, N, H, V], and the state after them; for every
-    form, exponents <= 0.
+) -> tuple[Tensor, State]:
+    """`o` [B, N, H, V] with what the state before the rows adds, and the state after them.
+
+    The rows are q, k and v. It serves every form; all exponents are <= 0.
     """
-    clock, g = _clock(q, times, backward), log_decay[:, None]
+    assert direction != "both"
+    wide, backward = _choose_core("fp32", *rows), direction == "backward"
+    clock, g = _clock(o, times, backward), log_decay.to(wide)[:, None]
     sign, end = (-1.0, clock[:, :1]) if backward else (1.0, clock[:, -1:])
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.to(wide).transpose(1, 2) for x in rows)
     batch, _, length, width = q.shape
-    given = _decay(g * (end - clock).to(g.dtype)[:, None])  # [B, H, N]
-    memory, time = (k * given[..., None]).mT @ v, (sign * end[:, 0]).expand(batch)
-    way: Literal["forward", "backward"] = "backward" if backward else "forward"
+    weights = _decay(g * (end - clock).to(wide)[:, None])  # [B, H, N]
+    memory, time = (k * weights[..., None]).mT @ v, (sign * end[:, 0]).expand(batch)
     if state is None:
-        return None, State(memory, time, way)
+        return o, State(memory, time, direction)
 
     if times is None:  # t = time + 1, time + 2 ... (backward: time - 1, time - 2 ...)
         start = (clock[:, -1:] if backward else clock[:, :1]) - 1
@@ -451,73 +516,56 @@ def _carry_state(
     else:
         start = sign * state.time.to(clock.dtype)[:, None]
         if bool((clock < start).any()):
+            side, order = PIECES[direction]
             raise input_error(
                 Reason.TIMESTAMPS,
-                f"times lie {'after' if backward else 'before'} the time of the state",
-                f"pieces of a sequence from the {'last to the first' if backward else 'first to the last'}",
+                f"times lie {side} the time of the state",
+                f"pieces of a sequence from the {order}",
                 "feed the pieces in this order, each with the state of the one before",
             )
-    before = state.memory.to(q.dtype)
+    before = state.memory.to(wide)
     received = (
-        q * (_decay(g * (clock - start).to(g.dtype)[:, None]) * width**-0.5)[..., None]
+        q * (_decay(g * (clock - start).to(wide)[:, None]) * width**-0.5)[..., None]
     ) @ before
-    faded = _decay(g * (end - start).to(g.dtype)[:, None])[..., None] * before
-    return received.transpose(1, 2), State(memory + faded, time, way)
+    faded = _decay(g * (end - start).to(wide)[:, None])[..., None] * before
+    return o + received.transpose(1, 2), State(memory + faded, time, direction)
 
 
 def _recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    clock: Tensor,
-    backward: bool,
-    chunk: int,
-    core: torch.dtype,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, way: _Pass
 ) -> Tensor:
-    """One update of the state a row, in float32 at least; `chunk` has no meaning here."""
-    wide = torch.promote_types(core, torch.float32)
-    q, k, v = (
-        (q * q.shape[-1] ** -0.5).to(core).to(wide),
-        k.to(core).to(wide),
-        v.to(core).to(wide),
-    )
-    gaps = clock[:, :-1] - clock[:, 1:] if backward else clock[:, 1:] - clock[:, :-1]
+    """One update of the state a row, in float32 at least; there are no chunks."""
+    wide = torch.promote_types(way.core, torch.float32)
+    q, k, v = (x.to(way.core).to(wide) for x in (q * q.shape[-1] ** -0.5, k, v))
+    gaps = clock[:, :-1] - clock[:, 1:] if way.backward else clock[:, 1:] - clock[:, :-1]
     # [B, H, 1, 1, N - 1]
     fades = _decay(log_decay.to(wide)[:, None] * gaps.to(wide)[:, None])[:, :, None, None]
     memory, rows = k.new_zeros(()), []
-    for step, n in enumerate(range(q.shape[1])[:: -1 if backward else 1]):
+    for step, n in enumerate(range(q.shape[1])[:: way.step]):
         if step:
-            memory = memory * fades[..., n if backward else n - 1]
+            memory = memory * fades[..., n if way.backward else n - 1]
         memory = memory + k[:, n, :, :, None] * v[:, n, :, None, :]
         rows.append((q[:, n, :, None] @ memory)[:, :, 0])
-    return torch.stack(rows[:: -1 if backward else 1], 1)
+    return torch.stack(rows[:: way.step], 1)
 
 
 def _chunkwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    clock: Tensor,
-    backward: bool,
-    chunk: int,
-    core: torch.dtype,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, way: _Pass
 ) -> Tensor:
-    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the
-    guard would cost a wait a layer.
+    """Folded on a CPU where no key is scaled by more than exp(GUARD), else with masks.
 
-    Exported graphs are masked, too: they cannot depend on the clock, and may run on another device.
+    On a GPU the guard would cost a wait a layer. Exported graphs cannot depend on the clock, and
+    may run on another device.
     """
-    chunk = min(chunk, q.shape[1])
+    way = way._replace(chunk=min(way.chunk, q.shape[1]))
     if q.device.type == "cpu" and not torch.compiler.is_exporting():
-        first, last = _chunk_ends(clock.detach(), chunk)
+        first, last = _chunk_ends(clock.detach(), way.chunk)
         if bool((last - first).abs().max() * log_decay.detach().abs().max() < GUARD):
-            return cast(
-                Tensor,
-                _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core),  # type: ignore[no-untyped-call]
+            o: Tensor = _FoldedRetention.apply(  # type: ignore[no-untyped-call]
+                q, k, v, log_decay, clock, way
             )
-    return _chunkwise_with_masks(q, k, v, log_decay, clock, backward, chunk, core)
+            return o
+    return _chunkwise_with_masks(q, k, v, log_decay, clock, way)
 
 
 def _chunk_ends(clock: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -532,93 +580,81 @@ def _mask_before(size: int, backward: bool, device: torch.device) -> Tensor:
     return ones.triu(1) if backward else ones.tril(-1)
 
 
-def _group_chunks(chunks: int, backward: bool) -> list[slice]:
-    """Chunks in groups of `GROUP`, in the order of processing."""
-    groups = [slice(at, min(at + GROUP, chunks)) for at in range(0, chunks, GROUP)]
-    return groups[::-1] if backward else groups
+def _cut_range(count: int, size: int) -> list[slice]:
+    """0 .. `count` in pieces of `size`, of which the last may be shorter."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _chunkwise_with_masks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    clock: Tensor,
-    backward: bool,
-    chunk: int,
-    core: torch.dtype,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, way: _Pass
 ) -> Tensor:
-    """Chunkwise with a decay matrix a chunk: all exponents <= 0, so any gap will do; any device;
-    plain autograd.
+    """Chunkwise with a decay matrix a chunk, on any device, with plain autograd.
+
+    All exponents are <= 0, so any gap will do.
 
     The state of a chunk is referenced to its far end e (the row processed last), the state entering
     a chunk to its near end r:
     U_c = (exp(g (e - t)) k)^T v,  S_c = sum over chunks j before c of exp(g (r_c - e_j)) U_j.
     """
     length, width = q.shape[1], q.shape[-1]
-    missing = -length % chunk
-    wide = torch.promote_types(core, torch.float32)
+    missing = -length % way.chunk
+    wide = torch.promote_types(way.core, torch.float32)
     g = log_decay.to(wide)[:, None, None]
 
     def split(x: Tensor) -> Tensor:  # [B, N, H, K] -> [B, H, n, C, K]
         return (
-            pad(x.to(core), (0, 0, 0, 0, 0, missing))
-            .unflatten(1, (-1, chunk))
+            pad(x.to(way.core), (0, 0, 0, 0, 0, missing))
+            .unflatten(1, (-1, way.chunk))
             .permute(0, 3, 1, 2, 4)
         )
 
-    near, far = _chunk_ends(clock, chunk)[:: -1 if backward else 1]
+    near, far = _chunk_ends(clock, way.chunk)[:: way.step]
     # [B, n, C]
-    rows = torch.cat((clock, clock[:, -1:].expand(-1, missing)), 1).unflatten(1, (-1, chunk))
+    rows = torch.cat((clock, clock[:, -1:].expand(-1, missing)), 1).unflatten(1, (-1, way.chunk))
     q, k, v = split(q * width**-0.5), split(k), split(v)
     gap = (rows[..., :, None] - rows[..., None, :]).to(wide)[:, None]
     # the diagonal included
-    weights = _decay(g[..., None] * gap, ~_mask_before(chunk, not backward, q.device))
-    scores = (q @ k.mT).mul_(weights.to(core))
-    receiving = (q * _decay(g * (rows - near[..., None]).to(wide)[:, None])[..., None]).to(core)
-    giving = (k * _decay(g * (far[..., None] - rows).to(wide)[:, None])[..., None]).to(core)
-    own = (giving.mT @ v).flatten(-2)  # [B, H, n, K V]
+    weights = _decay(g[..., None] * gap, ~_mask_before(way.chunk, not way.backward, q.device))
+    scores = (q @ k.mT).mul_(weights.to(way.core))
+    receiving = (q * _decay(g * (rows - near[..., None]).to(wide)[:, None])[..., None]).to(way.core)
+    giving = (k * _decay(g * (far[..., None] - rows).to(wide)[:, None])[..., None]).to(way.core)
+    added = (giving.mT @ v).flatten(-2)  # [B, H, n, K V]
 
     # the state that goes on to the next group, and its time
-    carry, since = own[:, :, :0], far[:, :0]
+    carry, since = added[:, :, :0], far[:, :0]
     entering: list[Tensor] = []
-    for group in _group_chunks(own.shape[2], backward):
-        ahead = far[:, group][:, :1] if backward else far[:, group][:, -1:]
+    for group in _cut_range(added.shape[2], GROUP)[:: way.step]:
+        ahead = far[:, group][:, :1] if way.backward else far[:, group][:, -1:]
         states, sources = (
-            torch.cat((own[:, :, group], carry), 2),
+            torch.cat((added[:, :, group], carry), 2),
             torch.cat((far[:, group], since), 1),
         )
         targets = torch.cat((near[:, group], ahead), 1)
-        before = _mask_before(group.stop - group.start, backward, q.device)
+        before = _mask_before(group.stop - group.start, way.backward, q.device)
         # the carry is before all, what goes on after all
         before = pad(before, (0, carry.shape[2], 0, 1), value=True)
-        moved = (
-            _decay(g * (targets[:, :, None] - sources[:, None, :]).to(wide)[:, None], before).to(
-                core
-            )
-            @ states
-        )
+        gap = (targets[:, :, None] - sources[:, None, :]).to(wide)[:, None]
+        moved = _decay(g * gap, before).to(way.core) @ states
         entering.append(moved[:, :, :-1])
         carry, since = moved[:, :, -1:], ahead
-    S = torch.cat(entering[:: -1 if backward else 1], 2).unflatten(-1, (width, -1))
+    S = torch.cat(entering[:: way.step], 2).unflatten(-1, (width, -1))
     o = scores @ v + receiving @ S
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
 
 
-# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g
-# (t_m - r)), r = the clock at the row that
-# is processed first in the chunk. So no C x C decay matrix is ever formed. With c - 1 for the chunk
-# processed before c:
-# A = lower(q~ k~^T)    U_c = k~^T v    S_c = exp(g (r_c - r_(c-1))) (S_(c-1) + U_(c-1))    o = A v
-# + q~ S_c
-# All products are done block by block (some chunks of some heads of some sequences), so that a
-# block stays in the cache.
+# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)), and row m of k by
+# b_m = exp(-g (t_m - r)), where r is the clock at the row of the chunk that is processed first.
+# So no C x C decay matrix is ever formed. With c - 1 for the chunk processed before c:
+#     A = lower(q~ k~^T)                               U_c = k~^T v
+#     S_c = exp(g (r_c - r_(c-1))) (S_(c-1) + U_(c-1))  o = A v + q~ S_c
+# A block is some chunks of some heads of some sequences. All products are done block by block, so
+# that a block stays in the cache.
 
 
 class _ChunkBlock(NamedTuple):
     """One visit. R = sequences x heads of the block, G its chunks."""
 
-    at: tuple[slice, slice, slice]  # sequences, heads, tokens of [B, H, N, K]
+    rows: tuple[slice, slice, slice]  # sequences, heads, tokens of [B, H, N, K]
     chunks: tuple[slice, slice, slice]  # sequences, heads, chunks of [B, H, n, 1]
 
 
@@ -635,68 +671,55 @@ class _ChunkPlan(NamedTuple):
     blocks: list[list[_ChunkBlock]]
 
 
-def _plan_chunks(
-    shape: torch.Size,
-    log_decay: Tensor,
-    clock: Tensor,
-    backward: bool,
-    chunk: int,
-    core: torch.dtype,
-) -> _ChunkPlan:
-    batch, length, heads, width = shape
-    wide = torch.promote_types(core, torch.float32)
+def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, way: _Pass) -> _ChunkPlan:
+    batch, length, _, width = shape
+    wide = torch.promote_types(way.core, torch.float32)
     # what it drops was scaled by up to exp(GUARD): float64 would notice
     smallest = SMALLEST if wide == torch.float32 else -700.0
     g = log_decay.to(clock.dtype)[:, None]
-    reference = _chunk_ends(clock, chunk)[1 if backward else 0]
-    elapsed = clock - reference.repeat_interleave(chunk, 1)[:, :length]
+    reference = _chunk_ends(clock, way.chunk)[1 if way.backward else 0]
+    elapsed = clock - reference.repeat_interleave(way.chunk, 1)[:, :length]
     exponent = g * elapsed[:, None]  # in float64: an exponent of 60 loses nothing
     step = torch.zeros_like(reference)
-    later, earlier = (slice(-1), slice(1, None)) if backward else (slice(1, None), slice(-1))
+    later, earlier = (slice(-1), slice(1, None)) if way.backward else (slice(1, None), slice(-1))
     step[:, later] = reference[:, later] - reference[:, earlier]
-    fades, queries, keys = (
-        _decay(g * step[:, None], smallest=smallest),
-        exponent.exp().mul_(width**-0.5),
-        exponent.neg().exp_(),
+    factors = (
+        (_decay(g * step[:, None], smallest=smallest), wide),
+        (exponent.exp().mul_(width**-0.5), way.core),
+        (exponent.neg().exp_(), way.core),
     )
-    fades, queries, keys = (
-        x.to(dtype).expand(batch, -1, -1)[..., None]
-        for x, dtype in ((fades, wide), (queries, core), (keys, core))
-    )
-
-    # matrices of scores in a block
-    chunks, most = step.shape[1], max(1, CACHE // (chunk**2 * core.itemsize))
-    few = min(heads, most)
-    size = -(-chunks // -(-chunks // (most // few)))  # chunks, split evenly
-    many = max(1, most // (few * size))
-    groups = [slice(c, min(c + size, chunks)) for c in range(0, chunks, size)][
-        :: -1 if backward else 1
-    ]
-    some = [
-        (slice(b, min(b + many, batch)), slice(h, min(h + few, heads)))
-        for b in range(0, batch, many)
-        for h in range(0, heads, few)
-    ]
-    tokens = [slice(group.start * chunk, min(group.stop * chunk, length)) for group in groups]
-    blocks = [
-        [_ChunkBlock((*rows, at), (*rows, group)) for at, group in zip(tokens, groups, strict=True)]
-        for rows in some
-    ]
+    fades, queries, keys = (x.to(dtype).expand(batch, -1, -1)[..., None] for x, dtype in factors)
+    blocks = _cut_blocks(shape, step.shape[1], way)
     return _ChunkPlan(
         elapsed.expand(batch, -1), step.expand(batch, -1), fades, queries, keys, blocks
     )
+
+
+def _cut_blocks(shape: torch.Size, chunks: int, way: _Pass) -> list[list[_ChunkBlock]]:
+    """The blocks of q [B, N, H, K] whose scores take at most `CACHE`."""
+    batch, length, heads, _ = shape
+    most = max(1, CACHE // (way.chunk**2 * way.core.itemsize))  # matrices of scores in a block
+    few = min(heads, most)
+    size = -(-chunks // -(-chunks // (most // few)))  # chunks, split evenly
+    many = max(1, most // (few * size))
+    tokens, groups = _cut_range(length, size * way.chunk), _cut_range(chunks, size)
+    pairs = [*zip(tokens, groups, strict=True)][:: way.step]
+    return [
+        [_ChunkBlock((*rows, part), (*rows, group)) for part, group in pairs]
+        for rows in itertools.product(_cut_range(batch, many), _cut_range(heads, few))
+    ]
 
 
 def _make_scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
     """Buffers by name and shape, allocated once and used again by every block: `room(name,
     *shape)`.
     """
-    kept: dict[tuple[Any, ...], Tensor] = {}
+    buffers: dict[tuple[Any, ...], Tensor] = {}
 
     def room(*key: Any) -> Tensor:
-        if key not in kept:
-            kept[key] = torch.empty(key[1:], dtype=dtype)
-        return kept[key]
+        if key not in buffers:
+            buffers[key] = torch.empty(key[1:], dtype=dtype)
+        return buffers[key]
 
     return room
 
@@ -712,7 +735,7 @@ def _load(
     """The block of `x` [B, H, N, K], times that of `factor` [B, H, N, 1], filled up with zeros to
     whole chunks: [R G, C, K].
     """
-    x = x[block.at]
+    x = x[block.rows]
     many, few, length, width = x.shape
     rows = out = room(name, many, few, length + -length % chunk, width)
     if length % chunk:
@@ -721,7 +744,7 @@ def _load(
     if factor is None:
         rows.copy_(x)
     else:
-        torch.mul(x, factor[block.at], out=rows)
+        torch.mul(x, factor[block.rows], out=rows)
     return out.view(-1, chunk, width)
 
 
@@ -729,21 +752,21 @@ def _save(x: Tensor, block: _ChunkBlock, out: Tensor, factor: Tensor | None = No
     """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from
     `_load`.
     """
-    out = out[block.at]
+    out = out[block.rows]
     x = x.view(*out.shape[:2], -1, out.shape[-1])[:, :, : out.shape[2]]
     if factor is None:
         out.copy_(x)
     else:
-        torch.mul(x, factor[block.at], out=out)
+        torch.mul(x, factor[block.rows], out=out)
 
 
-def _scan_states(own: Tensor, fades: Tensor, carry: Tensor, out: Tensor, order: range) -> Tensor:
+def _scan_states(added: Tensor, fades: Tensor, carry: Tensor, out: Tensor, order: range) -> Tensor:
     """The states [.., G, K V] on entering each chunk, as `out`; `carry` [.., K V] becomes the state
     after the last one, in float32 at least.
     """
     for c in order:
         out[:, :, c] = carry.mul_(fades[:, :, c])
-        carry += own[:, :, c]
+        carry += added[:, :, c]
     return out
 
 
@@ -754,18 +777,10 @@ class _FoldedRetention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        clock: Tensor,
-        backward: bool,
-        chunk: int,
-        core: torch.dtype,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, way: _Pass
     ) -> Tensor:
-        plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
-        room, triangle = _make_scratch(core), Tensor.triu_ if backward else Tensor.tril_
+        plan, chunk = _plan_chunks(q.shape, log_decay, clock, way), way.chunk
+        room, triangle = _make_scratch(way.core), Tensor.triu_ if way.backward else Tensor.tril_
         width, value = q.shape[-1], v.shape[-1]
         o, states = v.new_empty(v.shape), []
         q_, k_, v_, o_ = (x.transpose(1, 2) for x in (q, k, v, o))
@@ -778,7 +793,7 @@ class _FoldedRetention(torch.autograd.Function):
                 fades = plan.fades[block.chunks]
                 S = Q.new_empty(*fades.shape[:3], width * value)
                 U = torch.bmm(K.mT, V, out=room("u", len(K), width, value)).view(S.shape)
-                _scan_states(U, fades, carry, S, range(S.shape[2])[:: -1 if backward else 1])
+                _scan_states(U, fades, carry, S, range(S.shape[2])[:: way.step])
                 if any(ctx.needs_input_grad):
                     states.append(S)
                 A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
@@ -787,23 +802,21 @@ class _FoldedRetention(torch.autograd.Function):
                 )
                 _save(out, block, o_)
         ctx.save_for_backward(q, k, v, log_decay, clock, *states)
-        ctx.options = backward, chunk, core
+        ctx.way = way
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):
             if not torch.is_grad_enabled():
-                return (*_folded_backward(ctx, do), None, None, None)
+                return (*_folded_backward(ctx, do), None)
             # the gradients are to have a graph: as the form with masks
-            given = [x.view_as(x) for x in ctx.saved_tensors[:5]]
-            wanted = [x for x in given if x.requires_grad]
-            found = iter(
-                torch.autograd.grad(
-                    _chunkwise_with_masks(*given, *ctx.options), wanted, do, create_graph=True
-                )
-            )
-            return (*(next(found) if x.requires_grad else None for x in given), None, None, None)
+            inputs = [x.view_as(x) for x in ctx.saved_tensors[:5]]
+            leaves = [x for x in inputs if x.requires_grad]
+            q, k, v, log_decay, clock = inputs
+            o = _chunkwise_with_masks(q, k, v, log_decay, clock, ctx.way)
+            gradients = iter(torch.autograd.grad(o, leaves, do, create_graph=True))
+            return (*(next(gradients) if x.requires_grad else None for x in inputs), None)
 
 
 def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
@@ -813,13 +826,14 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         dv = A^T dO + k~ G_c        dq = a (P k~ + dO S_c^T)        dk = b (P^T q~ + v G_c^T)
     With x_n = q_n . dq_n - k_n . dk_n, and F_c = <S_c, W_c + G_c>, which is all that flows over the
     border before chunk c:
-        dt_n = g x_n                dg = sum of (t_n - r) x_n + sum of (r_c - r of the chunk before) F_c
+        dt_n = g x_n
+        dg = sum of (t_n - r) x_n + sum of (r_c - r of the chunk before) F_c
     The latter is dg = sum of t_n x_n summed by parts: nothing cancels at large t.
     """
-    backward, chunk, core = ctx.options
+    way, chunk = ctx.way, ctx.way.chunk
     q, k, v, log_decay, clock, *states = ctx.saved_tensors
-    plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
-    room, triangle = _make_scratch(core), Tensor.triu_ if backward else Tensor.tril_
+    plan = _plan_chunks(q.shape, log_decay, clock, way)
+    room, triangle = _make_scratch(way.core), Tensor.triu_ if way.backward else Tensor.tril_
     width, value = q.shape[-1], v.shape[-1]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     q_, k_, v_, do_, dq_, dk_, dv_ = (x.transpose(1, 2) for x in (q, k, v, do, dq, dk, dv))
@@ -827,7 +841,7 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     g = log_decay.to(wide)
     dg, dt = torch.zeros_like(g), torch.zeros(q.shape[:2], dtype=wide)
     # those of the chunk processed after; nothing is carried into the last one
-    fades = plan.fades.roll(1 if backward else -1, 2)
+    fades = plan.fades.roll(-way.step, 2)
     for blocks in reversed(plan.blocks):
         carry = fades.new_zeros(*fades[blocks[0].chunks].shape[:2], width * value)
         for block in reversed(blocks):
@@ -838,11 +852,7 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             dO = _load(do_, block, chunk, room, "do")
             W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(S.shape)
             G = _scan_states(
-                W,
-                fades[block.chunks],
-                carry,
-                room("g", *S.shape),
-                range(S.shape[2])[:: 1 if backward else -1],
+                W, fades[block.chunks], carry, room("g", *S.shape), range(S.shape[2])[:: -way.step]
             )
             S_, G_ = S.view(-1, width, value), G.view(-1, width, value)
 
@@ -854,8 +864,8 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             _save(dQ, block, dq_, plan.queries)
             _save(dK, block, dk_, plan.keys)
             if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-                some, few, tokens = block.at
-                sizes = dq_[block.at].shape[:3]
+                some, few, tokens = block.rows
+                sizes = dq_[block.rows].shape[:3]
                 x = (Q * dQ - K * dK).sum(-1, dtype=wide).view(*sizes[:2], -1)[..., : sizes[2]]
                 F = (S * (W + G)).sum(-1, dtype=wide)
                 dt[some, tokens] += (g[few, None] * x).sum(1)
@@ -865,23 +875,14 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, dg.to(log_decay.dtype), dt if ctx.needs_input_grad[4] else None
 
 
-def _compute_chunkwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    times: Tensor | None,
-    mask: Tensor | None,
-    rotation: Tensor | None,
-    direction: Direction,
-    chunk: int,
-    core: Precision,
-) -> Tensor:
-    """The chunkwise form outside of graphs, as the operator computes it where it has no kernel."""
-    return retention(
-        q, k, v, log_decay=log_decay, times=times, mask=mask, rotation=rotation, direction=direction, chunk=chunk, core_precision=core,
-        form="chunkwise",
-    )  # fmt: skip
+def _compute_chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *options: Any) -> Tensor:
+    """The chunkwise form outside of graphs, as the operator computes it where it has no kernel.
+
+    The options are those of the operator, in its order.
+    """
+    names = ("times", "mask", "rotation", "direction", "chunk", "core_precision")
+    named = dict(zip(names, options, strict=True))
+    return retention(q, k, v, log_decay=log_decay, form="chunkwise", **named)
 
 
 operator.register(_compute_chunkwise)

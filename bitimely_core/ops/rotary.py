@@ -35,19 +35,26 @@ def make_rotation(positions: Tensor, width: int) -> Tensor:
     """Cosines and sines of `rotate` for key width K, float32 [N, K/2, 2] or [B, N, K/2, 2], for
     `apply_rotation`; angles are in float64.
     """
-    wide = find_widest_float(positions.device)
-    theta = torch.exp(
-        torch.arange(0, width, 2, device=positions.device, dtype=wide) * (-math.log(BASE) / width)
-    )
-    angles = positions.to(wide)[..., None] * theta
+    angles = _make_angles(positions, width)
     return torch.stack((angles.cos(), angles.sin()), -1).float()
+
+
+def _make_angles(positions: Tensor, width: int) -> Tensor:
+    """Positions [...] * `BASE`^(-2j/K), [..., K/2], in the widest float of their device."""
+    wide = find_widest_float(positions.device)
+    pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)
+    return positions.to(wide)[..., None] * torch.exp(pair * (-math.log(BASE) / width))
+
+
+def _turn(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    even, odd = pairs.unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
 
 
 def apply_rotation(x: Tensor, table: Tensor) -> Tensor:
     """`rotate` of x [B, N, H, K] by the table of `make_rotation`; dtype and shape stay."""
-    cos, sin = table[..., None, :, :].unbind(-1)
-    even, odd = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
+    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+    return _turn(pairs, *table[..., None, :, :].unbind(-1)).flatten(-2).to(x.dtype)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
@@ -58,21 +65,13 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     them. Angles are computed in float64 (float32 on a device without it) whatever the dtype of `x`:
     in bfloat16 they are off by whole radians.
     """
-    width, wide = x.shape[-1], find_widest_float(x.device)
+    width = x.shape[-1]
     assert width % 2 == 0, f"rotation needs an even key width, not {width}"
-    theta = torch.exp(
-        torch.arange(0, width, 2, device=x.device, dtype=wide) * (-math.log(BASE) / width)
-    )
-    angles = (positions.to(wide)[..., None] * theta)[..., None, :]  # [N, 1, K/2] or [B, N, 1, K/2]
+    angles = _make_angles(positions, width)[..., None, :]  # [N, 1, K/2] or [B, N, 1, K/2]
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     # compilers have no complex numbers; without one they are seven times as fast
     if torch.compiler.is_compiling():
-        (even, odd), cos, sin = (
-            pairs.unbind(-1),
-            angles.cos().to(pairs.dtype),
-            angles.sin().to(pairs.dtype),
-        )
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
+        turned = _turn(pairs, angles.cos().to(pairs.dtype), angles.sin().to(pairs.dtype))
     else:
         spin = torch.polar(torch.ones_like(angles), angles).to(
             torch.promote_types(pairs.dtype, torch.complex64)

@@ -1,5 +1,6 @@
-"""Chunkwise retention as four Triton kernels, forward and backward; see `retention` for the legend
-and `operator` for the operator.
+"""Computes chunkwise retention and its gradients on a GPU, by four Triton kernels.
+
+See `retention` for the legend and `operator` for the operator that calls them.
 
 With S_c the state entering chunk c (referenced to the row of the chunk that is processed first), r
 = `rel`, the time since that row, hop_c the time from it to that of the next chunk, and A_nm = s
@@ -12,7 +13,8 @@ With S_c the state entering chunk c (referenced to the row of the chunk that is 
     dq_n    = s sum_m D_nm (do_n . v_m) k_m + s exp(g r_n) do_n S_c^T
     dk_m    = s sum_n D_nm (do_n . v_m) q_n + exp(g (hop_c - r_m)) v_m dS_{c+1}^T
     dt_n    = sum over heads of g (q_n . dq_n - k_n . dk_n), its sign reversed in `backward`
-    dg      = sum of the time between the rows of every pair times its own term, where the term is formed: nothing cancels
+    dg      = sum over pairs of the time between their rows times their term, where the term is
+              formed: nothing cancels
 
 Every exponent is g times a number >= 0: no guard, no overflow, any gap. Times are float64
 differences, as high + low float32. States are computed again in the backward pass; nothing N x N
@@ -34,11 +36,10 @@ import torch
 import triton
 import triton.language as tl
 
-# by precision of the products: rows of a chunk at most; of each kernel columns of V in a tile,
-# warps. In bfloat16 no registers are
+# Precision of the products -> rows of a chunk at most, and for each kernel the columns of V in a
+# tile and the warps. In bfloat16 no registers are spilled at K 40, V 80
+# (tests/compile_retention.py). Hopper (compute capability 9) multiplies 64 rows at once.
 BLOCKS = {
-    # spilled at K 40, V 80 (tests/compile_retention.py); Hopper (compute capability 9) multiplies
-    # 64 rows at once
     "fp32": (
         32,
         {
@@ -97,9 +98,9 @@ def _turn(
     inverse.
     """
     half = tl.arange(0, BK // 2)
-    at = COS + b * stride + (rows[:, None] * (DK // 2) + half[None, :]) * 2
+    pair = COS + b * stride + (rows[:, None] * (DK // 2) + half[None, :]) * 2
     inside = ok[:, None] & (half[None, :] < DK // 2)
-    cos, sin = tl.load(at, inside, 0.0), tl.load(at + 1, inside, 0.0)
+    cos, sin = tl.load(pair, inside, 0.0), tl.load(pair + 1, inside, 0.0)
     if BACK:
         sin = -sin
     even, odd = tl.split(tl.reshape(x, (C, BK // 2, 2)))
@@ -137,8 +138,9 @@ def _find_rows(REL, LOW, b, h, c, N, H, clock, C: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
-               DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
+def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr,
+               MASKED: tl.constexpr, ROTATED: tl.constexpr, DK: tl.constexpr, C: tl.constexpr,
+               BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
     """Rows of q or (KEY) k [C, BK], `row` numbers apart: rotated, 0 where masked, in the precision
     of the products.
     """
@@ -167,9 +169,11 @@ def _decay_pairs(rel, low, cc, g, BACKWARD: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
-                 BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, ADJOINT: tl.constexpr, MASKED: tl.constexpr,
-                 ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops, turn,
+                 DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+                 BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
+                 ADJOINT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
+                 CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of
     it from q (X) and do, the other way.
     """
@@ -222,9 +226,11 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
 
 
 @triton.jit
-def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
-                   BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
-                   CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock,
+                   turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+                   BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
+                   MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
     """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that
     of the first.
     """
@@ -237,7 +243,7 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, 
     b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
-    rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
+    rows, ok, slots, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     wv = ok[:, None] & (vv[None, :] < DV)
     q = _load_keys(
         Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
@@ -256,14 +262,17 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, 
     o = tl.dot(a.to(CORE), v, input_precision=PRECISION)
     o = (o + tl.dot(q, s.to(CORE), input_precision=PRECISION) * tl.exp(g * rel)[:, None]) * scale
     if STRICT:
-        o += tl.load(OUT + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0)
-    tl.store(OUT + b * N * H * DV + at[:, None] * DV + vv[None, :], o, wv)
+        o += tl.load(OUT + b * N * H * DV + slots[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(OUT + b * N * H * DV + slots[:, None] * DV + vv[None, :], o, wv)
 
 
 @triton.jit
-def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr, kr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
-                           DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
-                           MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr, kr, N, H, NC,
+                           scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr,
+                           C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+                           BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr,
+                           ROTATED: tl.constexpr, CORE: tl.constexpr,
+                           PRECISION: tl.constexpr):  # fmt: skip
     """Dv of one chunk and tile; with STRICT added to that of the first pass."""
     tiles: tl.constexpr = (DV + BV - 1) // BV
     tile, c, bh = (
@@ -274,7 +283,7 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
     b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
-    rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
+    rows, ok, slots, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
     wv = ok[:, None] & (vv[None, :] < DV)
     q = _load_keys(
@@ -283,7 +292,7 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
     k = _load_keys(
         K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
     )
-    do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+    do = tl.load(DO + b * N * H * DV + slots[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
     following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
     top = tl.where((following >= 0) & (following < NC), DK, 0)
     ds = tl.load(
@@ -299,14 +308,17 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
         + tl.dot(k, ds.to(CORE), input_precision=PRECISION) * out[:, None]
     )
     if STRICT:
-        dv += tl.load(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0)
-    tl.store(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], dv, wv)
+        dv += tl.load(DVAL + b * N * H * DV + slots[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(DVAL + b * N * H * DV + slots[:, None] * DV + vv[None, :], dv, wv)
 
 
 @triton.jit
-def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr, kr, vr, N, H, NC, scale, clock, hops, turn,
-                         DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr,
-                         STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr,
+                         kr, vr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
+                         DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+                         BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr,
+                         ROTATED: tl.constexpr, CORE: tl.constexpr,
+                         PRECISION: tl.constexpr):  # fmt: skip
     """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since
     with more sums the registers spill.
     """
@@ -315,7 +327,7 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     kk, cc = tl.arange(0, BK), tl.arange(0, C)
     rows = c * C + cc
     ok = rows < N
-    at = rows * H + h
+    slots = rows * H + h
     p, dq, dk = (
         tl.zeros((C, C), tl.float32),
         tl.zeros((C, BK), tl.float32),
@@ -328,7 +340,7 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
         vv = start + tl.arange(0, BV)
         wv, ws = ok[:, None] & (vv[None, :] < DV), (kk[:, None] < DK) & (vv[None, :] < DV)
         v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
-        do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+        do = tl.load(DO + b * N * H * DV + slots[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
         s = tl.load(S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :], ws, 0.0)
         ds = tl.load(
             DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :],
@@ -370,15 +382,15 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     if ROTATED:
         dq = _turn(dq, COS, rows, ok, kk, turn, b, DK, C, BK, True)
         dk = _turn(dk, COS, rows, ok, kk, turn, b, DK, C, BK, True)
-    wk, place = ok[:, None] & (kk[None, :] < DK), at[:, None] * DK + kk[None, :]
+    wk, place = ok[:, None] & (kk[None, :] < DK), slots[:, None] * DK + kk[None, :]
     if STRICT:
         dq += tl.load(DQ + b * N * H * DK + place, wk, 0.0)
         dk += tl.load(DKEY + b * N * H * DK + place, wk, 0.0)
-        dt += tl.load(DT + b * N * H + at, ok, 0.0)
+        dt += tl.load(DT + b * N * H + slots, ok, 0.0)
         dg += tl.load(DG + bh * NC + c)
     tl.store(DQ + b * N * H * DK + place, dq, wk)
     tl.store(DKEY + b * N * H * DK + place, dk, wk)
-    tl.store(DT + b * N * H + at, dt, ok)
+    tl.store(DT + b * N * H + slots, dt, ok)
     tl.store(DG + bh * NC + c, dg)
 
 
@@ -416,35 +428,52 @@ def _make_clock(t, chunk, backward):
     )
 
 
+def choose_operands(core):
+    """Dtype of the operands, and precision of their products.
+
+    Triton's interpreter multiplies the bits of bfloat16 as integers.
+    """
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if core == "bf16":
+        return tl.float32 if interpreted else tl.bfloat16, "tf32"
+    if interpreted:
+        return tl.float32, "ieee"
+    return tl.float32, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
 class _Call:
     """Arguments common to the kernels of one direction."""
 
     def __init__(self, q, v, log_decay, times, mask, rotation, chunk, core, *, backward, strict):
-        self.batch, self.length, self.heads, width = q.shape
-        most, self.blocks = BLOCKS[
-            "bf16 on Hopper" if core == "bf16" and find_generation(q.device) == 9 else core
-        ]
-        rows = min(most, max(16, triton.next_power_of_2(min(chunk, self.length))))
-        self.chunks, self.scale, self.decay = triton.cdiv(self.length, rows), width**-0.5, log_decay
-        self.rel, self.low, self.hop = make_clock(times, self.length, rows, backward, q.device)
-        self.mask = self.rel if mask is None else mask.contiguous().view(torch.uint8)
-        self.table = self.rel if rotation is None else rotation.contiguous()
-        self.strides = (self.length, self.chunks) if self.rel.shape[0] > 1 else (0, 0)
-        self.turn = (
-            0
-            if rotation is None or rotation.dim() == 3 or rotation.shape[0] == 1
-            else rotation[0].numel()
+        self.batch, length, self.heads, width = q.shape
+        on_hopper = core == "bf16" and find_generation(q.device) == 9
+        most, self.blocks = BLOCKS["bf16 on Hopper" if on_hopper else core]
+        rows = min(most, max(16, triton.next_power_of_2(min(chunk, length))))
+        self.chunks, self.decay = triton.cdiv(length, rows), log_decay
+        rel, low, self.hop = make_clock(times, length, rows, backward, q.device)
+        self.clock = (
+            rel if mask is None else mask.contiguous().view(torch.uint8),
+            rel if rotation is None else rotation.contiguous(),
+            rel,
+            low,
         )
-        # which multiplies the bits of bfloat16 as integers
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        wide = (
-            "ieee" if interpreted else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-        )
+        strides = (length, self.chunks) if rel.shape[0] > 1 else (0, 0)
+        by_row = rotation is not None and rotation.dim() == 4 and rotation.shape[0] > 1
+        self.turn = rotation[0].numel() if by_row else 0
+        self.sizes = length, self.heads, self.chunks, width**-0.5, *strides
+        operands, precision = choose_operands(core)
         self.options = {
-            "DK": width, "DV": v.shape[-1], "C": rows, "BK": max(16, triton.next_power_of_2(width)), "BACKWARD": backward, "STRICT": strict,
-            "MASKED": mask is not None, "ROTATED": rotation is not None, "CORE": tl.bfloat16 if core == "bf16" and not interpreted else tl.float32,
-            "PRECISION": "tf32" if core == "bf16" else wide,
-        }  # fmt: skip
+            "DK": width,
+            "DV": v.shape[-1],
+            "C": rows,
+            "BK": max(16, triton.next_power_of_2(width)),
+            "BACKWARD": backward,
+            "STRICT": strict,
+            "MASKED": mask is not None,
+            "ROTATED": rotation is not None,
+            "CORE": operands,
+            "PRECISION": precision,
+        }
 
     def run(self, kernel, count, *arguments, **options):
         """One kernel; `count(tiles)` gives its programs, in the one dimension of a grid that may
@@ -470,34 +499,15 @@ class _Call:
                     raise
 
     def scan(self, x, v, *, adjoint):
-        """The state that enters each chunk, or its gradient."""
-        S = torch.empty(
-            self.batch,
-            self.heads,
-            self.chunks,
-            self.options["DK"],
-            self.options["DV"],
-            device=x.device,
-        )
-        sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
-        given = (
-            x,
-            v,
-            self.mask,
-            self.table,
-            self.rel,
-            self.low,
-            self.hop,
-            self.decay,
-            S,
-            x.stride(1),
-            v.stride(1),
-        )
+        """The state that enters each chunk, or its gradient, [B, H, n, K, V]."""
+        widths = self.options["DK"], self.options["DV"]
+        S = torch.empty(self.batch, self.heads, self.chunks, *widths, device=x.device)
         self.run(
             _scan_states,
             lambda tiles: tiles * self.batch * self.heads,
-            *given,
-            *sizes,
+            *(x, v, *self.clock, self.hop, self.decay, S, x.stride(1), v.stride(1)),
+            *self.sizes,
+            self.turn,
             ADJOINT=adjoint,
         )
         return S
@@ -505,63 +515,29 @@ class _Call:
     def write_outputs(self, q, k, v, o):
         """Into o [B, N, H, V]."""
         S = self.scan(k, v, adjoint=False)
-        given = (
-            q,
-            k,
-            v,
-            self.mask,
-            self.table,
-            self.rel,
-            self.low,
-            self.decay,
-            S,
-            o,
-            q.stride(1),
-            k.stride(1),
-            v.stride(1),
-        )
-        sizes = self.length, self.heads, self.chunks, self.scale, self.strides[0], self.turn
         self.run(
             _write_outputs,
             lambda tiles: tiles * self.chunks * self.batch * self.heads,
-            *given,
-            *sizes,
+            *(q, k, v, *self.clock, self.decay, S, o, q.stride(1), k.stride(1), v.stride(1)),
+            *self.sizes[:-1],
+            self.turn,
         )
 
     def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
         """Into dq, dk, dv, the shares of the chunks dg [B, H, n] and of the heads dt [B, N, H]."""
         S, dS = self.scan(k, v, adjoint=False), self.scan(q, do, adjoint=True)
-        clock = self.mask, self.table, self.rel, self.low, self.hop, self.decay
-        sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
-        rows = q.stride(1), k.stride(1), v.stride(1)
+        clock, sizes = (*self.clock, self.hop, self.decay), (*self.sizes, self.turn)
         programs = self.chunks * self.batch * self.heads
         self.run(
             _write_value_gradients,
             lambda tiles: tiles * programs,
-            q,
-            k,
-            do,
-            *clock,
-            dS,
-            dv,
-            *rows[:2],
+            *(q, k, do, *clock, dS, dv, q.stride(1), k.stride(1)),
             *sizes,
         )
         self.run(
             _write_key_gradients,
             lambda _: programs,
-            q,
-            k,
-            v,
-            do,
-            *clock,
-            S,
-            dS,
-            dq,
-            dk,
-            dg,
-            dt,
-            *rows,
+            *(q, k, v, do, *clock, S, dS, dq, dk, dg, dt, q.stride(1), k.stride(1), v.stride(1)),
             *sizes,
         )
 
@@ -594,21 +570,21 @@ def _align_rows(x):
 _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
-def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+def forward(q, k, v, *arguments):
     """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
     q, k, v = map(_align_rows, (q, k, v))
     with torch.cuda.device_of(q):  # Triton launches on the current one
-        calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+        calls = _list_calls(q, v, *arguments)
         o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
         for call in calls:
             call.write_outputs(q, k, v, o)
         return o.to(v.dtype)
 
 
-def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+def backward(grad, q, k, v, log_decay, times, *options):
     """Gradients of q, k, v, log_decay and times (empty without)."""
     q, k, v, grad = *map(_align_rows, (q, k, v)), grad.contiguous()
-    calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+    calls = _list_calls(q, v, log_decay, times, *options)
     kind = {"dtype": torch.float32} if len(calls) > 1 else {}
     dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
     dg = torch.empty(q.shape[0], q.shape[2], calls[0].chunks, device=q.device)

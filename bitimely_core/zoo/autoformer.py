@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.tokenizers import StepTokenizer
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import refuse_directions
@@ -59,7 +61,7 @@ class CircularAdapter(Adapter):
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        channels = 1 if config.channel_independent else config.channels
+        channels = count_channels(config)
         self.tokenizer = StepTokenizer(channels)
         self.steps = Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
         nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
@@ -112,7 +114,7 @@ class TimestepModel(Model, ABC):
         states = apply_by_length(
             tokens,
             None if batch.mask is None else real.sum(1),
-            lambda x: self.encode_rows(to_float32(adapter.embed(x))),
+            lambda x: self.encode_rows(widen(adapter.embed(x))),
         )
         return Encoded(tokens, targets, real, states)
 
@@ -132,41 +134,36 @@ def apply_by_length(
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().squeeze(1)
         parts = function(x[rows, : max(length, 1)])
-        keep = [part if length else part * 0.0 for part in parts]
-        groups.append(
-            [
-                F.pad(part, [0, 0] * (part.dim() - 2) + [0, x.shape[1] - part.shape[1]])
-                for part in keep
-            ]
-        )
+        if not length:
+            parts = tuple(part * 0.0 for part in parts)
+        groups.append([_pad_rows(part, x.shape[1]) for part in parts])
         order.append(rows)
     back = torch.cat(order).argsort()
     return tuple(torch.cat(parts)[back] for parts in zip(*groups, strict=True))
 
 
-def to_float32(x: Tensor) -> Tensor:
-    """At least float32: Fourier transforms require it, and residual sums lose precision below."""
-    return x if x.dtype == torch.float64 else x.float()
+def _pad_rows(x: Tensor, length: int) -> Tensor:
+    """[R, n, ...] -> [R, length, ...], 0 behind n."""
+    return F.pad(x, [0, 0] * (x.dim() - 2) + [0, length - x.shape[1]])
 
 
 def configure_timesteps(config: Config) -> Config:
     """The configuration of a model of timesteps. Raises UserError (config, exit 2) for events."""
     if config.codes is not None:
-        requirement = f"expected signals: {config.name} reads samples of a regular clock"
         raise config_error(
             "events",
-            requirement,
+            f"expected signals: {config.name} reads samples of a regular clock",
             "model.name",
             "Use a model that reads events: bitimely list models",
         )
-    own = {
+    settings = {
         "tokenizer": "steps",
         "value_dim": config.dim,
         "output_heads": "shared",
         "target": "raw",
         "ffn": "plain",
     }
-    return config.model_copy(update=own)
+    return config.model_copy(update=settings)
 
 
 class SeriesDecomposition(nn.Module):
@@ -219,8 +216,7 @@ class AutoCorrelation(nn.Module):
         """[R, n, D] -> [R, n, D] and the scores R(tau) of the lags 0 .. n - 1, [R, n]."""
         n = x.shape[1]
         q, k, v = (
-            torch.fft.rfft(to_float32(linear(x)), dim=1)
-            for linear in (self.query, self.key, self.value)
+            torch.fft.rfft(widen(linear(x)), dim=1) for linear in (self.query, self.key, self.value)
         )
         scores = torch.fft.irfft((q * k.conj()).mean(-1), n=n, dim=1)
         common = self.training and not self.per_sample
@@ -285,7 +281,7 @@ class Autoformer(TimestepModel):
         return apply_by_length(
             tokens,
             real.sum(1),
-            lambda x: tuple(scores for _, scores in self._layers(to_float32(adapter.embed(x)))),
+            lambda x: tuple(scores for _, scores in self._layers(widen(adapter.embed(x)))),
         )
 
     def _layers(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -305,8 +301,10 @@ class Autoformer(TimestepModel):
         objective="masked",
         capabilities=("hidden",),
         readout="flatten",
-        source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for Long-Term Series Forecasting",
-        known="A token a timestep; in the reference the lags of a training batch are common to its rows (model.per_sample=false)",
+        source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for "
+        "Long-Term Series Forecasting",
+        known="A token a timestep; in the reference the lags of a training batch are common to "
+        "its rows (model.per_sample=false)",
         step=2,
     )
 )

@@ -1,10 +1,7 @@
-"""Base class of the contrastive models, which have no targets, and the convolutional encoder of
-TS-TCC and TF-C.
+"""What contrastive models and their objectives share (TS2Vec, TS-TCC, TF-C, CPC).
 
-Legend: B batch, T timesteps, V channels, F steps of the map behind the convolutions, D width.
-
-The objective: Contrastive learning: the loss that the contrastive objectives share, and the
-augmentations of TS-TCC and TF-C.
+First the base class of models without targets, and the convolutional encoder of TS-TCC and TF-C.
+Then the contrastive loss, and the augmentations of TS-TCC and TF-C.
 
 Each of K items has two views. Each view is classified among the other 2K - 1 for its positive; the
 loss is the mean cross-entropy. The other items are the negatives, so the size of a micro-batch
@@ -13,7 +10,8 @@ matters, and at least 2 rows are required.
 `rel` is the loss divided by that of a constant representation: 1 = no discrimination, the
 representation may have collapsed.
 
-Legend: B batch, T timesteps, V channels, G groups, K items in a group, D width.
+Legend: B batch, T timesteps, V channels, F steps of the map behind the convolutions, G groups, K
+items in a group, D width.
 """
 
 from __future__ import annotations
@@ -31,12 +29,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
+from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
 from bitimely_core.models.contract import Direction, Which, config_error, objective_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_tokens
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
 from bitimely_core.objectives.tokens import Result, pack_result
+from bitimely_core.ops.fused import widen
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import BatchNorm, refuse_directions
 
@@ -113,8 +113,8 @@ def count_convolved(count: Count, kernel: int, stride: int) -> Count:
 
 def count_map_steps(count: Count, kernel: int, stride: int) -> Count:
     """F of `count` samples: three convolutions, each with a pooling of two behind it."""
-    for of, step in ((kernel, stride), (KERNEL, 1), (KERNEL, 1)):
-        count = count_convolved(count, of, step) // 2 + 1
+    for size, step in ((kernel, stride), (KERNEL, 1), (KERNEL, 1)):
+        count = count_convolved(count, size, step) // 2 + 1
     return count
 
 
@@ -145,9 +145,7 @@ class ConvolutionAdapter(Adapter):
         nn.Module.__init__(self)
         assert isinstance(config, ConvolutionConfig)
         kernel, stride = config.first_kernel, config.first_stride
-        self.tokenizer = MapTokenizer(
-            1 if config.channel_independent else config.channels, kernel, stride
-        )
+        self.tokenizer = MapTokenizer(count_channels(config), kernel, stride)
         first, channels = list_filters(config.dim)[0], self.tokenizer.width
         self.first = nn.ModuleDict(
             {
@@ -182,13 +180,13 @@ class ConvolutionTrunk(nn.Module):
         """
         assert isinstance(first, nn.Conv1d)
         y, counts = x.transpose(1, 2), ends
-        for at, (conv, norm) in enumerate(zip([first, *self.convs], self.norms, strict=True)):
+        for depth, (conv, norm) in enumerate(zip([first, *self.convs], self.norms, strict=True)):
             y = conv(y)
             if counts is not None:
                 counts = count_convolved(counts, conv.kernel_size[0], conv.stride[0])
             y = F.max_pool1d(F.relu(_normalise(norm, y, counts)), 2, 2, padding=1)
             counts = None if counts is None else counts // 2 + 1
-            y = self.dropout(y) if at == 0 else y
+            y = self.dropout(y) if depth == 0 else y
         return y.transpose(1, 2)
 
 
@@ -209,8 +207,10 @@ def compute_map(
 
 def configure_signals(config: Config) -> Config:
     """The configuration of a contrastive model; codes stay, and `ContrastiveModel` refuses them."""
-    own = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
-    return config if config.tokenizer == "codes" else config.model_copy(update=own)
+    if config.tokenizer == "codes":
+        return config
+    settings = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
+    return config.model_copy(update=settings)
 
 
 def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
@@ -248,7 +248,7 @@ def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tupl
     neither anchors nor negatives. Returns the mean over all valid views, and its value for a
     constant representation (log(2K - 1) if all are valid), both scalars.
     """
-    z = torch.cat((first, second), 1).to(torch.promote_types(first.dtype, torch.float32))
+    z = widen(torch.cat((first, second), 1))
     groups, views, _ = z.shape
     there = None if valid is None else torch.cat((valid, valid), 1)
     counts = z.new_full((groups,), views) if there is None else there.sum(1).to(z.dtype)
@@ -275,34 +275,34 @@ class _ContrastiveLoss(torch.autograd.Function):
         slope = torch.zeros_like(z) if ctx.needs_input_grad[0] else None
         total = z.new_zeros(())
         with torch.autocast(z.device.type, enabled=False):
-            for at in range(0, groups, several):
-                own, partner = z[at : at + several], z[at : at + several].roll(views // 2, 1)
+            for group in range(0, groups, several):
+                some = slice(group, group + several)
+                block, partner = z[some], z[some].roll(views // 2, 1)
                 for start in range(0, views, rows):
                     part = slice(start, start + rows)
-                    scores = own[:, part] @ own.mT
+                    scores = block[:, part] @ block.mT
                     scores.diagonal(start, 1, 2).fill_(-torch.inf)
                     anchors = None
                     if there is not None:
-                        anchors = there[at : at + several, part, None]
+                        anchors = there[some, part, None]
                         # finite, not counted
-                        scores.masked_fill_(
-                            ~there[at : at + several, None], -torch.inf
-                        ).masked_fill_(~anchors, 0.0)
+                        scores.masked_fill_(~there[some, None], -torch.inf).masked_fill_(
+                            ~anchors, 0.0
+                        )
                     most = scores.amax(-1, keepdim=True)
                     norm = scores.sub_(most).exp_().sum(-1, keepdim=True)
-                    losses = (
-                        most + norm.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
-                    )
-                    total += (
-                        losses if anchors is None else losses.masked_fill(~anchors, 0.0)
-                    ).sum()
+                    hits = (block[:, part] * partner[:, part]).sum(-1, keepdim=True)
+                    losses = most + norm.log() - hits
+                    if anchors is not None:
+                        losses = losses.masked_fill(~anchors, 0.0)
+                    total += losses.sum()
                     if slope is not None:
                         weight = norm.reciprocal() if anchors is None else anchors / norm
-                        own_slope = slope[at : at + several]
-                        own_slope[:, part] += weight * (scores @ own) - 2 * (
+                        positive = (
                             partner[:, part] if anchors is None else anchors * partner[:, part]
                         )
-                        own_slope += scores.mT @ (weight * own[:, part])
+                        slope[some, part] += weight * (scores @ block) - 2 * positive
+                        slope[some] += scores.mT @ (weight * block[:, part])
         ctx.save_for_backward(slope)
         return total
 
@@ -317,8 +317,7 @@ def nt_xent(first: Tensor, second: Tensor) -> Tensor:
     """NT-Xent of two views of B rows, [B, D] each: `contrast` of cosines divided by the temperature
     0.2.
     """
-    kind = torch.promote_types(first.dtype, torch.float32)
-    a, b = (F.normalize(view.to(kind), dim=-1) * TEMPERATURE**-0.5 for view in (first, second))
+    a, b = (F.normalize(widen(view), dim=-1) * TEMPERATURE**-0.5 for view in (first, second))
     return contrast(a[None], b[None])[0]
 
 
@@ -336,7 +335,8 @@ def require_rows(name: str, batch: Batch) -> None:
         raise usage_error(
             f"{name} with {len(batch.values)} row in a micro-batch",
             "expected at least 2: the other rows are the negatives",
-            "Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
+            "Use a larger --batch-size or a smaller --accumulate; of data.batches the option "
+            "least=2",
             field="train.batch_size",
         )
 
@@ -374,9 +374,8 @@ def permute_segments(batch: Batch, segments: int, generator: Generator | None = 
             (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
         )
         parts = row[:end].tensor_split(cuts)
-        row[:end] = torch.cat(
-            [parts[at] for at in torch.randperm(pieces, generator=generator).tolist()]
-        )
+        places = torch.randperm(pieces, generator=generator).tolist()
+        row[:end] = torch.cat([parts[place] for place in places])
     order = order.to(batch.values.device, non_blocking=True)
     mask = batch.mask
     if mask is not None:

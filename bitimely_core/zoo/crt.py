@@ -11,8 +11,8 @@ In pre-training the encoder does not see dropped patches; the decoder gets a mas
 Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum, N = 4K patches, D
 width, H heads, W width of a head.
 
-The objective: CRT's objective: reconstruction of all patches of a window and its spectrum from
-those not dropped, and a term that keeps tokens distinct.
+The objective reconstructs all patches of a window and its spectrum from those not dropped. A
+second term keeps tokens distinct.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models import base
+from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import Direction, Which, config_error, objective_error
 from bitimely_core.models.convolution import Conv1d
@@ -157,9 +158,7 @@ class CRTAdapter(base.Adapter):
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = CRTTokenizer(
-            1 if config.channel_independent else config.channels, config.patch
-        )
+        self.tokenizer = CRTTokenizer(count_channels(config), config.patch)
         channels = self.tokenizer.width // config.patch
         stem = config.dim // 8
         self.stems = nn.ModuleDict(
@@ -227,7 +226,7 @@ class CRTReconstruction(NamedTuple):
     prediction: Tensor  # [B, 4K, P * V], of all patches
     before: Tensor  # [B, n, D] projected tokens of the kept patches, before the encoder
     after: Tensor  # [B, n, D] behind it
-    kept: Tensor  # bool [B, n], rows that keep fewer are padded
+    real: Tensor  # bool [B, n], rows that keep fewer are padded
 
 
 class CRT(base.Model):
@@ -254,11 +253,11 @@ class CRT(base.Model):
                 "model.dim",
             )
         if not 0 < decoders < config.layers:
-            problem, requirement = (
+            raise config_error(
                 f"{decoders} of {config.layers} layers decode",
                 "expected at least one layer to encode and one to decode",
+                "model.layers",
             )
-            raise config_error(problem, requirement, "model.layers")
         super().__init__(config)
         dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
@@ -267,16 +266,12 @@ class CRT(base.Model):
             nn.Parameter(torch.randn(3, dim) * 0.02),
             nn.Parameter(torch.randn(3, dim) * 0.02),
         )
-        self.positions = nn.ParameterDict(
-            {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
-        )
+        self.positions = _draw_views(blocks, dim)
         self.layers = nn.ModuleList(
             make_layer(config, config.ffn_dim) for _ in range(config.layers - decoders)
         )
         self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.decoder_positions = nn.ParameterDict(
-            {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
-        )
+        self.decoder_positions = _draw_views(blocks, dim)
         self.decoder = nn.ModuleList(make_layer(config, dim) for _ in range(decoders))
         self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.pooled_width = dim
@@ -329,24 +324,22 @@ class CRT(base.Model):
             self.training,
         )
         masks = self._encode_positions(self.decoder_positions, self.masks, real).expand_as(embedded)
-        (before, _), (x, kept), (blank, filled) = (
-            _gather(embedded, keep),
-            _gather(placed, keep),
-            _gather(masks, gone),
-        )
-        states, _ = self._encode(x, kept)
+        before, _ = _gather(embedded, keep)
+        x, inside = _gather(placed, keep)
+        blank, filled = _gather(masks, gone)
+        states, _ = self._encode(x, inside)
         decoded = torch.cat((states[-1], blank), 1)
-        keys = torch.cat((F.pad(kept, (3, 0), value=True), filled), 1)
+        keys = torch.cat((F.pad(inside, (3, 0), value=True), filled), 1)
         for layer in self.decoder:
             decoded, _ = layer(decoded, keys)
         after = states[-1][:, 3:]
         full = torch.zeros_like(embedded, dtype=decoded.dtype)
-        full[keep], full[gone] = after[kept], decoded[:, states[-1].shape[1] :][filled]
+        full[keep], full[gone] = after[inside], decoded[:, states[-1].shape[1] :][filled]
         return CRTReconstruction(
             self.output(full, batch=batch),
             self.project_before(before),
             self.project_after(after),
-            kept,
+            inside,
         )
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
@@ -400,12 +393,11 @@ class CRT(base.Model):
         base.require_learned_positions(
             4 * blocks, sum(len(learned) for learned in positions.values())
         )
-        return torch.cat(
-            [
-                positions[view][: times * blocks] + views[at]
-                for at, (view, times) in enumerate(VIEWS.items())
-            ]
-        )
+        parts = [
+            positions[name][: times * blocks] + view
+            for (name, times), view in zip(VIEWS.items(), views, strict=True)
+        ]
+        return torch.cat(parts)
 
     def _split(self, x: Tensor, dim: int) -> dict[str, Tensor]:
         """The patches of each view."""
@@ -442,6 +434,13 @@ def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
 
 
+def _draw_views(blocks: int, dim: int) -> nn.ParameterDict:
+    """Positions of the patches of each view, of `blocks` K."""
+    return nn.ParameterDict(
+        {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
+    )
+
+
 def _draw_positions(count: int, dim: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(count, dim) * 0.02)
 
@@ -455,15 +454,17 @@ def _draw_positions(count: int, dim: int) -> nn.Parameter:
         readout="native",
         attention=True,
         step=8,  # its heads do not divide the width
-        source="Zhang et al. 2023, Self-Supervised Time Series Representation Learning via Cross Reconstruction Transformer",
-        known="Its targets hold spectra of the whole window, so the loss is no forecast; the table's 6 + 6 layers are three times its own decoder",
+        source="Zhang et al. 2023, Self-Supervised Time Series Representation Learning via Cross "
+        "Reconstruction Transformer",
+        known="Its targets hold spectra of the whole window, so the loss is no forecast; the "
+        "table's 6 + 6 layers are three times its own decoder",
     )
 )
 def crt(config: CRTConfig) -> CRT:
     """CRT: time, magnitude and phase of a window in one encoder; dropped patches are
     reconstructed.
     """
-    own = {
+    settings = {
         "ffn": "plain",
         "value_dim": config.dim,
         "output_heads": "shared",
@@ -471,11 +472,9 @@ def crt(config: CRTConfig) -> CRT:
         "crop": "pad",
         "stride": None,
     }
-    return CRT(
-        config.model_copy(
-            update={**own, **({} if config.tokenizer == "codes" else {"tokenizer": "patch"})}
-        )
-    )
+    if config.tokenizer != "codes":
+        settings["tokenizer"] = "patch"
+    return CRT(config.model_copy(update=settings))
 
 
 # --- the objective
@@ -484,7 +483,10 @@ LEAST = 0.3  # share of dropped patches at the start
 SLACK = 1e-6  # of a share, against rounding
 WEIGHT = 1e-4  # of the instance constraint
 
-NOTICE = "drop: magnitudes and phases are of the whole window, dropped patches included; its loss measures reconstruction, not forecasting."
+NOTICE = (
+    "drop: magnitudes and phases are of the whole window, dropped patches included; its loss "
+    "measures reconstruction, not forecasting."
+)
 
 
 class DropConfig(ObjectiveConfig):
@@ -528,7 +530,7 @@ def drop(
     ratio = min(max(model.progress if model.training else 1.0, LEAST), config.dropped)
     output = model.reconstruct(batch, batch.draws <= ratio + SLACK)
     out = make_result(model, batch, [LossPart("reconstruction", output.prediction, target, valid)])
-    constraint = WEIGHT * compute_constraint(output.before, output.after, output.kept)
+    constraint = WEIGHT * compute_constraint(output.before, output.after, output.real)
     return {
         **out,
         "loss": out["loss"] + constraint,
@@ -551,16 +553,13 @@ def draw_shares(real: Tensor, generator: Generator | None = None) -> Tensor:
     return out
 
 
-def compute_constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
-    """Instance discrimination: mean over rows of log sum_(i != j) exp(a_i . b_j) of kept patches,
-    a, b = [B, n, D] scaled to length 1.
+def compute_constraint(before: Tensor, after: Tensor, real: Tensor) -> Tensor:
+    """Instance discrimination: mean over rows of log sum_(i != j) exp(a_i . b_j) of their patches,
+    a, b = [B, n, D] scaled to length 1; `real` [B, n] are no padding.
     """
     before, after = F.normalize(before.float(), dim=-1), F.normalize(after.float(), dim=-1)
-    pairs = (
-        kept[:, :, None]
-        & kept[:, None]
-        & ~torch.eye(kept.shape[1], dtype=torch.bool, device=kept.device)
-    )
+    other = ~torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+    pairs = real[:, :, None] & real[:, None] & other
     enough = pairs.flatten(1).any(1)
     # rows without a pair stay finite and are left out
     scores = (before @ after.mT).masked_fill(~pairs & enough[:, None, None], -torch.inf)

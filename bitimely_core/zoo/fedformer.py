@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.zoo import autoformer
 from bitimely_core.zoo.patchtst import encode_sinusoid, require_divisible_width
@@ -37,7 +38,8 @@ class FEDformerConfig(autoformer.AutoformerConfig):
     mode_select: Literal["random", "lowest"] = Field("random", description="Which frequencies.")
     reference_layout: bool = Field(
         False,
-        description="Frequencies and memory layout of the reference, both mistaken, to compare with it.",
+        description="Frequencies and memory layout of the reference, both mistaken, to compare "
+        "with it.",
     )
 
 
@@ -74,18 +76,18 @@ class FourierMixer(nn.Module):
         """
         most, modes = max(n // 2, 1), len(self.modes)
         order = torch.arange(min(modes, most), device=self.modes.device)
-        kept = order * modes // len(order)
-        apart = (self.modes[kept] * n // length - order).cummax(0).values
-        return apart.clamp(max=most - len(order)) + order, kept
+        chosen = order * modes // len(order)
+        apart = (self.modes[chosen] * n // length - order).cummax(0).values
+        return apart.clamp(max=most - len(order)) + order, chosen
 
     def forward(self, q: Tensor, length: int) -> Tensor:
         """Projected rows [R, n, D] -> [R, n, D]."""
         n = q.shape[1]
-        bins, kept = self.bins(n, length)
+        bins, chosen = self.bins(n, length)
         # [R, n // 2 + 1, H, E]
-        spectrum = torch.fft.rfft(autoformer.to_float32(q), dim=1).unflatten(-1, (self.heads, -1))
+        spectrum = torch.fft.rfft(widen(q), dim=1).unflatten(-1, (self.heads, -1))
         matrices = torch.view_as_complex(
-            autoformer.to_float32(self.weight[..., kept]).movedim(0, -1).contiguous()
+            widen(self.weight[..., chosen]).movedim(0, -1).contiguous()
         )
         mixed = torch.einsum("rmhi,hiom->rmho", spectrum[:, bins], matrices)
         places = torch.arange(len(bins), device=bins.device) if self.wrong else bins
@@ -97,9 +99,9 @@ class FourierMixer(nn.Module):
         """Make the modes bins of windows of `length` instead of `old`; matrices for which there are
         no bins go.
         """
-        self.modes, kept = self.bins(length, old)
-        if len(kept) < self.weight.shape[-1]:
-            self.weight = nn.Parameter(self.weight[..., kept].clone())
+        self.modes, chosen = self.bins(length, old)
+        if len(chosen) < self.weight.shape[-1]:
+            self.weight = nn.Parameter(self.weight[..., chosen].clone())
 
 
 class FEDformer(autoformer.TimestepModel):
@@ -123,8 +125,8 @@ class FEDformer(autoformer.TimestepModel):
 
     def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `TimestepModel.encode_rows`."""
-        at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
-        states, x = [], self.dropout(x + encode_sinusoid(at, self.config.dim))
+        index = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        states, x = [], self.dropout(x + encode_sinusoid(index, self.config.dim))
         for query, out, layer in zip(self.queries, self.outs, self.layers, strict=True):
             x = layer(x, out(self.fourier(query(x), self.config.length)))
             states.append(self.centred(x))
@@ -146,8 +148,10 @@ class FEDformer(autoformer.TimestepModel):
         objective="masked",
         capabilities=("hidden",),
         readout="flatten",
-        source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for Long-term Series Forecasting",
-        known="In the reference results go to the wrong frequencies, in a scrambled layout, and a checkpoint does not hold its random frequencies",
+        source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for "
+        "Long-term Series Forecasting",
+        known="In the reference results go to the wrong frequencies, in a scrambled layout, and a "
+        "checkpoint does not hold its random frequencies",
     )
 )
 def fedformer(config: FEDformerConfig) -> FEDformer:

@@ -5,12 +5,14 @@ Per row with values x, mask m and gaps delta (the time since each channel was la
 
     gamma_x = exp(-max(0, w_x * delta + b_x))         each channel by itself
     gamma_h = exp(-max(0, W_h delta + b_h))
-    x^ = m x + (1 - m) (gamma_x x' + (1 - gamma_x) mu)     x' the last observed value, mu before the first
+    x^ = m x + (1 - m) (gamma_x x' + (1 - gamma_x) mu)
     h <- gamma_h * h
-    r, z = sigmoid(W [x^; m] + U h + b);   h~ = tanh(W [x^; m] + U (r * h) + b);   h = (1 - z) * h + z * h~
+    r, z = sigmoid(W [x^; m] + U h + b)
+    h~ = tanh(W [x^; m] + U (r * h) + b)
+    h = (1 - z) * h + z * h~
 
-with the decayed h throughout. mu is 0: windows are standardised on the training split, and of codes
-0 is absence.
+with the decayed h throughout. x' is the last observed value, mu before the first. mu is 0: windows
+are standardised on the training split, and of codes 0 is absence.
 
 Legend: B batch, T rows, V channels (events: codes), H hidden width = D.
 """
@@ -151,7 +153,8 @@ class GRUD(SupervisedModel):
         capabilities=(),
         readout="native",
         input=("regular", "events", "irregular"),
-        source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with Missing Values",
+        source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with "
+        "Missing Values",
         known="Supervised only; a step a row: long windows are slow",
     )
 )

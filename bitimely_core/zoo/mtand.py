@@ -21,8 +21,8 @@ are log U(1, R - 1), so that states last for up to all reference points (Tallec 
 Legend: B batch, T rows, V channels (events: codes), R reference points, H heads, D width, Z latent
 width.
 
-The objective: The variational bound of mTAND: observations from a latent sequence, with a weight on
-the divergence that grows with the training.
+The objective is the variational bound of the observations given a latent sequence. The weight of
+the divergence grows with the training.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import config_error
 from bitimely_core.objectives.tokens import Generators, Result, has_target_scale, pack_result
+from bitimely_core.ops.fused import widen
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
@@ -64,7 +65,8 @@ class MTANDEncConfig(ModelConfig):
     time_scale: float = Field(
         48.0,
         gt=0,
-        description="Highest frequency of the code, in radians over the window; learned: at the start.",
+        description="Highest frequency of the code, in radians over the window; learned: at the "
+        "start.",
     )
 
 
@@ -161,9 +163,8 @@ class TimeAttention(nn.Module):
         )
         if mask is None:
             weights = scores.softmax(-1)
-            return (weights @ values[:, None]).transpose(1, 2).flatten(
-                2
-            ), weights if attention else None
+            means = (weights @ values[:, None]).transpose(1, 2).flatten(2)
+            return means, weights if attention else None
         seen = mask.any(-1)[:, None, None]
         # a channel's own rows may lie far below the best one: exp(-88) is 0 in float32
         wide = scores.to(find_widest_float(scores.device))
@@ -175,17 +176,15 @@ class TimeAttention(nn.Module):
         )
         weight = mask.to(raised.dtype)[:, None]
         total = raised @ weight  # [B, H, n, C]
-        known = total > 0
-        mean = torch.where(
-            known, raised @ (weight * values[:, None]) / torch.where(known, total, 1.0), 0.0
-        ).to(scores.dtype)
+        observed = total > 0
+        total = torch.where(observed, total, 1.0)
+        mean = torch.where(observed, raised @ (weight * values[:, None]) / total, 0.0)
         maps = None
         if attention:
-            share = torch.where(known, 1 / torch.where(known, total, 1.0), 0.0) / known.sum(
-                -1, keepdim=True
-            ).clamp(min=1)
+            count = observed.sum(-1, keepdim=True).clamp(min=1)
+            share = torch.where(observed, 1 / total, 0.0) / count
             maps = (raised * (share @ weight.transpose(-1, -2))).to(scores.dtype)
-        return mean.transpose(1, 2).flatten(2), maps
+        return mean.to(scores.dtype).transpose(1, 2).flatten(2), maps
 
 
 class MTANDAdapter(RowAdapter):
@@ -342,7 +341,8 @@ SOURCE = "Shukla and Marlin 2021, Multi-Time Attention Networks for Irregularly 
         input=("regular", "events", "irregular"),
         step=2,
         source=SOURCE,
-        known="An autoencoder: its loss says how well a sample is kept, not what follows; fine-tuning leaves its decoder aside",
+        known="An autoencoder: its loss says how well a sample is kept, not what follows; "
+        "fine-tuning leaves its decoder aside",
     )
 )
 def mtand(config: MTANDConfig) -> MTANDFull:
@@ -376,7 +376,10 @@ STD = 0.01  # of an observation around its reconstruction
 # the authors' training: beta is 0 for 10 of 300 epochs, then 1 - 0.99^(epoch - 10)
 EPOCHS, WAIT, RATE = 300, 10, 0.99
 
-NOTICE = "vae: the model sees what it reconstructs; its loss says how well a sample is kept, not what follows."
+NOTICE = (
+    "vae: the model sees what it reconstructs; its loss says how well a sample is kept, not what "
+    "follows."
+)
 
 
 def compute_divergence_weight(progress: float) -> float:
@@ -430,10 +433,7 @@ def vae(
     assert batch.draws is not None
     posterior = model.posterior(batch)
     rows = posterior.rows
-    mean, log_variance = (
-        part if part.dtype == torch.float64 else part.float()
-        for part in (posterior.mean, posterior.log_variance)
-    )
+    mean, log_variance = widen(posterior.mean), widen(posterior.log_variance)
     noise = batch.draws.transpose(0, 1).to(mean)
     reconstruction = torch.stack(
         [model.decode(z, rows, batch) for z in mean + (0.5 * log_variance).exp() * noise]

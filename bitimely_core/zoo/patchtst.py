@@ -11,8 +11,8 @@ statistics of a feature run over the rows and the real tokens together.
 Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V
 channels, N tokens, P patch, D width, H heads.
 
-The objective: PatchTST's masking: of each row so many patches are kept, the others are read as 0
-behind the normalisation and reconstructed.
+The objective hides a share of the patches of each row: they are read as 0 behind the
+normalisation, and reconstructed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ from bitimely_core.types import Batch, Encoded
 
 BOUND = 0.02  # of learned positions at the start, uniform
 EPSILON = 1e-5  # of RevIN
+# settings of every encoder of tokens
+ENCODER: dict[str, object] = {
+    "ffn": "plain",
+    "output_heads": "shared",
+    "target": "raw",
+    "ties": "canonical",
+}
 
 
 class TokenEncoderConfig(ModelConfig):
@@ -75,16 +82,15 @@ class BatchNorm(nn.BatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
         """[n, D] or [n, D, T], as it came."""
         if self.training and input.numel() <= input.shape[1]:
-            return F.batch_norm(
-                input,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                training=False,
-                eps=self.eps,
-            )
+            return norm_by_running(self, input)
         return super().forward(input)
+
+
+def norm_by_running(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """`x` [n, D] by the running statistics, also in training."""
+    return F.batch_norm(
+        x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+    )
 
 
 class TokenNorm(nn.Module):
@@ -127,12 +133,12 @@ class PatchTSTLayer(nn.Module):
         return self.norm_ffn(x + self.dropout(self.out(inner)), places.real), maps
 
 
-def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
+def encode_sinusoid(places: Tensor, dim: int) -> Tensor:
     """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D))
     and cos, interleaved.
     """
-    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
-    angle = at[..., None] * rates
+    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=places.device, dtype=places.dtype) / dim)
+    angle = places[..., None] * rates
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
 
 
@@ -226,11 +232,11 @@ class TokenEncoder(Model):
         if self.positions is not None:
             require_learned_positions(index.shape[0], len(self.positions))
             return self.positions[: index.shape[0]]
-        at = index if batch.times is None else torch.where(real, batch.times, 0.0)
+        places = index if batch.times is None else torch.where(real, batch.times, 0.0)
         # months before the index day, from the horizon on
         if self.config.index_day and batch.times is not None:
-            at = at + self.config.horizon - find_end_times(batch)[:, None]
-        return encode_sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
+            places = places + self.config.horizon - find_end_times(batch)[:, None]
+        return encode_sinusoid(places.to(next(self.parameters()).dtype), self.config.dim)
 
     def _fit_length(self, before: int) -> list[str]:
         """Learned positions are cut, or continued by random ones (then `positions` is among the
@@ -241,7 +247,7 @@ class TokenEncoder(Model):
         held = len(self.positions)
         total = self.adapter.tokenizer.count(self.config.length)
         self.positions = extend_positions(
-            self.positions, total, lambda more, _: self.draw_positions(held, more)
+            self.positions, total, lambda added, _: self.draw_positions(held, added)
         )
         return ["positions"] if len(self.positions) > held else []
 
@@ -306,16 +312,16 @@ class PatchTST(TokenEncoder):
 
 
 def apply_layers(
-    layers: Iterable[nn.Module], x: Tensor, given: Any, *, attention: bool
+    layers: Iterable[nn.Module], x: Tensor, shared: Any, *, attention: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...] | None]:
-    """States of each of some layers, `layer(x, given, attention=)` -> state and map, and with
+    """States of each of some layers, `layer(x, shared, attention=)` -> state and map, and with
     `attention` their maps.
     """
     states, maps = [], []
     for layer in layers:
-        x, of_layer = layer(x, given, attention=attention)
+        x, layer_maps = layer(x, shared, attention=attention)
         states.append(x)
-        maps.append(of_layer)
+        maps.append(layer_maps)
     return tuple(states), tuple(maps) if attention else None
 
 
@@ -339,10 +345,11 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
     bidirectional.
     """
     if directions is not None:
-        requirement = (
-            f"layers of {model.config.name} are bidirectional and cannot predict the next token"
+        raise objective_error(
+            model.config,
+            "layers of one direction",
+            f"layers of {model.config.name} are bidirectional and cannot predict the next token",
         )
-        raise objective_error(model.config, "layers of one direction", requirement)
 
 
 @models(
@@ -354,25 +361,20 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
         readout="native",
         attention=True,
         input=("regular", "events"),
-        source="Nie et al. 2023, A Time Series is Worth 64 Words: Long-term Forecasting with Transformers",
-        known="RevIN removes the level and the size of each window and channel: turn it off where they say something (model.revin=false)",
+        source="Nie et al. 2023, A Time Series is Worth 64 Words: Long-term Forecasting with "
+        "Transformers",
+        known="RevIN removes the level and the size of each window and channel: turn it off where "
+        "they say something (model.revin=false)",
     )
 )
 def patchtst(config: PatchTSTConfig) -> PatchTST:
     """PatchTST: the patches of each channel by itself, standardised per window; masked patches are
     reconstructed.
     """
-    own = {
-        "ffn": "plain",
-        "value_dim": config.dim,
-        "output_heads": "shared",
-        "target": "raw",
-        "ties": "canonical",
-        "others": (),
-    }
+    settings = ENCODER | {"value_dim": config.dim, "others": ()}
     if config.tokenizer != "codes":  # an odd length loses its first samples
-        own |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}
-    return PatchTST(config.model_copy(update=own))
+        settings |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}
+    return PatchTST(config.model_copy(update=settings))
 
 
 # --- the objective

@@ -41,6 +41,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import Attention, Positions
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import apply_layers
@@ -58,7 +59,8 @@ class RaindropConfig(ModelConfig):
     graph_distance: float = Field(
         0.0,
         ge=0,
-        description="Weight of the distance between two samples' graphs in the loss; the paper: 0.02.",
+        description="Weight of the distance between two samples' graphs in the loss; the paper: "
+        "0.02.",
     )
     message: Literal["paper", "self"] = Field(
         "self", description="self: no messages between channels, as in the authors' code."
@@ -98,15 +100,15 @@ def prune_edges(edges: Tensor) -> Tensor:
     are kept.
     """
     flat = edges.flatten(1)
-    kept = math.ceil(KEPT * flat.shape[1])
-    return torch.where(edges >= flat.topk(kept, dim=1).values[:, -1, None, None], edges, 0.0)
+    count = math.ceil(KEPT * flat.shape[1])
+    return torch.where(edges >= flat.topk(count, dim=1).values[:, -1, None, None], edges, 0.0)
 
 
 def compute_graph_distance(edges: Tensor) -> Tensor:
     """Mean Euclidean distance between the edges [B, V, V] of two samples, a scalar; 0 for one
     sample.
     """
-    flat = edges.flatten(1) if edges.dtype == torch.float64 else edges.flatten(1).float()
+    flat = widen(edges).flatten(1)
     return torch.pdist(flat).mean() if len(flat) > 1 else flat.sum() * 0.0
 
 
@@ -145,7 +147,8 @@ class Raindrop(SupervisedModel):
         channels = self.adapter.tokenizer.target_width
         if width % config.heads:
             raise config_error(
-                f"{channels} channels of {config.dim} and {CODE} are {width} for {config.heads} heads",
+                f"{channels} channels of {config.dim} and {CODE} are {width} for {config.heads} "
+                "heads",
                 "expected a multiple of the heads",
                 "model.dim",
                 "Choose a model.dim that is a multiple of the heads",
@@ -227,16 +230,16 @@ class Raindrop(SupervisedModel):
             rows.mask[..., :width],
         )
         if self.config.numbers:
-            z, known = rows.values[:, :, width:, None].to(h), rows.mask[:, :, width:, None]
-            h = h + torch.where(known, self.numbers[0] + z * self.numbers[1], 0.0)
+            z, numbered = rows.values[:, :, width:, None].to(h), rows.mask[:, :, width:, None]
+            h = h + torch.where(numbered, self.numbers[0] + z * self.numbers[1], 0.0)
         h = F.relu(h)
         edges = h.new_ones(h.shape[0], h.shape[2], h.shape[2])
-        for at, message in enumerate(self.messages):
+        for depth, message in enumerate(self.messages):
             if self.config.message == "self":
                 h = F.relu(message(h))
                 continue
             h, edges = message(h, self.nodes, code, edges, observed)
-            edges = prune_edges(edges) if at == 0 else edges
+            edges = prune_edges(edges) if depth == 0 else edges
         return h, edges
 
     @torch.no_grad()
@@ -268,8 +271,10 @@ class Raindrop(SupervisedModel):
         attention=True,
         input=("regular", "events", "irregular"),
         step=2,
-        source="Zhang et al. 2022, Graph-Guided Network for Irregularly Sampled Multivariate Time Series",
-        known="Supervised only; as in the authors' code no message passes between sensors unless model.message=paper; its score on PhysioNet-2012 is disputed",
+        source="Zhang et al. 2022, Graph-Guided Network for Irregularly Sampled Multivariate Time "
+        "Series",
+        known="Supervised only; as in the authors' code no message passes between sensors unless "
+        "model.message=paper; its score on PhysioNet-2012 is disputed",
     )
 )
 def raindrop(config: RaindropConfig) -> Raindrop:

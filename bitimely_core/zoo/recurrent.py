@@ -173,15 +173,17 @@ class RecurrentModel(BidirectionalModel):
     ) -> tuple[list[Tensor], None, Tensor | None]:
         """As `BidirectionalModel.read`; there are no maps."""
         lengths = real.sum(1)
-        return self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
+        ends = None if batch.mask is None else lengths + 2
+        states, pooled = self._states(x, plan, lengths, ends)
+        return states, None, pooled
 
     def _states(
         self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
-    ) -> tuple[list[Tensor], None, Tensor | None]:
+    ) -> tuple[list[Tensor], Tensor | None]:
         """States of each layer and the model's own vector, from positions of which `ends` [B] are
         no padding (None: all).
         """
-        return run_layers(self.layers, x, plan, ends)[0], None, None
+        return run_layers(self.layers, x, plan, ends)[0], None
 
 
 class BiLSTM(RecurrentModel):
@@ -214,9 +216,9 @@ class BiLSTM(RecurrentModel):
 
     def _states(
         self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
-    ) -> tuple[list[Tensor], None, Tensor | None]:
+    ) -> tuple[list[Tensor], Tensor | None]:
         states, _ = run_layers(self.layers, x, plan, ends)
-        return states, None, join_ends(self.norm(states[-1]), lengths)
+        return states, join_ends(self.norm(states[-1]), lengths)
 
 
 class ELMo(RecurrentModel):
@@ -258,37 +260,35 @@ class ELMo(RecurrentModel):
     def _check(self, plan: LayerDirections) -> None:
         super()._check(plan)
         if len(set(plan)) > 1:
-            problem, requirement = (
+            raise config_error(
                 "layers of different directions",
                 "the two stacks of elmo never meet",
-            )
-            raise config_error(
-                problem, requirement, "objective.name", "Use the objective next-previous-strict"
+                "objective.name",
+                "Use the objective next-previous-strict",
             )
 
     def _states(
         self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
-    ) -> tuple[list[Tensor], None, Tensor | None]:
-        forward = (
-            []
-            if plan[0] == "backward"
-            else run_layers(self.layers, x, ["forward"] * len(plan), ends)[0]
-        )
-        backward = (
-            []
-            if plan[0] == "forward"
-            else run_layers(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
-        )
-        if not (forward and backward):
-            return forward or backward, None, None
-        pairs = list(zip(forward, backward, strict=True))
+    ) -> tuple[list[Tensor], Tensor | None]:
+        stacks: dict[Direction, nn.ModuleList] = {
+            "forward": self.layers,
+            "backward": self.backward_layers,
+        }
+        runs = [
+            run_layers(layers, x, [way] * len(plan), ends)[0]
+            for way, layers in stacks.items()
+            if plan[0] in {way, "both"}
+        ]
+        if len(runs) == 1:
+            return runs[0], None
+        pairs = list(zip(*runs, strict=True))
         states = [torch.cat(pair, -1) for pair in pairs]
         if self.config.elmo_mix == "last":
-            return states, None, join_ends(self.norm(states[-1]), lengths)
+            return states, join_ends(self.norm(states[-1]), lengths)
         layers = torch.stack(
             [join_ends(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1
         )
-        return states, None, self.scale * (layers * self.weights.softmax(0)).sum(-1)
+        return states, self.scale * (layers * self.weights.softmax(0)).sum(-1)
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
         """The final norm of the states of one stack, or of each half of concatenated ones."""
@@ -320,7 +320,8 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
         directions=("forward",),
         input=("regular", "events"),
         source=LSTM,
-        known="At the paper's depth of 8 to 12 layers plain stacks train badly: model.connections=residual-norm",
+        known="At the paper's depth of 8 to 12 layers plain stacks train badly: "
+        "model.connections=residual-norm",
     )
 )
 def lstm(config: RecurrentConfig) -> RecurrentModel:
@@ -353,7 +354,8 @@ def lstm_baar(config: RecurrentConfig) -> RecurrentModel:
         capabilities=("hidden",),
         readout="native",
         directions=("both",),
-        source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional LSTM",
+        source="Graves and Schmidhuber 2005, Framewise Phoneme Classification with Bidirectional "
+        "LSTM",
         known="Next tokens cannot be asked of it: every layer above the first has seen them",
         budget_changes=lambda config: {"direction_width": "half"},
     )

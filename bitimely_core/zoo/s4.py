@@ -17,7 +17,7 @@ gated linear map and dropout, then a layer norm.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, S states, K steps ahead, L layers.
 
-The objective: Contrastive predictive coding (van den Oord et al. 2018): from the past, find the
+The objective is contrastive predictive coding (van den Oord et al. 2018): from the past, find the
 encoded token k steps ahead among others (InfoNCE).
 
 The context c_t is the state of the last layer at token t, all layers forward; z_t is the encoded
@@ -60,11 +60,12 @@ from bitimely_core.objectives.tokens import (
     pack_result,
     refuse_overlap,
 )
+from bitimely_core.ops.fused import widen
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch
 from bitimely_core.zoo import contrast
-from bitimely_core.zoo.patchtst import BatchNorm
+from bitimely_core.zoo.patchtst import BatchNorm, norm_by_running
 from bitimely_core.zoo.recurrent import reverse_rows
 
 # positions up to which `auto` sums the taps: exactly causal, where the FFT is up to its rounding
@@ -195,7 +196,7 @@ class S4Layer(nn.Module):
         u = self.norm(x) if self.config.norm_first else x
         y = u * self.skip
         with torch.autocast(x.device.type, enabled=False):
-            wide = u.to(torch.promote_types(u.dtype, torch.float32))
+            wide = widen(u)
             if direction != "backward":
                 y = y + self._convolve(self.kernel, wide, places.times)
             if direction != "forward":
@@ -215,9 +216,7 @@ class S4Layer(nn.Module):
     ) -> tuple[Tensor, S4State]:
         """As `StackLayer.advance`."""
         u = self.norm(x) if self.config.norm_first else x
-        y, state = self._recur(
-            self.kernel, u.to(torch.promote_types(u.dtype, torch.float32)), places.times, state
-        )
+        y, state = self._recur(self.kernel, widen(u), places.times, state)
         return self._mix(x, u * self.skip + y), state
 
     def _convolve(self, kernel: DiagonalKernel, u: Tensor, times: Tensor | None) -> Tensor:
@@ -250,10 +249,10 @@ class S4Layer(nn.Module):
             last = times[:, :1] if before is None or before.time is None else before.time
             gaps = torch.cat((last, times), 1).to(wide).diff(dim=1).abs()
         fade, out = rate.exp(), []
-        for at, value in enumerate(u.to(wide).unbind(1)):
-            state = (
-                fade if gaps is None else (gaps[:, at, None, None] * rate).exp()
-            ) * state + value[..., None]
+        for step, value in enumerate(u.to(wide).unbind(1)):
+            if gaps is not None:
+                fade = (gaps[:, step, None, None] * rate).exp()
+            state = fade * state + value[..., None]
             out.append(2 * (state * weight).real.sum(-1))
         return torch.stack(out, 1).to(u.dtype), S4State(
             state, None if times is None else times[:, -1:].clone()
@@ -311,27 +310,18 @@ class S4(BidirectionalModel):
         not `real` [B, N], [SOS] and [EOS] included.
         """
         inside = F.pad(real, (1, 1))
-        for at, norm in enumerate(self.encoder_norms):
-            x = self.encoder_maps[at - 1](x) if at else x
-            x = F.relu(
-                norm(x) if isinstance(norm, nn.LayerNorm) else self._normalise(norm, x, inside)
-            )
+        for depth, norm in enumerate(self.encoder_norms):
+            x = self.encoder_maps[depth - 1](x) if depth else x
+            x = self._normalise(norm, x, inside) if isinstance(norm, BatchNorm) else norm(x)
+            x = F.relu(x)
         return x
 
-    def _normalise(self, norm: nn.Module, x: Tensor, inside: Tensor) -> Tensor:
+    def _normalise(self, norm: BatchNorm, x: Tensor, inside: Tensor) -> Tensor:
         """Batch norm of the tokens; [SOS] and [EOS] by the running statistics."""
-        own = F.batch_norm(
-            x.flatten(0, 1),
-            norm.running_mean,  # type: ignore[arg-type]
-            norm.running_var,  # type: ignore[arg-type]
-            norm.weight,  # type: ignore[arg-type]
-            norm.bias,  # type: ignore[arg-type]
-        ).view_as(x)
-        return (
-            torch.where(inside[..., None], normalise_tokens(norm, x, inside), own)
-            if norm.training
-            else own
-        )
+        running = norm_by_running(norm, x.flatten(0, 1)).view_as(x)
+        if not norm.training:
+            return running
+        return torch.where(inside[..., None], normalise_tokens(norm, x, inside), running)
 
     def read(
         self,
@@ -383,8 +373,10 @@ class S4(BidirectionalModel):
         directions=("forward",),
         input=("regular", "events"),
         step=2,
-        source="Gu et al. 2022, On the Parameterization and Initialization of Diagonal State Space Models; Mehari and Strodthoff 2023",
-        known="Not in the paper; with cpc and 3.8 M parameters it leads the benchmark of ECG models of 2025. Its batch norm shares statistics",
+        source="Gu et al. 2022, On the Parameterization and Initialization of Diagonal State "
+        "Space Models; Mehari and Strodthoff 2023",
+        known="Not in the paper; with cpc and 3.8 M parameters it leads the benchmark of ECG "
+        "models of 2025. Its batch norm shares statistics",
     )
 )
 def s4(config: S4Config) -> S4:
@@ -423,7 +415,10 @@ def check_sides(config: ModelConfig) -> None:
         )
 
 
-NOTICE = "cpc: contrastive; rel 1.0 = no better than chance. Losses with other negatives, batch sizes or steps cannot be compared."
+NOTICE = (
+    "cpc: contrastive; rel 1.0 = no better than chance. Losses with other negatives, batch sizes "
+    "or steps cannot be compared."
+)
 
 
 def draw_own(
@@ -435,12 +430,11 @@ def draw_own(
     if config.source == "rows":
         return None
     there = find_encoded(model, batch, model.adapter_of(batch).tokenizer.find_real(batch)).cpu()
-    return torch.stack(
-        [
-            draw_places(row.nonzero().flatten(), config, one)
-            for row, one in zip(there, generators, strict=True)
-        ]
-    )
+    rows = [
+        draw_places(row.nonzero().flatten(), config, generator)
+        for row, generator in zip(there, generators, strict=True)
+    ]
+    return torch.stack(rows)
 
 
 def find_encoded(model: Model, batch: Batch, real: Tensor) -> Tensor:
@@ -468,35 +462,29 @@ def cpc(
     assert isinstance(model, S4)
     if config.source == "rows":
         contrast.require_rows("cpc with negatives of other rows", batch)
-    own, (batch, _, _, real, x) = batch.draws, model.embed(batch)
+    draws, (batch, _, _, real, x) = batch.draws, model.embed(batch)
     z = model.encode(x, real)
-    context = model.norm(
-        model.read_encoded(z, batch, real, cycle_directions(model, "forward"))[-1]
-    )[:, 1:-1]
-    z = z[:, 1:-1]
+    states = model.read_encoded(z, batch, real, cycle_directions(model, "forward"))
+    context, z = model.norm(states[-1])[:, 1:-1], z[:, 1:-1]
     there = find_encoded(model, batch, real)
     predicted = model.predict(context)
-    # short windows have fewer steps
-    first = (
-        max(1, min(model.config.ahead, z.shape[1] - 1)) if model.config.predictor == "last" else 1
-    )
+    first = 1
+    if model.config.predictor == "last":  # short windows have fewer steps
+        first = max(1, min(model.config.ahead, z.shape[1] - 1))
     each = predicted.unflatten(-1, (-1, z.shape[2])).unbind(2)
-    steps, starts = (
-        torch.arange(z.shape[1], device=z.device),
-        z.shape[1] * torch.arange(len(z), device=z.device)[:, None],
-    )
-    index, drawn = (
-        draw_negatives(there, config, generator)
-        if own is None
-        else (own + starts, there.any(1)[:, None, None])
-    )
+    steps = torch.arange(z.shape[1], device=z.device)
+    starts = z.shape[1] * torch.arange(len(z), device=z.device)[:, None]
+    if draws is None:
+        index, drawn = draw_negatives(there, config, generator)
+    else:
+        index, drawn = draws + starts, there.any(1)[:, None, None]
     others = z.flatten(0, 1)[index]  # [B, n, D]
     losses, chances, valid = [], [], []
-    for ahead, one in enumerate(each, first):
+    for ahead, prediction in enumerate(each, first):
         inside = there & F.pad(there[:, ahead:], (0, min(ahead, len(steps))))
         positive = F.pad(z[:, ahead:], (0, 0, 0, min(ahead, len(steps))))
-        found = index[:, None] == (steps + ahead + starts)[..., None]  # the positive itself
-        loss, chance = compare_candidates(one, positive, others, drawn & ~found)
+        is_positive = index[:, None] == (steps + ahead + starts)[..., None]
+        loss, chance = compare_candidates(prediction, positive, others, drawn & ~is_positive)
         losses.append(torch.where(inside, loss, 0.0).sum())
         chances.append(torch.where(inside, chance, 0.0).sum())
         valid.append(inside)
@@ -514,7 +502,7 @@ def cpc(
         .flatten()
         .expand(len(z), -1),
         valid=torch.stack(valid, 2).flatten(1),
-        slices={f"next-{first + at}": slice(at, width * len(steps), width) for at in range(width)},
+        slices={f"next-{first + k}": slice(k, width * len(steps), width) for k in range(width)},
     )
 
 
@@ -540,15 +528,16 @@ def draw_negatives(
     """Tokens of `there` [B, N] for each row, as places in the flattened [B * N], int64 [B, n], and
     whether there are any, bool [B, 1, 1].
     """
-    places = [row.nonzero().flatten() + at * there.shape[1] for at, row in enumerate(there.cpu())]
+    places = [row.nonzero().flatten() + n * there.shape[1] for n, row in enumerate(there.cpu())]
     chosen, some = [], []
-    for at, own in enumerate(places):
-        pool = own if config.source == "sequence" else torch.cat([*places[:at], *places[at + 1 :]])
+    for n, pool in enumerate(places):
+        if config.source == "rows":
+            pool = torch.cat([*places[:n], *places[n + 1 :]])
         chosen.append(draw_places(pool, config, generator))
         some.append(len(pool) > 0)
-    return torch.stack(chosen).to(there.device, non_blocking=True), torch.tensor(some).to(
-        there.device, non_blocking=True
-    )[:, None, None]
+    index, drawn = torch.stack(chosen), torch.tensor(some)[:, None, None]
+    device = there.device
+    return index.to(device, non_blocking=True), drawn.to(device, non_blocking=True)
 
 
 def draw_places(pool: Tensor, config: CPCConfig, generator: Generator | None) -> Tensor:

@@ -68,15 +68,15 @@ class SetTokenizer(RowTokenizer):
             if self.numbers is None:
                 return plain
             # a number is an element of its own, of the channel V + code
-            z, known = self.numbers(ids, batch.numbers)
-            known = known & real
-            more = SetElements(
+            z, numbered = self.numbers(ids, batch.numbers)
+            numbered = numbered & real
+            numbers = SetElements(
                 plain.times,
-                torch.where(known, z, 0.0).to(times),
+                torch.where(numbered, z, 0.0).to(times),
                 plain.channels + self.target_width,
-                known,
+                numbered,
             )
-            return SetElements(*(torch.cat(pair, 1) for pair in zip(plain, more, strict=True)))
+            return SetElements(*(torch.cat(pair, 1) for pair in zip(plain, numbers, strict=True)))
         rows = self.rows(batch)
         real = rows.mask.flatten(1)
         if batch.mask is None:
@@ -180,8 +180,8 @@ class SeFT(SupervisedModel):
         ).transpose(1, 2)
         usable = elements.real
         if self.training:
-            kept = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
-            usable = torch.where(kept.any(1, keepdim=True), kept, usable)
+            drawn = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
+            usable = torch.where(drawn.any(1, keepdim=True), drawn, usable)
         scores = (scores / math.sqrt(self.config.dim)).masked_fill(
             ~usable[:, None], torch.finfo(scores.dtype).min
         )
@@ -207,7 +207,8 @@ class SeFT(SupervisedModel):
         input=("regular", "events", "irregular"),
         step=2,
         source="Horn et al. 2020, Set Functions for Time Series",
-        known="Supervised only; its weights sum to 1, so how many observations there are is not seen",
+        known="Supervised only; its weights sum to 1, so how many observations there are is not "
+        "seen",
     )
 )
 def seft(config: ModelConfig) -> SeFT:

@@ -7,8 +7,8 @@ of the row's own samples.
 
 Legend: B batch, T timesteps, V channels, F steps of a map, D width of a map and of z.
 
-The objective: TF-C's objectives: contrastive losses in time and in frequency, and a consistency
-loss between the two encoders.
+The objectives are contrastive losses in time and in frequency, and a consistency loss between the
+two encoders.
 
 h are flattened maps, z projected vectors, ~ marks the augmented window or spectrum; d is NT-Xent
 (cosine, temperature 0.2).
@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.models.base import Model, require_learned_positions
 from bitimely_core.models.tokenizers import find_row_ends, mask_before
 from bitimely_core.objectives.tokens import Result
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo import contrast
@@ -103,7 +104,10 @@ class TFC(contrast.ContrastiveModel):
         return TFCView(z, real, flat, self.projectors[encoder](flat))
 
     def spectrum(self, batch: Batch) -> Batch:
-        """|FFT(x)| / sqrt(n) over the n samples of each row, as a batch of n bins. Missing samples count as 0."""
+        """|FFT(x)| / sqrt(n) over the n samples of each row, as a batch of n bins.
+
+        Missing samples count as 0.
+        """
         x, _, _ = self.adapter_of(batch).tokenizer(batch)
         if batch.mask is None:
             return Batch(torch.fft.fft(x, dim=1, norm="ortho").abs(), source=batch.source)
@@ -136,8 +140,10 @@ class TFC(contrast.ContrastiveModel):
         capabilities=("tf-c",),
         readout="native",
         step=1,
-        source="Zhang et al. 2022, Self-Supervised Contrastive Pre-Training for Time Series via Time-Frequency Consistency",
-        known='"TS-T" of the paper\'s PopHR table is read as TF-C (alias ts-t); the projectors grow with the window and know its length',
+        source="Zhang et al. 2022, Self-Supervised Contrastive Pre-Training for Time Series via "
+        "Time-Frequency Consistency",
+        known='"TS-T" of the paper\'s PopHR table is read as TF-C (alias ts-t); the projectors '
+        "grow with the window and know its length",
     )
 )
 def tf_c(config: contrast.ConvolutionConfig) -> TFC:
@@ -153,7 +159,10 @@ models.aliases["ts-t"] = "tf-c"
 BALANCE = 0.5  # lambda
 MARGIN = 1.0  # delta
 CODE = 0.2  # weight of L_T and L_F in the reference code
-NOTICE = "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+NOTICE = (
+    "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
+    "other batch sizes cannot be compared."
+)
 
 
 class TFCObjectiveConfig(contrast.AugmentationConfig):
@@ -161,7 +170,8 @@ class TFCObjectiveConfig(contrast.AugmentationConfig):
 
     bank: bool = Field(
         False,
-        description="For each window one of jitter, scaling, permutation and masking, instead of jitter.",
+        description="For each window one of jitter, scaling, permutation and masking, instead of "
+        "jitter.",
     )
 
 
@@ -233,9 +243,7 @@ def compute_polynomial_loss(first: Tensor, second: Tensor) -> Tensor:
     mean of p.
     """
     rows = len(first)
-    views = F.normalize(
-        torch.cat((first, second)).to(torch.promote_types(first.dtype, torch.float32)), dim=-1
-    )
+    views = F.normalize(widen(torch.cat((first, second))), dim=-1)
     with torch.autocast(views.device.type, enabled=False):
         scores = (views @ views.T / contrast.TEMPERATURE).masked_fill(
             torch.eye(2 * rows, dtype=torch.bool, device=views.device), -torch.inf

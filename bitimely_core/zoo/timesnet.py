@@ -24,8 +24,9 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import convolve
+from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
-from bitimely_core.zoo.autoformer import TimestepModel, configure_timesteps, to_float32
+from bitimely_core.zoo.autoformer import TimestepModel, configure_timesteps
 from bitimely_core.zoo.patchtst import encode_sinusoid
 
 
@@ -156,10 +157,10 @@ class TimesNet(TimestepModel):
 
     def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `TimestepModel.encode_rows`."""
-        at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
-        states, x = [], self.dropout(x + encode_sinusoid(at, self.config.dim))
+        index = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        states, x = [], self.dropout(x + encode_sinusoid(index, self.config.dim))
         for layer in self.layers:
-            x = to_float32(self.layer_norm(layer(x)))
+            x = widen(self.layer_norm(layer(x)))
             states.append(x)
         return tuple(states)
 
@@ -171,8 +172,10 @@ class TimesNet(TimestepModel):
         objective="masked",
         capabilities=("hidden",),
         readout="flatten",
-        source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series Analysis",
-        known="The table's widths would make 4 049 M parameters of it; its reference lets a prediction depend on the other rows of a batch",
+        source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series "
+        "Analysis",
+        known="The table's widths would make 4 049 M parameters of it; its reference lets a "
+        "prediction depend on the other rows of a batch",
     )
 )
 def timesnet(config: TimesNetConfig) -> TimesNet:
@@ -181,7 +184,8 @@ def timesnet(config: TimesNetConfig) -> TimesNet:
     """
     if count_block_parameters(config) > MAX_PARAMETERS:
         raise config_error(
-            f"{config.layers} layers of {config.dim} and {config.ffn_dim} have {count_block_parameters(config) / 1e6:,.0f} million parameters",
+            f"{config.layers} layers of {config.dim} and {config.ffn_dim} have "
+            f"{count_block_parameters(config) / 1e6:,.0f} million parameters",
             f"expected at most {MAX_PARAMETERS / 1e6:,.0f} million",
             "model.dim",
             "Leave the preset's widths, or use --budget matched",

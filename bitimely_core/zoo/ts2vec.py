@@ -9,10 +9,8 @@ vector of a window is the maximum over its timesteps.
 Legend: B batch, T timesteps, V channels, H hidden channels (`ffn_dim`), L blocks of them
 (`layers`), D width of the states.
 
-The objective: TS2Vec's objective: contrastive losses over windows and over timesteps, at all
-scales, of two overlapping crops with hidden timesteps.
-
-Legend: B batch, T timesteps, N timesteps that both crops share, D width.
+The objective compares two overlapping crops with hidden timesteps: contrastive losses over windows
+and over timesteps, at all scales. N are the timesteps that both crops share.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
+from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
 from bitimely_core.models.convolution import Conv1d, convolve
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
@@ -50,7 +49,7 @@ class TS2VecAdapter(Adapter):
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = StepTokenizer(1 if config.channel_independent else config.channels)
+        self.tokenizer = StepTokenizer(count_channels(config))
         self.embedding = nn.Linear(self.tokenizer.width, config.ffn_dim)
         self.output = nn.ModuleDict()
 
@@ -71,10 +70,10 @@ class DilatedBlock(nn.Module):
         so that padding has no effect.
         """
 
-        def own(y: Tensor) -> Tensor:
+        def blank(y: Tensor) -> Tensor:
             return y if real is None else y * real
 
-        y = _convolve(self.second, own(F.gelu(_convolve(self.first, own(F.gelu(x))))))
+        y = _convolve(self.second, blank(F.gelu(_convolve(self.first, blank(F.gelu(x))))))
         return y + (_convolve(self.shortcut, x) if isinstance(self.shortcut, nn.Conv1d) else x)
 
 
@@ -109,8 +108,8 @@ class TS2Vec(ContrastiveModel):
         inputs = [config.ffn_dim, *widths]
         last = len(widths) - 1
         self.blocks = nn.ModuleList(
-            DilatedBlock(inputs[at], width, 2**at, widen=at == last)
-            for at, width in enumerate(widths)
+            DilatedBlock(inputs[depth], width, 2**depth, widen=depth == last)
+            for depth, width in enumerate(widths)
         )
         self.dropout = nn.Dropout(config.dropout)
         self.pooled_width = config.dim
@@ -147,7 +146,8 @@ class TS2Vec(ContrastiveModel):
         readout="max",
         step=5,  # H is a fifth of it
         source="Yue et al. 2022, TS2Vec: Towards Universal Representation of Time Series",
-        known="Contrasting times costs the square of the window: raise objective.temporal_unit for long ones; its own size is 0.64 M",
+        known="Contrasting times costs the square of the window: raise objective.temporal_unit "
+        "for long ones; its own size is 0.64 M",
     )
 )
 def ts2vec(config: ModelConfig) -> TS2Vec:
@@ -158,7 +158,10 @@ def ts2vec(config: ModelConfig) -> TS2Vec:
 # --- the objective
 
 HIDDEN = 0.5  # share of hidden timesteps
-NOTICE = "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+NOTICE = (
+    "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
+    "other batch sizes cannot be compared."
+)
 
 
 class RowCrops(NamedTuple):
@@ -226,8 +229,8 @@ def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> R
     """Crops of rows with `ends` [B] timesteps: N ~ U{2^(unit + 1) .. T} shared ones, [a, b), and
     each row moved by its own offset.
 
-    The first crop is [left, b) with left <= a, the second one [a, right) with right >= b. A row
-    that is shorter than the two together is not moved.
+    The first crop is [start, b) with start <= a, the second one [a, end) with end >= b. A row that
+    is shorter than the two together is not moved.
     """
 
     def draw(low: int, high: int) -> int:
@@ -237,9 +240,9 @@ def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> R
     shared = draw(min(2 ** (unit + 1), longest), longest)
     a = draw(0, longest - shared)
     b = a + shared
-    left, right = draw(0, a), draw(b, longest)
-    offsets = torch.tensor([draw(-left, max(int(end) - right, -left)) for end in ends.tolist()])
-    return RowCrops(left + offsets, a + offsets, (b - left, right - a), shared)
+    start, end = draw(0, a), draw(b, longest)
+    offsets = torch.tensor([draw(-start, max(int(row) - end, -start)) for row in ends.tolist()])
+    return RowCrops(start + offsets, a + offsets, (b - start, end - a), shared)
 
 
 def _encode_crop(
@@ -289,15 +292,15 @@ def compute_hierarchical_loss(
         if first.shape[1] < 2:
             return instance / scale, temporal / scale, blind / scale
         even = first.shape[1] // 2 * 2  # maxima over pairs of times; an odd last time is left out
-        pairs = [[view[:, :even:2], view[:, 1:even:2]] for view in (first, second)]
+        pairs = [(view[:, :even:2], view[:, 1:even:2]) for view in (first, second)]
         if valid is not None:  # of the valid one where one of a pair is not
-            own = [valid[:, :even:2], valid[:, 1:even:2]]
-            valid = own[0] | own[1]
+            former, latter = valid[:, :even:2], valid[:, 1:even:2]
             pairs = [
-                [
-                    x.masked_fill((valid & ~of)[..., None], -torch.inf)
-                    for x, of in zip(pair, own, strict=True)
-                ]
-                for pair in pairs
+                (
+                    a.masked_fill((latter & ~former)[..., None], -torch.inf),
+                    b.masked_fill((former & ~latter)[..., None], -torch.inf),
+                )
+                for a, b in pairs
             ]
+            valid = former | latter
         first, second = (torch.maximum(*pair) for pair in pairs)

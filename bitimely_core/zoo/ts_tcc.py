@@ -7,10 +7,8 @@ pre-training only.
 Legend: B batch, T timesteps, V channels, F steps of the map, D width of the map, C width of the
 context (`value_dim`), K steps ahead, H heads.
 
-The objective: TS-TCC's objective: each of a weak and a strong augmentation predicts the other's
-future from its own past, plus a contrastive loss.
-
-Legend: B batch, F steps of the map, D its width, K steps ahead, C width of the context.
+The objective makes a weak and a strong augmentation of each window. Each predicts the other's
+future from its own past, and a contrastive loss is added.
 """
 
 from __future__ import annotations
@@ -92,13 +90,10 @@ class TSTCC(contrast.ContrastiveModel):
                 "model.value_dim",
             )
         if config.ahead is None:
-            ahead = max(
-                1,
-                2
-                * contrast.count_map_steps(config.length, config.first_kernel, config.first_stride)
-                // 5,
+            steps = contrast.count_map_steps(
+                config.length, config.first_kernel, config.first_stride
             )
-            config = config.model_copy(update={"ahead": ahead})
+            config = config.model_copy(update={"ahead": max(1, 2 * steps // 5)})
         super().__init__(config)
         dim, width, (quarter, half, _) = (
             config.dim,
@@ -136,8 +131,10 @@ class TSTCC(contrast.ContrastiveModel):
         capabilities=("ts-tcc",),
         readout="native",
         step=8,  # the heads divide the context, half as wide
-        source="Eldele et al. 2021, Time-Series Representation Learning via Temporal and Contextual Contrasting",
-        known="Its augmentations are tuned to each data set (objective.jitter, scaling, segments); its own size is below 1 M",
+        source="Eldele et al. 2021, Time-Series Representation Learning via Temporal and "
+        "Contextual Contrasting",
+        known="Its augmentations are tuned to each data set (objective.jitter, scaling, "
+        "segments); its own size is below 1 M",
     )
 )
 def ts_tcc(config: TSTCCConfig) -> TSTCC:
@@ -150,7 +147,10 @@ def ts_tcc(config: TSTCCConfig) -> TSTCC:
 # --- the objective
 
 CONTEXTUAL = 0.7  # weight of the NT-Xent part
-NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
+NOTICE = (
+    "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
+    "other batch sizes cannot be compared."
+)
 
 
 @objectives(
@@ -188,9 +188,9 @@ def compute_ts_tcc_loss(
     real = None if batch.mask is None else views[0].mask
     ahead = min(model.config.ahead or 1, maps[0].shape[1] - 1)
     losses, contexts = [], []
-    for own, other in (maps, maps[::-1]):
+    for view, other in (maps, maps[::-1]):
         now = int(torch.randint(maps[0].shape[1] - ahead, (), generator=generator))
-        context = model.context(own[:, : now + 1], None if real is None else real[:, : now + 1])
+        context = model.context(view[:, : now + 1], None if real is None else real[:, : now + 1])
         there = None if real is None else real[:, now + 1 : now + 1 + ahead]
         predicted = model.predict(context).unflatten(-1, (-1, maps[0].shape[2]))[:, :ahead]
         losses.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
@@ -212,7 +212,7 @@ def contrast_future(future: Tensor, predicted: Tensor, there: Tensor | None = No
     kind = torch.promote_types(future.dtype, torch.float32)
     with torch.autocast(future.device.type, enabled=False):
         scores = torch.einsum("ikd,jkd->kij", future.to(kind), predicted.to(kind)).log_softmax(-1)
-    own = -scores.diagonal(dim1=1, dim2=2).T  # [B, K]
+    losses = -scores.diagonal(dim1=1, dim2=2).T  # [B, K]
     if there is None:
-        return own.mean()
-    return torch.where(there, own, 0.0).sum() / there.sum().clamp(min=1)
+        return losses.mean()
+    return torch.where(there, losses, 0.0).sum() / there.sum().clamp(min=1)

@@ -6,7 +6,7 @@ the attention weights, then GELU and dropout before the output projection or the
 key and has no part in the batch statistics. Learned positions start as the sinusoids: from U(-0.02,
 0.02), far below the embedded values, a frequency was not learnt in hundreds of steps.
 
-The objective: TST's masking: single values, in runs of geometric length, each channel by itself;
+The objective masks single values, in runs of geometric length, each channel by itself. They are
 set to 0 and reconstructed.
 """
 
@@ -32,7 +32,7 @@ from bitimely_core.objectives.tokens import (
 )
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch
-from bitimely_core.zoo.patchtst import TokenEncoder, TokenEncoderConfig, encode_sinusoid
+from bitimely_core.zoo.patchtst import ENCODER, TokenEncoder, TokenEncoderConfig, encode_sinusoid
 
 
 class TST(TokenEncoder):
@@ -61,22 +61,18 @@ class TST(TokenEncoder):
         readout="flatten",
         attention=True,
         input=("regular", "events"),
-        source="Zerveas et al. 2021, A Transformer-based Framework for Multivariate Time Series Representation Learning",
-        known="A token a timestep: memory and time grow with the square of the window; its own masks are 15 %, the comparison's 40 %",
+        source="Zerveas et al. 2021, A Transformer-based Framework for Multivariate Time Series "
+        "Representation Learning",
+        known="A token a timestep: memory and time grow with the square of the window; its own "
+        "masks are 15 %, the comparison's 40 %",
     )
 )
 def tst(config: TokenEncoderConfig) -> TST:
     """TST: every timestep a token; runs of single channels are masked and reconstructed."""
-    own = {
-        "ffn": "plain",
-        "value_dim": config.dim,
-        "output_heads": "shared",
-        "target": "raw",
-        "ties": "canonical",
-    }
+    settings = ENCODER | {"value_dim": config.dim}
     if config.tokenizer != "codes":
-        own["tokenizer"] = "steps"
-    return TST(config.model_copy(update=own))
+        settings["tokenizer"] = "steps"
+    return TST(config.model_copy(update=settings))
 
 
 # --- the objective
@@ -116,8 +112,8 @@ def draw_values(
     )
     real = tokenizer.find_real(batch)
     rows = [
-        draw_runs(count, width, config, one)
-        for count, one in zip(real.sum(1).tolist(), generators, strict=True)
+        draw_runs(count, width, config, generator)
+        for count, generator in zip(real.sum(1).tolist(), generators, strict=True)
     ]
     return torch.stack([F.pad(row, (0, 0, 0, real.shape[1] - len(row))) for row in rows])
 
