@@ -65,8 +65,7 @@ def lock_folder(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Ite
 
 @contextmanager
 def take_turns(folder: Path, wait: float) -> Iterator[None]:
-    """Let processes that rewrite one file of `folder` from what they read run the block one after
-    the other.
+    """Let processes that rewrite one file of `folder` run the block one after the other.
 
     The lock is on the folder itself, without a file. After `wait` seconds, and on file systems
     without locks, the block runs all the same.
@@ -99,8 +98,9 @@ def _is_same_file(fd: int, path: Path) -> bool:
 
 
 def _wait_for_lock(fd: int, path: Path, kind: int, deadline: float) -> Path | None:
-    """Wait for the lock until `deadline`; the file that stands in for it, where the file system has
-    no flock.
+    """Wait for the lock until `deadline`.
+
+    Returns the file that stands in for the lock, where the file system has no flock.
     """
     stand_in = path.with_name(STAND_IN)
     cause: OSError
@@ -109,27 +109,25 @@ def _wait_for_lock(fd: int, path: Path, kind: int, deadline: float) -> Path | No
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return None
         except BlockingIOError as error:
-            cause, action = (
-                error,
-                "Repeat the command when it has ended; ingest waits for it under --wait SECONDS",
-            )
+            cause = error
+            hint = "Repeat the command when it has ended; ingest waits for it under --wait SECONDS"
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise describe_os_error(error, path) from error
             if _create_stand_in(stand_in):
                 return stand_in
-            cause, action = (
-                error,
-                f"This file system has no locks (flock): if that process is gone, remove {stand_in}",
-            )
+            cause = error
+            hint = "This file system has no locks (flock): if that process is gone, remove "
+            hint += str(stand_in)
         if time.monotonic() >= deadline:
-            raise _locked_error(path, action) from cause
+            raise _locked_error(path, hint) from cause
         time.sleep(0.05)
 
 
 def _create_stand_in(path: Path) -> bool:
-    """Create the file that stands in for a lock; False where another process has it. Raises
-    UserError (exit 6).
+    """Create the file that stands in for a lock; False where another process has it.
+
+    Raises UserError (exit 6).
     """
     with translate_system_errors(path):
         try:
@@ -148,16 +146,12 @@ def _write_holder(fd: int, path: Path) -> None:
         storage.os_write(fd, memoryview(storage.encode_json(holder) + b"\n"))
 
 
-def _locked_error(path: Path, action: str) -> UserError:
+def _locked_error(path: Path, hint: str) -> UserError:
     """The error of exit 7, with the process that the lock names."""
     try:
         holder = json.loads(path.read_bytes())
-        pid, host, since = (
-            int(holder["pid"]),
-            clean(str(holder["host"]), 80),
-            clean(str(holder["since"]), 40),
-        )
-        text = f"in use by process {pid} on {host} since {since}"
+        host, since = clean(str(holder["host"]), 80), clean(str(holder["since"]), 40)
+        text = f"in use by process {int(holder['pid'])} on {host} since {since}"
     except (OSError, ValueError, KeyError, TypeError):
         text = "in use by another process"
-    return UserError(Reason.LOCKED, text, hint=action, file=str(path), exit_code=Exit.LOCKED)
+    return UserError(Reason.LOCKED, text, hint=hint, file=str(path), exit_code=Exit.LOCKED)

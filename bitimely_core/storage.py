@@ -51,8 +51,9 @@ ENCODER = json.JSONEncoder(
 
 
 def os_open(path: Path, flags: int) -> int:
-    """A file descriptor that child processes do not inherit; a new file is private to its owner,
-    whatever the umask.
+    """A file descriptor that child processes do not inherit.
+
+    A new file is private to its owner, whatever the umask.
     """
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if flags & os.O_CREAT:
@@ -120,8 +121,9 @@ def _open_file(path: Path, flags: int) -> Iterator[int]:
 
 
 def encode_json(obj: Any) -> bytes:
-    """`obj` as canonical JSON: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and
-    infinities.
+    """`obj` as canonical JSON: sorted keys, no blanks, UTF-8.
+
+    Raises ValueError for NaN and infinities.
     """
     return ENCODER.encode(obj).encode()
 
@@ -158,9 +160,7 @@ def hash_with_size(path: Path) -> tuple[str, int]:
 
 
 def require_space(folder: Path, need: int) -> None:
-    """Raises UserError (disk_full, exit 6) when the disk of `folder` has fewer than `need` bytes
-    left.
-    """
+    """Raises UserError (disk_full, exit 6) when the disk of `folder` has less than `need` bytes."""
     with translate_system_errors(folder):
         have = shutil.disk_usage(folder).free
     if have < need:
@@ -196,9 +196,7 @@ class _HashingWriter(io.RawIOBase):
         return self.size
 
     def write(self, data: Any) -> int:
-        """Write some of `data` by one call of the system; the buffer above calls again for the
-        rest.
-        """
+        """Write some of `data` by one call of the system; the buffer above writes the rest."""
         view = memoryview(data).cast("B")
         try:
             done = os_write(self.fd, view)
@@ -222,10 +220,10 @@ class TemporaryFile(NamedTuple):
 
 
 def write_content(file: TemporaryFile, content: Content) -> tuple[str, int]:
-    """Write the content of a new file and flush it to the disk; its SHA-256 in hex and size in
-    bytes.
+    """Write the content of a new file and flush it to the disk.
 
-    The error of a failed write has a note with the size that the file needs.
+    Returns its SHA-256 in hex and its size in bytes. The error of a failed write has a note with
+    the size that the file needs.
     """
     with _HashingWriter(file.fd) as sink:
         try:
@@ -329,11 +327,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: Content) -> tuple[str, int]:
-    """Write `content` to `path` in one step, replacing an existing file; its SHA-256 in hex and
-    size in bytes.
+    """Write `content` to `path` in one step, replacing an existing file.
 
-    Raises UserError: disk_full, resource_limit or io_error (exit 6). The previous file is intact
-    then.
+    Returns its SHA-256 in hex and its size in bytes. Raises UserError: disk_full, resource_limit or
+    io_error (exit 6). The previous file is intact then.
     """
     with temporary_file(path) as temporary:
         sha256, size = write_content(temporary, content)
@@ -400,11 +397,10 @@ def open_scratch(folder: Path) -> Iterator[BinaryIO]:
 
 
 def write_secret(path: Path, size: int) -> None:
-    """Random bytes, private to their owner, and then their SHA-256 beside them; an existing file is
-    kept.
+    """Write random bytes, private to their owner, and then their SHA-256 beside them.
 
-    Raises UserError: integrity (exit 5) for a file that differs from its SHA-256, and as
-    `write_file`.
+    An existing file is kept. Raises UserError: integrity (exit 5) for a file that differs from its
+    SHA-256, and as `write_file`.
     """
     with translate_system_errors(path):
         if path.parent.is_dir():
@@ -443,8 +439,9 @@ def damage_error(first: Finding, *others: Finding) -> UserError:
 
 
 def find_secret_damage(path: Path) -> Finding | None:
-    """What is wrong with a file of `write_secret`; None where it is intact or has no SHA-256 beside
-    it.
+    """What is wrong with a file of `write_secret`.
+
+    None where it is intact or has no SHA-256 beside it.
     """
     checksum = _name_checksum(path)
     with translate_system_errors(path):
@@ -454,10 +451,13 @@ def find_secret_damage(path: Path) -> Finding | None:
         actual = _make_checksum_line(path) if path.is_file() else b""
     if actual == expected:
         return None
-    problem = f"differs from {checksum.name}" if actual else "is missing"
-    hint = f"Restore a copy; removing {path.name} and {checksum.name} makes a new key and other pseudonyms"
     return Finding(
-        Reason.INTEGRITY, problem, "expected the key of the pseudonyms", hint, file=str(path)
+        Reason.INTEGRITY,
+        f"differs from {checksum.name}" if actual else "is missing",
+        "expected the key of the pseudonyms",
+        f"Restore a copy; removing {path.name} and {checksum.name} makes a new key and other "
+        "pseudonyms",
+        file=str(path),
     )
 
 
@@ -488,8 +488,9 @@ def _remove_unfinished_line(fd: int) -> None:
 
 
 def create_file(path: Path) -> None:
-    """An empty file, also in the place of another; not flushed to the disk. Raises UserError (exit
-    6).
+    """An empty file, also in the place of another; not flushed to the disk.
+
+    Raises UserError (exit 6).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
     with translate_system_errors(path), _open_file(path, flags) as fd:
@@ -534,19 +535,28 @@ def make_folder(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raises UserError (path_escape, exit 2) when `path` itself is a link."""
     if path.is_symlink():
-        problem, requirement = "is a link", "results are not written through links"
-        hint = "Give the folder that it leads to"
-        raise usage_error(problem, requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
+        raise usage_error(
+            "is a link",
+            "results are not written through links",
+            "Give the folder that it leads to",
+            code=Reason.PATH_ESCAPE,
+            file=str(path),
+        )
 
 
 def refuse_url(path: Path) -> None:
-    """Raises UserError (path_escape, exit 2) when `path` was made from a URL: it would be a local
-    folder of that name.
+    """Raises UserError (path_escape, exit 2) when `path` was made from a URL.
+
+    It would be a local folder of that name.
     """
     if path.parts and URL.fullmatch(path.parts[0]):
-        requirement = "expected a path on this machine: workspaces and results are local"
-        hint = "Give a local folder, and copy it there afterwards"
-        raise usage_error("is a URL", requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
+        raise usage_error(
+            "is a URL",
+            "expected a path on this machine: workspaces and results are local",
+            "Give a local folder, and copy it there afterwards",
+            code=Reason.PATH_ESCAPE,
+            file=str(path),
+        )
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -593,9 +603,7 @@ def _remove_abandoned(path: Path) -> bool:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder in one step, an existing file is replaced. Raises UserError (exit
-    6).
-    """
+    """Rename a file or folder in one step; an existing file is replaced. Raises UserError (6)."""
     with translate_system_errors(new):
         os_replace(old, new)
         sync_folder(new.parent)
@@ -609,8 +617,9 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with its content; a kill leaves it as it is or under a temporary name. Raises
-    UserError (exit 6).
+    """Remove a folder with its content; a kill leaves it as it is or under a temporary name.
+
+    Raises UserError (exit 6).
     """
     with translate_system_errors(path):
         if path.is_dir() and not path.is_symlink():

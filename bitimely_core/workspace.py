@@ -24,11 +24,11 @@ NOUNS: dict[str, str] = {
 
 
 def locate_new(workspace: Path, kind: FolderKind, name: str, field: str | None = None) -> Path:
-    """The folder `<workspace>/<kind>/<name>`, to be written. `field`: the option that gives the
-    name.
+    """The folder `<workspace>/<kind>/<name>`, to be written.
 
-    Raises UserError (exit 2): as `registry.check_name`; path_escape for a URL as workspace and for
-    a link in the place of the folder, or of that of its kind to a folder outside the workspace.
+    `field`: the option that gives the name. Raises UserError (exit 2): as `registry.check_name`;
+    path_escape for a URL as workspace and for a link in the place of the folder, or of that of its
+    kind to a folder outside the workspace.
     """
     storage.refuse_url(workspace)
     parent = workspace / kind
@@ -44,22 +44,21 @@ def locate(workspace: Path, kind: FolderKind, name: str) -> Path:
 
     Raises UserError (path_escape, exit 2) for a name that leads elsewhere.
     """
-    if (
-        name in {"", ".", ".."}
-        or re.search(r"[/\x00-\x1f]", name)
-        or len(name.encode(errors="replace")) > 255
-    ):
-        problem, requirement = (
+    is_long = len(name.encode(errors="replace")) > 255
+    if name in {"", ".", ".."} or is_long or re.search(r"[/\x00-\x1f]", name):
+        raise usage_error(
             f"{safe_text(name)} is no name of a {NOUNS[kind]}",
             f"expected one folder in {workspace / kind}",
+            "Give one that is there",
+            code=Reason.PATH_ESCAPE,
         )
-        raise usage_error(problem, requirement, "Give one that is there", code=Reason.PATH_ESCAPE)
     return workspace / kind / name
 
 
 def shorten_name(parts: list[str]) -> str:
-    """The parts joined by `-`; of a name that would be too long the first parts, the number of the
-    others and a hash.
+    """The parts joined by `-`.
+
+    Of a name that would be too long: the first parts, the number of the others and a hash.
     """
     name = "-".join(parts)
     if len(name) <= registry.MAX_NAME_LENGTH:
@@ -68,32 +67,29 @@ def shorten_name(parts: list[str]) -> str:
 
 
 def parse_view(data: str) -> tuple[str, str]:
-    """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the
-    closest names.
+    """`sleep-edf/staging` -> (`sleep-edf`, `staging`).
+
+    Raises UserError (unknown_name) with the closest names.
     """
     dataset, _, view = data.partition("/")
     facts = registry.datasets[dataset].facts
     if view not in facts.views:
-        known = [f"{dataset}/{name}" if name else dataset for name in facts.views]
-        raise unknown_name_error("view", data, known)
+        views = [f"{dataset}/{name}" if name else dataset for name in facts.views]
+        raise unknown_name_error("view", data, views)
     return dataset, view
 
 
 def find_data_kind(data: str) -> registry.DataKind:
-    """The operations on a data set or view. Raises UserError (unknown_name) with the closest
-    names.
-    """
+    """The operations on a data set or view. Raises UserError: as `parse_view`."""
     return registry.data_kinds[registry.datasets[data.partition("/")[0]].facts.kind]
 
 
 def find_dataset(data: str, workspace: Path) -> str:
     """The data set of `DATASET[/VIEW]`, or of the tokens that are called `data`."""
     path = locate(workspace, "tokens", name_tokens(data)) / "manifest.json"
-    return (
-        str(json.loads(path.read_bytes())["options"]["dataset"])
-        if "/" not in data and path.is_file()
-        else data.partition("/")[0]
-    )
+    if "/" not in data and path.is_file():
+        return str(json.loads(path.read_bytes())["options"]["dataset"])
+    return data.partition("/")[0]
 
 
 def name_tokens(data: str) -> str:
@@ -102,31 +98,28 @@ def name_tokens(data: str) -> str:
 
 
 def find_run_folder(run: str | Path, workspace: Path) -> Path:
-    """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2)
-    with the closest names.
+    """The folder of an existing run, given by name or path.
+
+    Raises UserError (not_found, exit 2) with the closest names.
     """
     name = str(run)
-    inside = (
-        [locate(workspace, "runs", name)]
-        if name not in {"", ".."} and name == Path(name).name
-        else []
-    )
-    for folder in (*inside, Path(name)):
+    folders = [Path(name)]
+    if name not in {"", ".."} and name == Path(name).name:
+        folders.insert(0, locate(workspace, "runs", name))
+    for folder in folders:
         with suppress(OSError, ValueError):  # too long, a NUL
             if has_result(folder / "run.json"):
                 return folder
-    known = sorted(p.parent.name for p in (workspace / "runs").glob("*/run.json"))
-    error = unknown_name_error("run", str(run), known)
+    runs = sorted(path.parent.name for path in (workspace / "runs").glob("*/run.json"))
+    error = unknown_name_error("run", name, runs)
     error.file = str(workspace / "runs")
     raise error
 
 
 def name_run(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
     """`<preset>[-<model>][-<objective>]`, without the defaults."""
-    default_model, default_objective = defaults
-    parts = [
-        preset,
-        *([model] if model != default_model else []),
-        *([objective] if objective != default_objective else []),
-    ]
+    parts = [preset]
+    for name, default in zip((model, objective), defaults, strict=True):
+        if name != default:
+            parts.append(name)
     return "-".join(parts)

@@ -140,7 +140,8 @@ class RunEnvironment(Part):
         """In one line, for pages."""
         several = f", {self.processes} processes" if self.processes > 1 else ""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return f"{self.device} ({self.hardware}), {threads}{several}, {'' if self.deterministic else 'non-'}deterministic kernels"
+        kernels = "deterministic" if self.deterministic else "non-deterministic"
+        return f"{self.device} ({self.hardware}), {threads}{several}, {kernels} kernels"
 
     def list_changes(self, before: RunEnvironment) -> list[str]:
         """What differs from the environment `before`, a line each."""
