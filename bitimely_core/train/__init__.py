@@ -1,6 +1,4 @@
-"""Training: `fit`, which moves a model from batch to batch, and what it stands on: devices,
-processes, checkpoints, logs.
-"""
+"""Training of models: the loop `fit`, with devices, processes, checkpoints and logs."""
 
 from bitimely_core.train.estimate import estimate
 from bitimely_core.train.loop import fit

@@ -1,5 +1,6 @@
-"""Random numbers of a training: functions of (seed, step), and of rows, processes or micro-batches
-where that is wanted.
+"""Random numbers of a training, which depend on seed and step alone.
+
+Some depend on the row, the process or the micro-batch too.
 
 What an objective draws by row (masks, gaps, noise) is drawn here, on the host, from one stream per
 (seed, step, row of the global batch), and travels with the batch: neither the number of processes

@@ -1,5 +1,4 @@
-"""Curves for TensorBoard: an event file beside `metrics.jsonl` with one record a line of it, under
-the extra `track`.
+"""Curves for TensorBoard (extra `track`): an event file with one record a line of the log.
 
 A file of TensorBoard is a sequence of records: length, its checksum, an event (protocol buffer),
 its checksum. The first one is the version.

@@ -1,6 +1,7 @@
-"""The verbs, one file each: read settings and folders, call the library, write one folder, return
-plain values. Each is imported on first use, so that an ingest does not load the libraries of
-models.
+"""The verbs of the command line as functions, one file each.
+
+A verb reads settings and folders, calls the library, writes one folder and returns plain values.
+Each is imported on first use, so that an ingest does not load the libraries of models.
 """
 
 from __future__ import annotations

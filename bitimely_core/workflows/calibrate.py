@@ -1,5 +1,6 @@
-"""Calibration of a fine-tuned run: temperature and conformal threshold, stored with the run, or for
-one person's own labelled recordings.
+"""Calibration of a fine-tuned run: temperature and conformal threshold.
+
+It is stored with the run, or made for one person from labelled recordings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dashboard`: one page of the workspace, which every verb that writes to it makes again."""
+"""The verb `dashboard`: one page of the workspace. Each verb that writes there makes it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last steps of `bitimely demo`."""
+"""The last steps of `bitimely demo`: figures of a run, and one page of two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embed`: the vectors of a run, one row a sequence."""
+"""The verb `embed`: the vectors of a run, one row a window or sequence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`Encoder`: any model as an estimator of scikit-learn, trained on an array in memory. Nothing is
-written to disk.
+"""`Encoder`: any model as an estimator of scikit-learn, trained on an array in memory.
+
+Nothing is written to disk.
 
 Legend: n rows, T samples, V channels, D width of a vector, K classes.
 """

@@ -1,5 +1,6 @@
-"""Models on a hub, through huggingface_hub (extra `hub`) with its own credentials; no other module
-calls it.
+"""Models on a hub: download and upload through huggingface_hub (extra `hub`).
+
+The client uses its own credentials. No other module calls it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ingest`: the cache of a data set and its page, of claims also the sequences."""
+"""The verb `ingest`: the cache of a data set with its page, of claims also the sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report`: one comparison page of several runs."""
+"""The verb `report`: one comparison page of several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenize`: the windows or sequences of a view, with an audit of the split."""
+"""The verb `tokenize`: the windows or sequences of a view, with an audit of the split."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ def tokenize(
     (5).
     """
     dataset, view = parse_view(data)
-    kind, out = (
-        find_data_kind(data),
-        locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name"),
-    )
+    kind = find_data_kind(data)
+    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     choices = {"view": view, **(options or {})}
     if dry_run:
         return kind.plan_tokens(
