@@ -1,13 +1,15 @@
-"""bitimely: representations of clinical time series, from raw files to reports. The public names of
-the library, each imported on first use.
+"""bitimely: representations of clinical time series, from raw files to reports.
 
-import bitimely as bt
+The public names of the library, each imported on first use:
 
-bt.ingest("sleep-edf", "raw/", "workspace/cache/sleep-edf") windows =
-bt.tokens.build("workspace/cache/sleep-edf", view="staging",
-out="workspace/tokens/sleep-edf-staging") model = bt.build_model("bitimelygpt", preset="tiny",
-channels=windows.channels) bt.fit(model, bt.batches(windows["train"], 32, seed=0),
-bt.get_objective("next-previous"), epochs=2)
+    import bitimely as bt
+
+    bt.ingest("sleep-edf", "raw/", "workspace/cache/sleep-edf")
+    tokens = "workspace/tokens/sleep-edf-staging"
+    windows = bt.tokens.build("workspace/cache/sleep-edf", view="staging", out=tokens)
+    model = bt.build_model("bitimelygpt", preset="tiny", channels=windows.channels)
+    batches = bt.batches(windows["train"], 32, seed=0)
+    bt.fit(model, batches, bt.get_objective("next-previous"), epochs=2)
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
     majority = scores.baselines.get("majority", Baseline()).metrics
-    rows = []
+    rows: list[list[Any]] = []
     for name, metric in scores.metrics.items():
         chance = metric.undefined_reason or majority.get(name, MetricValue()).value
         rows.append([name, *_list_numbers(metric), chance])

@@ -118,35 +118,34 @@ def estimate_costs(
         raise unknown_name_error("accelerator", on, list(ACCELERATORS))
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
-    trainings = [label for label in labels if label in plan.trainings]
-    costs: dict[str, TrainingCost] = {}
-    for done, label in enumerate(trainings, 1):
-        costs[label] = estimate_training(plan, label, workspace, timed=device is None)
-        if progress is not None:
-            progress("estimates", done, len(trainings))
+    costs = _estimate_trainings(plan, labels, workspace, device is None, progress)
     rows: list[dict[str, Any]] = []
     for label in labels:
         cells = costs[label].list_cells(speed, device) if label in costs else {}
         rows.append({"stage": label, "state": "planned", "detail": "", "exit_code": 0, **cells})
-
-    def add_up(key: str) -> float:
-        return sum((row.get(key) or 0 for row in rows), 0.0)
-
+    sums = {key: sum(row.get(key) or 0 for row in rows) for key in ("flops", "seconds", "bytes")}
+    unknown = sum(cost.flops is None for cost in costs.values())
     return {
         "stages": rows,
         "report": None,
-        "total": {
-            "flops": add_up("flops"),
-            "seconds": add_up("seconds"),
-            "bytes": int(add_up("bytes")),
-            "stages": len(rows),
-            "trainings": len(costs),
-            "unknown": sum(cost.flops is None for cost in costs.values()),
-        },
+        "total": {**sums, "stages": len(rows), "trainings": len(costs), "unknown": unknown},
         "assumptions": _describe_assumptions(on, device, speed)
         if costs
         else "nothing is trained; ingest, tokens and pages are not counted",
     }
+
+
+def _estimate_trainings(
+    plan: ExperimentPlan, labels: list[str], workspace: Path, timed: bool, progress: Progress | None
+) -> dict[str, TrainingCost]:
+    """Label of each training among `labels` -> its cost."""
+    trainings = [label for label in labels if label in plan.trainings]
+    costs: dict[str, TrainingCost] = {}
+    for done, label in enumerate(trainings, 1):
+        costs[label] = estimate_training(plan, label, workspace, timed=timed)
+        if progress is not None:
+            progress("estimates", done, len(trainings))
+    return costs
 
 
 def _describe_assumptions(on: str | None, device: Accelerator | None, speed: float) -> str:
@@ -201,14 +200,9 @@ def estimate_training(
     elif objective == "none":
         train["steps"] = 0
     data, sizes = flags.get("data", {}), _measure_tokens(training, plan, workspace)
-    available = sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)
-    batch = train.get("batch_size", 64)
-    if train.get("steps") is not None:
-        windows = train["steps"] * batch
-    elif any(size.windows is None for size in sizes):
+    windows, batch = _count_windows(train, data, sizes), train.get("batch_size", 64)
+    if windows is None:
         return TrainingCost(parameters=parameters)
-    else:
-        windows = min(available, data.get("limit") or available) * train.get("epochs", 20)
     tokens = _count_tokens(config, sizes)
     flops = 6.0 * parameters * tokens
     if entry.facts.family in QUADRATIC:
@@ -216,7 +210,7 @@ def estimate_training(
     flops *= registry.objectives[objective].facts.passes
     trainings = 1 + _count_trials(flags.get("tune", {}).get("rates"))
     updates = windows * trainings / batch
-    between_checkpoints = train.get("checkpoint_every") or available / batch
+    between_checkpoints = train.get("checkpoint_every") or _count_available(sizes, data) / batch
     held = sum(size.held for size in sizes) * updates / max(between_checkpoints, 1.0)
     trial = _predict_trial(entry.name, config, parameters, tokens)
     is_cheap = windows > 0 and flops < EXACT and trial < TRIAL
@@ -233,6 +227,23 @@ def estimate_training(
         steps=updates,
         layers=config.layers,
     )
+
+
+def _count_windows(
+    train: Mapping[str, Any], data: Mapping[str, Any], sizes: list[DataSize]
+) -> float | None:
+    """Windows of all steps or epochs; None where the size of the data is unknown."""
+    if train.get("steps") is not None:
+        return float(train["steps"] * train.get("batch_size", 64))
+    if any(size.windows is None for size in sizes):
+        return None
+    available = _count_available(sizes, data)
+    return float(min(available, data.get("limit") or available) * train.get("epochs", 20))
+
+
+def _count_available(sizes: list[DataSize], data: Mapping[str, Any]) -> float:
+    """Training windows in the fraction of the data that is used."""
+    return float(sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0))
 
 
 def _measure_tokens(

@@ -216,21 +216,22 @@ def correct_families(tests: Sequence[RegisteredTest]) -> dict[int, CorrectedDiff
     """Position of a test -> its difference, corrected within its family; of complete families
     alone, and of each descriptive one by itself.
     """
+    by_family: dict[str, dict[int, RegisteredTest]] = {}
+    for k, test in enumerate(tests):
+        by_family.setdefault(test.family.name, {})[k] = test
     corrected: dict[int, CorrectedDifference] = {}
-    for name in dict.fromkeys(test.family.name for test in tests):
-        family = {k: test for k, test in enumerate(tests) if test.family.name == name}
+    for family in by_family.values():
         differences = {
             k: test.difference for k, test in family.items() if test.difference is not None
         }
-        if next(iter(family.values())).family.descriptive:
+        if any(test.family.descriptive for test in family.values()):
             for k, difference in differences.items():
                 corrected[k] = evaluate.holm_correct([difference])[0]
         elif len(differences) == len(family):
             holm = evaluate.holm_correct(list(differences.values()))
             margins = [test.margin for test in family.values()]
             signs = [test.metric.sign for test in family.values()]
-            judged = evaluate.apply_margins(holm, margins, signs)
-            corrected |= dict(zip(family, judged, strict=True))
+            corrected |= zip(family, evaluate.apply_margins(holm, margins, signs), strict=True)
     return corrected
 
 
