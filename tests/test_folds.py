@@ -101,9 +101,9 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
     [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")],
 )
 def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, words: str) -> None:
+    options = SimpleNamespace(split=split, seed=0, test_fold=2, folds=None, stratify=None)
+    table = pl.DataFrame({"subject_id": [str(k) for k in range(subjects)]})
     with pytest.raises(UserError, match=words) as caught:
-        options = SimpleNamespace(split=split, seed=0, test_fold=2, folds=None, stratify=None)
-        table = pl.DataFrame({"subject_id": [str(k) for k in range(subjects)]})
         splits.make_scheme(options, table)  # type: ignore[arg-type]
     assert caught.value.exit_code == 2
 
