@@ -135,8 +135,8 @@ def describe_options(options: WindowOptions, class_names: list[str]) -> Choices:
         "task": options.task,
         "class_names": class_names,
         "split": options.split,
-        "bandpass": options.bandpass,
-        "notch": options.notch,
+        "bandpass": None if options.bandpass is None else list(options.bandpass),
+        "notch": None if options.notch is None else list(options.notch),
     }
 
 
