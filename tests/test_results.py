@@ -406,7 +406,7 @@ def estimates(values):
         name: Estimate(float(v.mean()), (v - v.mean()) / subjects, weights)
         for name, v in values.items()
     }
-    return evaluate.RunEstimates("accuracy", runs, subjects, None, None)
+    return evaluate.RunEstimates("accuracy", runs, None, None)
 
 
 def test_variance_between_seeds_is_added_and_each_row_has_its_own():

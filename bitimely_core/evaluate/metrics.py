@@ -131,7 +131,7 @@ class ScoredRows(NamedTuple):
     groups: Array  # [n] int64
     names: tuple[str, ...]  # K
     by: Unit
-    subject: str = "subject"  # what a subject is: subject, recording, segment
+    subject: str  # what a subject is: subject, recording, segment
 
     @property
     def unit(self) -> str:
@@ -196,6 +196,7 @@ def check_rows(
     groups: Any,
     class_names: Sequence[str],
     by: Unit,
+    subject: str = "subject",
 ) -> ScoredRows:
     """The rows, checked and in the order of their content.
 
@@ -231,6 +232,7 @@ def check_rows(
         groups=codes,
         names=names,
         by=by,
+        subject=subject,
     )
 
 
@@ -572,3 +574,9 @@ ESTIMATORS: dict[str, Callable[[ScoredRows, Array, Array | None], Estimates]] = 
     "multilabel": _multilabel_estimates,
     "regression": _regression_estimates,
 }
+
+
+def estimate_predictions(rows: ScoredRows) -> dict[str, Estimates]:
+    """The metrics of every prediction of the rows."""
+    estimate = ESTIMATORS[rows.task]
+    return {name: estimate(rows, values, None) for name, values in rows.predictions.items()}
