@@ -352,15 +352,30 @@ def _estimate_ratios(parts: Array, among: Array, weights: Sequence[UnitWeights])
     return list(map(Estimate, map(float, ratios), influences, weights))
 
 
-def _estimate_f1(
-    hits: Array, true: Array, decided: Array, weights: Sequence[UnitWeights]
-) -> list[Estimate]:
-    """F1 of K classes from counts [U, K], not defined for a class without rows."""
-    estimates = _estimate_ratios(2 * hits, true + decided, weights)
-    return [
-        estimate if rows else estimate._replace(value=float("nan"))
-        for estimate, rows in zip(estimates, true.sum(0), strict=True)
+def _estimate_each(
+    rows: ScoredRows,
+    prediction: Array,
+    counts: tuple[Array, Array, Array],
+    sides: Sequence[UnitWeights],
+) -> dict[str, list[Estimate]]:
+    """The metrics of K classes from the score and counts [U, K] of hits, true and predicted rows;
+    F1 is not defined for a class without rows.
+    """
+    hits, true, decided = counts
+    auroc, auprc = _estimate_classes(rows, prediction, sides)
+    f1 = [
+        estimate if count else estimate._replace(value=float("nan"))
+        for estimate, count in zip(
+            _estimate_ratios(2 * hits, true + decided, sides), true.sum(0), strict=True
+        )
     ]
+    return {
+        "recall": _estimate_ratios(hits, true, _weigh_columns(true)),
+        "precision": _estimate_ratios(hits, decided, _weigh_columns(decided)),
+        "f1": f1,
+        "auroc": auroc,
+        "auprc": auprc,
+    }
 
 
 def _weigh_columns(counts: Array) -> list[UnitWeights]:
@@ -368,15 +383,13 @@ def _weigh_columns(counts: Array) -> list[UnitWeights]:
     return [weigh_units(column / max(column.sum(), 1), int(column.sum())) for column in counts.T]
 
 
-def _estimate_mean(
-    estimates: Sequence[Estimate], present: Array, weights: UnitWeights, units: int
-) -> Estimate:
+def _estimate_mean(estimates: Sequence[Estimate], present: Array, weights: UnitWeights) -> Estimate:
     """The macro mean over the present classes."""
-    means = [estimates[k] for k in np.flatnonzero(present).tolist()]
-    if not means or any(np.isnan(estimate.value) for estimate in means):
-        return Estimate(float("nan"), np.zeros(units), weights)
-    value = float(np.mean([estimate.value for estimate in means]))
-    return Estimate(value, np.mean([estimate.influence for estimate in means], axis=0), weights)
+    values = np.array([estimate.value for estimate in estimates])[present]
+    if np.isnan(values).any() or not len(values):
+        return Estimate(float("nan"), np.zeros(len(weights.leverage)), weights)
+    influences = [estimates[k].influence for k in np.flatnonzero(present)]
+    return Estimate(float(np.mean(values)), np.mean(influences, axis=0), weights)
 
 
 def estimate_ranking(
@@ -481,7 +494,7 @@ def _classification_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
     """All metrics from one confusion table a unit."""
-    k, u, present = len(rows.names), rows.n_units, rows.present
+    k, present = len(rows.names), rows.present
     tables = _count_tables(rows, prediction, decisions)
     true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
     n, N = true.sum(1), float(true.sum())
@@ -493,29 +506,24 @@ def _classification_estimates(
     mean = weigh_units(of_present.mean(1), int(N), spent)
     most = weigh_units(of_present.max(1), int(N), spent)
     sides = _weigh_sides(true, n[:, None] - true)
-    recall = _estimate_ratios(hits, true, _weigh_columns(true))
-    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
-    f1 = _estimate_f1(hits, true, decided, sides)
-    auroc, auprc = _estimate_classes(rows, prediction, sides)
+    each = _estimate_each(rows, prediction, (hits, true, decided), sides)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
-    return Estimates(
-        {
-            "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
-            "balanced_accuracy": _estimate_mean(recall, present, most, u),
-            "macro_f1": _estimate_mean(f1, present, mean, u),
-            "kappa": _estimate_kappa(tables, mean, is_defined=bool(present.any())),
-            "auroc": _estimate_mean(auroc, averaged, most, u),
-            "auprc": _estimate_mean(auprc, averaged, most, u),
-        },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
-    )
+    metrics = {
+        "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
+        "balanced_accuracy": _estimate_mean(each["recall"], present, most),
+        "macro_f1": _estimate_mean(each["f1"], present, mean),
+        "kappa": _estimate_kappa(tables, mean, is_defined=bool(present.any())),
+        "auroc": _estimate_mean(each["auroc"], averaged, most),
+        "auprc": _estimate_mean(each["auprc"], averaged, most),
+    }
+    return Estimates(metrics, each)
 
 
 def _multilabel_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
     """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
-    u, present = rows.n_units, rows.present
+    present = rows.present
     decisions = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
     counted = (decisions * rows.target, rows.target, decisions, rows.known)
     hits, true, decided, total = (_sum_by_unit(rows, values) for values in counted)
@@ -526,21 +534,16 @@ def _multilabel_estimates(
     leverage = np.mean([weights.leverage for weights in averaged], axis=0)
     df = float(np.mean([weights.df for weights in averaged]))
     mean = UnitWeights(leverage, df, int(cells.sum()))
-    recall = _estimate_ratios(hits, true, _weigh_columns(true))
-    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
-    f1 = _estimate_f1(hits, true, decided, sides)
-    auroc, auprc = _estimate_classes(rows, prediction, sides)
     right = (total - true - decided + 2 * hits).sum(1, keepdims=True)
-    return Estimates(
-        {
-            "auprc": _estimate_mean(auprc, present, mean, u),
-            "auroc": _estimate_mean(auroc, present, mean, u),
-            "auprc_micro": _estimate_micro(rows, prediction, true, total),
-            "macro_f1": _estimate_mean(f1, present, mean, u),
-            "accuracy": _estimate_ratios(right, cells, [equal])[0],
-        },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
-    )
+    each = _estimate_each(rows, prediction, (hits, true, decided), sides)
+    metrics = {
+        "auprc": _estimate_mean(each["auprc"], present, mean),
+        "auroc": _estimate_mean(each["auroc"], present, mean),
+        "auprc_micro": _estimate_micro(rows, prediction, true, total),
+        "macro_f1": _estimate_mean(each["f1"], present, mean),
+        "accuracy": _estimate_ratios(right, cells, [equal])[0],
+    }
+    return Estimates(metrics, each)
 
 
 def _estimate_micro(rows: ScoredRows, prediction: Array, true: Array, total: Array) -> Estimate:
