@@ -194,16 +194,15 @@ def count_prevalence(rows: pl.DataFrame, names: Iterable[str]) -> Prevalence:
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
     """The `count_prevalence` of several shards as that of one."""
-    return {
-        name: {part: _add_counts([shard[name][part] for shard in shards]) for part in parts}
-        for name, parts in shards[0].items()
-    }
-
-
-def _add_counts(counts: Sequence[PrevalenceCount]) -> PrevalenceCount:
-    return _make_prevalence_count(
-        sum(count.subjects for count in counts), sum(count.cases for count in counts)
-    )
+    total: Prevalence = {}
+    for name, parts in shards[0].items():
+        total[name] = {}
+        for part in parts:
+            counts = [shard[name][part] for shard in shards]
+            subjects = sum(count.subjects for count in counts)
+            cases = sum(count.cases for count in counts)
+            total[name][part] = _make_prevalence_count(subjects, cases)
+    return total
 
 
 def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:

@@ -267,7 +267,7 @@ def _check_times(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
 
 def _check_classes(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
     """Class ids [n], all of them known."""
-    classes = _check_integers(target, (len(target),), len(names), "classification", names)
+    classes = _check_integers(target, (len(target),), len(names))
     return classes, np.ones((len(classes), max(len(names), 1)), dtype=bool)
 
 
@@ -275,22 +275,19 @@ def _check_labels(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
     """Labels [n, K], 0 where they are not known, and whether they are."""
     unknown = np.isnan(target) if target.dtype.kind == "f" else np.zeros(target.shape, dtype=bool)
     labels = np.where(unknown, 0, target)
-    return _check_integers(labels, (len(target), len(names)), 2, "multilabel", names), ~unknown
+    return _check_integers(labels, (len(target), len(names)), 2), ~unknown
 
 
-def _check_integers(
-    values: Array, shape: tuple[int, ...], below: int, task: str, names: Sequence[str]
-) -> Array:
+def _check_integers(values: Array, shape: tuple[int, ...], below: int) -> Array:
     """`values` as int64 of a shape, from 0 to less than `below`."""
     if values.dtype.kind == "f":
         _require_finite(values, "target")
     integers = values.astype(np.int64)
     if integers.shape != shape:
-        problem = f"target has shape {integers.shape} for {task}"
-        raise ValueError(f"{problem} with {len(names)} class names")
+        raise ValueError(f"target has shape {integers.shape}, expected {shape}")
     if integers.size and (integers.min() < 0 or integers.max() >= below):
         problem = f"target outside of the classes: {integers.min()} to {integers.max()}"
-        raise ValueError(f"{problem}, {len(names)} class names")
+        raise ValueError(f"{problem}, expected 0 to {below - 1}")
     return integers
 
 
@@ -476,9 +473,11 @@ def _count_tables(rows: ScoredRows, prediction: Array, decisions: Array | None) 
     return np.stack([column.reshape(units, k) for column in columns], axis=2)
 
 
-def _estimate_kappa(tables: Array, weights: UnitWeights, *, is_defined: bool) -> Estimate:
-    """Cohen's kappa from the confusion table of each unit [U, K, K]."""
-    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+def _estimate_kappa(
+    counts: tuple[Array, Array, Array], weights: UnitWeights, *, is_defined: bool
+) -> Estimate:
+    """Cohen's kappa from counts [U, K] of hits, true and predicted rows."""
+    hits, true, decided = counts
     n, N, H = true.sum(1), float(true.sum()), float(hits.sum())
     S, P = true.sum(0), decided.sum(0)
     chance = float(S @ P)
@@ -496,7 +495,7 @@ def _classification_estimates(
     """All metrics from one confusion table a unit."""
     k, present = len(rows.names), rows.present
     tables = _count_tables(rows, prediction, decisions)
-    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+    counts = hits, true, _ = np.einsum("ukk->uk", tables), tables.sum(2), tables.sum(1)
     n, N = true.sum(1), float(true.sum())
     shares = true / np.maximum(true.sum(0), 1)
     of_present = shares[:, present] if present.any() else (n / N)[:, None]
@@ -506,13 +505,13 @@ def _classification_estimates(
     mean = weigh_units(of_present.mean(1), int(N), spent)
     most = weigh_units(of_present.max(1), int(N), spent)
     sides = _weigh_sides(true, n[:, None] - true)
-    each = _estimate_each(rows, prediction, (hits, true, decided), sides)
+    each = _estimate_each(rows, prediction, counts, sides)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
     metrics = {
         "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
         "balanced_accuracy": _estimate_mean(each["recall"], present, most),
         "macro_f1": _estimate_mean(each["f1"], present, mean),
-        "kappa": _estimate_kappa(tables, mean, is_defined=bool(present.any())),
+        "kappa": _estimate_kappa(counts, mean, is_defined=bool(present.any())),
         "auroc": _estimate_mean(each["auroc"], averaged, most),
         "auprc": _estimate_mean(each["auprc"], averaged, most),
     }
