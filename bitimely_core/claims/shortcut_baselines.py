@@ -141,25 +141,24 @@ def _score_label(
     """The scores of a label from its tables by split."""
     parts = {**parts, ALL: _sum_rows(np.concatenate(list(parts.values())))}
     totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
+    subjects = {part: int(total[0]) for part, total in totals.items()}
+    cases = {part: int(total[1]) for part, total in totals.items()}
 
     def score(feature: int) -> PartScores:
         return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
 
+    def score_on_train(phecode: str) -> float:
+        return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
+
     features = {phecode: code for code, phecode in sorted(phecodes.items())}
     best = None
-    if features and totals["train"][1]:  # without cases no score is defined
-
-        def score_on_train(phecode: str) -> float:
-            return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
-
+    if features and cases["train"]:  # without cases no score is defined
         phecode = max(features, key=score_on_train)
         best = BestCode(phecode=phecode, count=score(features[phecode]))
     return ShortcutScores(
-        subjects={part: int(total[0]) for part, total in totals.items()},
-        cases={part: int(total[1]) for part, total in totals.items()},
-        prevalence={
-            part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()
-        },
+        subjects=subjects,
+        cases=cases,
+        prevalence={part: cases[part] / n if n else None for part, n in subjects.items()},
         length=score(LENGTH),
         best=best,
         own={phecode: score(features[phecode]) for phecode in own_codes if phecode in features},

@@ -444,11 +444,9 @@ def _describe_selection(
     for name, ratios in selection.ratios.items():
         if ratios and max(ratio.ratio for ratio in ratios.values()) <= threshold:
             fallback.append(name)
-        small |= {
-            code
-            for code, ratio in ratios.items()
-            if ratio.selected and ratio.n_case_with < SMALL_SUPPORT
-        }
+        for code, ratio in ratios.items():
+            if ratio.selected and ratio.n_case_with < SMALL_SUPPORT:
+                small.add(code)
     phecodes = dict(enumerate(selection.phecodes, len(SPECIAL)))
     return {
         "leaks": shortcut_baselines.score_shortcuts(tally, phecodes, own_codes),

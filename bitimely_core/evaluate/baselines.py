@@ -42,7 +42,6 @@ from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Prog
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.config import DataConfig
     from bitimely_core.evaluate.result_table import OpenWindows
     from bitimely_core.tokens import Windows
 
@@ -315,12 +314,9 @@ def _predict_registered(
     prediction = np.asarray(baseline.predict(data), np.float64)
     classes = () if windows.task == "regression" else (windows.classes,)
     shape = (len(parts["test"]), *classes)
-    problem = "" if np.isfinite(prediction).all() else "its predictions hold NaN or infinity"
-    if prediction.shape != shape:
-        problem = f"its predictions have the shape {prediction.shape}"
-    if problem:
+    if prediction.shape != shape or not np.isfinite(prediction).all():
         raise usage_error(
-            problem,
+            f"its predictions have the shape {prediction.shape}, or hold NaN or infinity",
             f"expected finite numbers of shape {shape}",
             "Correct the function in the registration of the data set",
             field=f"baseline {baseline.name} of {windows.dataset}",
@@ -377,6 +373,8 @@ def predict_baseline(
     """
     import polars as pl
 
+    from bitimely_core.data import limit_windows, sample_subjects
+
     registered = find_registered(windows).get(kind)
     if registered is None and kind not in list_baselines(windows):
         return "it is for other data"
@@ -384,7 +382,12 @@ def predict_baseline(
     # else all seeds share one
     seed = record.seed if choices.fraction < 1 or choices.limit is not None else 0
     settings = window_counts.count_settings(record) if kind in COUNTED else None
-    parts = _select_parts(windows, split, choices, seed)
+    limited = limit_windows(windows, choices.limit, seed)
+    parts: dict[str, Any] = {
+        "train": sample_subjects(limited["train"], choices.fraction, seed),
+        "validation": limited["validation"],
+        "test": windows[split],
+    }
     rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
     if not training or not len(rows):
         return "a split holds no windows"
@@ -396,13 +399,14 @@ def predict_baseline(
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
         "data": windows.fingerprint,
-        **({"settings": settings} if settings else {}),
         "fraction": choices.fraction,
         "limit": choices.limit,
         "seed": seed,
         "split": split,
         "most": [MOST_TRAINING, most],
     }
+    if settings:
+        inputs["settings"] = settings
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
     if stored is None:
@@ -415,18 +419,6 @@ def predict_baseline(
     columns = read_result_table(stored).to_numpy()
     prediction = columns[:, 0] if windows.task == "regression" else columns
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
-
-
-def _select_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
-    """The windows that a run was trained and validated on, and those to predict as `test`."""
-    from bitimely_core import data
-
-    limited = data.limit_windows(windows, choices.limit, seed)
-    return {
-        "train": data.sample_subjects(limited["train"], choices.fraction, seed),
-        "validation": limited["validation"],
-        "test": windows[split],
-    }
 
 
 def _fit_baseline(

@@ -136,9 +136,9 @@ def _predict_label(
 ) -> Array:
     """Risks [n, H] of one label at its H horizons; 0 where no event of train is before the last."""
     observed = {split: np.flatnonzero(select_known(times)) for split, times in y.items()}
-    pairs = {split: y[split][rows].astype(np.float64) for split, rows in observed.items()}
-    edges = _make_edges(pairs["train"][:, 0], pairs["train"][:, 1], days[-1])
-    tables = {split: _expand(pair[:, 0], pair[:, 1], edges) for split, pair in pairs.items()}
+    pairs = {split: y[split][rows].T.astype(np.float64) for split, rows in observed.items()}
+    edges = _make_edges(*pairs["train"], days[-1])
+    tables = {split: _expand(*pair, edges) for split, pair in pairs.items()}
     train, validation = tables["train"], tables["validation"]
     if not (train.outcome == 1).any():
         return np.zeros((x["test"].shape[0], len(days)))

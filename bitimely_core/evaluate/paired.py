@@ -134,7 +134,12 @@ def predictions_frame(
 
 
 def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
-    """Predictions from the content of `predictions.parquet`; columns as in `compare_frames`."""
+    """Predictions from the content of `predictions.parquet`.
+
+    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>`
+    (classification), `target_<label>` and `p_<label>` (multi-label), or `target` and `prediction`
+    (regression).
+    """
 
     def matrix(prefix: str) -> Array:
         return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
@@ -156,26 +161,3 @@ def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) ->
 def list_classes(frame: Any) -> list[str]:
     """Classes or labels of a `predictions.parquet` in the order of their ids; [] for regression."""
     return [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")]
-
-
-def compare_frames(
-    task: str,
-    first: Any,
-    second: Any,
-    class_names: Sequence[str] = (),
-    *,
-    bootstrap: int = 1000,
-    by: Unit = "subject",
-    unit: str | None = None,
-    subject: str = "subject",
-) -> dict[str, PairedScores]:
-    """`compare` for two `predictions.parquet` as data frames; returns its metrics.
-
-    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>`
-    (classification), `target_<label>` and `p_<label>` (multi-label), or `target` and `prediction`
-    (regression). Raises as `compare`.
-    """
-    pair = [parse_predictions(task, frame, class_names) for frame in (first, second)]
-    return compare(
-        task, *pair, class_names=class_names, bootstrap=bootstrap, by=by, unit=unit, subject=subject
-    ).metrics
