@@ -188,8 +188,9 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
     _check_table(events, "events", {**ids, "date": (), "code": ()})
     dtype = events.schema["subject_id"]
     if subjects is None:
-        days = dict.fromkeys(("birth_day", "obs_end"), pl.Int32)
-        return pl.DataFrame(schema={"subject_id": dtype, **days})
+        return pl.DataFrame(
+            schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32}
+        )
     _check_table(subjects, "subjects", ids)
     registered = subjects.schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():

@@ -233,8 +233,8 @@ def _link_excluded(system: CountSystem, label: str, before: Mapping[str, Prevale
             )
             system.add_difference(total, [remaining], rest)
     _link_splits(system, label, "before")
-    part, rest = ((label, "before", ALL, kind) for kind in ("known", "unknown"))
-    system.add_difference(("in",), [part], rest)
+    labelled, unlabelled = ((label, "before", ALL, kind) for kind in ("known", "unknown"))
+    system.add_difference(("in",), [labelled], unlabelled)
     *excluded, rest = ((label, "excluded", ALL, kind) for kind in ("cases", "others", "unknown"))
     system.add_difference(("excluded",), excluded, rest)
 
@@ -321,29 +321,26 @@ def shortcut_table(
 
     None: undefined, or withheld by `disclosure`.
     """
-    return [_list_shortcuts(statistics, disclosure, label) for label in statistics.leaks]
-
-
-def _list_shortcuts(
-    statistics: SequenceStatistics, disclosure: CountDisclosure, label: str
-) -> ShortcutRow:
-    """The row of a label."""
-    scores = statistics.leaks[label]
-    before = statistics.prevalence["before"][label][ALL].prevalence
-    chance, bound = scores.prevalence[ALL], statistics.max_attainable.get(label)
-    has_bound = disclosure.has_counts(label, "before", "train")
-    return {
-        "label": label,
-        "cases": disclosure.get(scores.cases[ALL], label, "after", ALL, "cases"),
-        "prevalence before": before if disclosure.has_counts(label, "before") else None,
-        "prevalence (chance)": chance if disclosure.has_counts(label, "after") else None,
-        "length alone": disclosure.get_score(scores.length[ALL], label),
-        "best single code": disclosure.get_code_score(scores, label),
-        "which": scores.best.phecode if scores.best else None,
-        "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
-        "single code, test": disclosure.get_code_score(scores, label, "test"),
-        "largest possible ratio": bound if has_bound else None,
-    }
+    table: list[ShortcutRow] = []
+    for label, scores in statistics.leaks.items():
+        before = statistics.prevalence["before"][label][ALL].prevalence
+        chance, bound = scores.prevalence[ALL], statistics.max_attainable.get(label)
+        has_bound = disclosure.has_counts(label, "before", "train")
+        table.append(
+            {
+                "label": label,
+                "cases": disclosure.get(scores.cases[ALL], label, "after", ALL, "cases"),
+                "prevalence before": before if disclosure.has_counts(label, "before") else None,
+                "prevalence (chance)": chance if disclosure.has_counts(label, "after") else None,
+                "length alone": disclosure.get_score(scores.length[ALL], label),
+                "best single code": disclosure.get_code_score(scores, label),
+                "which": scores.best.phecode if scores.best else None,
+                "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
+                "single code, test": disclosure.get_code_score(scores, label, "test"),
+                "largest possible ratio": bound if has_bound else None,
+            }
+        )
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)

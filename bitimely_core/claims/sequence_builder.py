@@ -83,7 +83,10 @@ def build_code_sequences(
             the clock restarts) and time.
     """
     size = len(SPECIAL) + len(vocab)
-    records, no_birth = _number_records(records, phecodes, vocab), 0
+    no_birth, ids = 0, pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
+    # of the selected PheCodes alone
+    records = records.with_columns(id=ids.gather(records["phecode"]))
+    records = records.drop("phecode").drop_nulls("id")
     if choices.time == "age30" or choices.dedupe == "first_per_age30":
         records, no_birth = _add_births(records, cohort)
     events = _sort_events(_deduplicate(records, choices.dedupe, size), size, choices.dedupe)
@@ -114,14 +117,6 @@ def build_code_sequences(
         indexed=choices.time == "months" and "index_day" in cohort.columns,
         no_birth=no_birth,
     )
-
-
-def _number_records(
-    records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int]
-) -> pl.DataFrame:
-    """The records of selected PheCodes, with `id` instead of `phecode`."""
-    ids = pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
-    return records.with_columns(id=ids.gather(records["phecode"])).drop("phecode").drop_nulls("id")
 
 
 def _add_births(records: pl.DataFrame, cohort: pl.DataFrame) -> tuple[pl.DataFrame, int]:

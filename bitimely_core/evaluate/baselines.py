@@ -297,7 +297,10 @@ def _predict_registered(
 ) -> Array:
     splits = {
         name: BaselineSplit(
-            len(part), y.get(name), partial(_read_blocks, part), partial(map_native, part)
+            n=len(part),
+            targets=y.get(name),
+            read=partial(_read_blocks, part),
+            map_native=partial(map_native, part),
         )
         for name, part in parts.items()
     }

@@ -72,7 +72,7 @@ def compute_endpoints(
     names = [STAGES[name.upper()] for name in class_names]
     # -1 is the last: not scored
     stage = np.array([*names, ""])[hypnogram]
-    sleep = np.flatnonzero(np.isin(stage, SLEEP))
+    sleep = np.flatnonzero(np.isin(stage, SLEEP)).tolist()
     first, last = (sleep[0], sleep[-1] + 1) if len(sleep) else (0, 0)
     epochs, total = len(stage), len(sleep)
     period = last - first or None
@@ -86,7 +86,10 @@ def compute_endpoints(
         "sleep_onset_latency": _count_epochs(period and first, epoch),
     }
     for name in filter(names.__contains__, SLEEP):
-        onset, reason = next(iter(np.flatnonzero(stage == name)), None), f"no epoch of {name}"
+        onset, reason = (
+            next(iter(np.flatnonzero(stage == name).tolist()), None),
+            f"no epoch of {name}",
+        )
         endpoints[f"latency_{name}"] = _count_epochs(onset, epoch, reason)
         if name == "REM":
             after = None if onset is None else onset - first

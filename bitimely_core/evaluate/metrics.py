@@ -385,7 +385,7 @@ def _estimate_mean(estimates: Sequence[Estimate], present: Array, weights: UnitW
     values = np.array([estimate.value for estimate in estimates])[present]
     if np.isnan(values).any() or not len(values):
         return Estimate(float("nan"), np.zeros(len(weights.leverage)), weights)
-    influences = [estimates[k].influence for k in np.flatnonzero(present)]
+    influences = [estimates[k].influence for k in np.flatnonzero(present).tolist()]
     return Estimate(float(np.mean(values)), np.mean(influences, axis=0), weights)
 
 

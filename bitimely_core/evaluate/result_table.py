@@ -129,7 +129,7 @@ class ResultTable:
     @cached_property
     def cells(self) -> dict[Key, CellScore]:
         """All cells."""
-        cells = {}
+        cells: dict[Key, CellScore] = {}
         for key, result in self.results.items():
             cells |= {(row, key): cell for row, cell in result.cells.items()}
         return cells

@@ -69,10 +69,12 @@ def constant_baselines(
         about = "predicts for all the cumulative incidence of the training split"
         return {"prior": ConstantBaseline(about, incidence)}
     if task == "regression":
-        about = "always predicts the {} of the training targets".format
+        values = {"mean": np.mean(train), "median": np.median(train)}
         return {
-            name: ConstantBaseline(about(name), np.full(n, float(average(train))))
-            for name, average in (("mean", np.mean), ("median", np.median))
+            name: ConstantBaseline(
+                f"always predicts the {name} of the training targets", np.full(n, float(value))
+            )
+            for name, value in values.items()
         }
     if task == "classification":
         rates = np.bincount(train, minlength=len(names)) / len(train)
@@ -223,6 +225,9 @@ def score(
         metrics[name] |= _list_certain(estimates[name], metrics[name])
     texts = dict.fromkeys(predictions, "predictions on the same windows") | ABOUT
     texts |= dict(about or {}) | {name: constant.about for name, constant in constants.items()}
+    described = {
+        name: Baseline(about=texts[name], metrics=metrics[name]) for name in [*estimates][1:]
+    }
     by_class = {} if task == "regression" else build_class_scores(rows, estimates["run"], bootstrap)
     return TaskScores(
         task=task,
@@ -234,12 +239,10 @@ def score(
         by_class=by_class,
         confusion=_count_confusion(rows) if task == "classification" else None,
         baselines={
-            name: Baseline(
-                about=texts[name],
-                metrics=_subtract(rows, estimates, metrics[name], name, bootstrap, unit),
-                by_class=_label_areas(rows, estimates[name], bootstrap),
+            name: _describe_baseline(
+                rows, estimates["run"], estimates[name], baseline, bootstrap, unit
             )
-            for name in [*estimates][1:]
+            for name, baseline in described.items()
         },
         intervals=describe_intervals(rows, by, subject),
         remarks=[str(rename_units(line, subject)) for line in _list_remarks(rows, bootstrap)],
@@ -258,35 +261,28 @@ def _list_certain(estimates: Estimates, metrics: Metrics) -> Metrics:
     return certain
 
 
-def _subtract(
+def _describe_baseline(
     rows: ScoredRows,
-    estimates: Mapping[str, Estimates],
-    metrics: Metrics,
-    baseline: str,
+    run: Estimates,
+    estimates: Estimates,
+    baseline: Baseline,
     bootstrap: int,
     unit: str | None,
-) -> Metrics:
-    """The metrics of a baseline with the paired difference, run minus baseline."""
-    compared = {}
-    for name, value in metrics.items():
-        difference = build_difference(
-            estimates["run"].metrics[name],
-            estimates[baseline].metrics[name],
-            explain_no_interval(rows, name, bootstrap),
-            find_unit(name, unit),
-        )
-        compared[name] = value.model_copy(update={"difference": difference})
-    return compared
-
-
-def _label_areas(
-    rows: ScoredRows, estimates: Estimates, bootstrap: int
-) -> dict[str, Metrics] | None:
-    """AUROC and AUPRC of every label; None of another task."""
-    if rows.task != "multilabel":
-        return None
-    scores = build_class_scores(rows, estimates, bootstrap)
-    return {label: {"auroc": s.auroc, "auprc": s.auprc} for label, s in scores.items()}
+) -> Baseline:
+    """A baseline with the paired differences of its metrics, run minus baseline, and of several
+    labels with the AUROC and AUPRC of each.
+    """
+    metrics = {}
+    for name, value in baseline.metrics.items():
+        pair = (run.metrics[name], estimates.metrics[name])
+        uncertain = explain_no_interval(rows, name, bootstrap)
+        difference = build_difference(*pair, uncertain, find_unit(name, unit))
+        metrics[name] = value.model_copy(update={"difference": difference})
+    by_class = None
+    if rows.task == "multilabel":
+        scores = build_class_scores(rows, estimates, bootstrap)
+        by_class = {label: {"auroc": s.auroc, "auprc": s.auprc} for label, s in scores.items()}
+    return baseline.model_copy(update={"metrics": metrics, "by_class": by_class})
 
 
 def _count_confusion(rows: ScoredRows) -> list[list[int]]:
