@@ -219,8 +219,10 @@ def protect_report(report: Choices) -> Choices:
     """
     if "rows" not in report or (report.get("tokens") or {}).get("small_counts") == "shown":
         return report
-    record = IngestPart if "parts_missing" in report else IngestReport
-    return round_report(record.parse(report, Path("ingest_report.json"))).to_json()
+    path = Path("ingest_report.json")
+    if "parts_missing" in report:
+        return round_report(IngestPart.parse(report, path)).to_json()
+    return round_report(IngestReport.parse(report, path)).to_json()
 
 
 def describe_sequences(summary: Choices) -> tuple[str, str]:
