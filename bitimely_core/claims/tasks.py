@@ -123,7 +123,9 @@ def write_task_sequences(
     _check_base(cache, base)
     requested, id_table = read_task_labels(task), read_id_table(ids)
     options = {
-        **base.options.model_dump(mode="json", exclude={"time_to_event", "cohort"}),
+        **base.options.model_dump(mode="json"),
+        "time_to_event": None,
+        "cohort": None,
         "task": "multilabel",
         "landmark": None,
         "min_codes": 0,
