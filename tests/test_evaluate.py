@@ -17,9 +17,9 @@ from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import (
     Predictions,
     compare,
-    compare_frames,
     draw_counts,
     length_baseline,
+    parse_predictions,
     score,
     score_figure,
     to_probabilities,
@@ -760,7 +760,12 @@ def test_two_files_of_predictions():
                 **{f"p_{n}": p.prediction[:, k] for k, n in enumerate(NAMES[:3])},
             }
         )
-    got = compare_frames("classification", *frames, NAMES[:3], bootstrap=30)
+
+    def compare_tables(*tables, **choices):
+        read = (parse_predictions("classification", table, NAMES[:3]) for table in tables)
+        return compare("classification", *read, class_names=NAMES[:3], **choices).metrics
+
+    got = compare_tables(*frames, bootstrap=30)
     assert (
         got["kappa"].difference
         == compare("classification", first, second, class_names=NAMES[:3])
@@ -768,9 +773,7 @@ def test_two_files_of_predictions():
         .difference
     )
     with pytest.raises(UserError):
-        compare_frames(
-            "classification", frames[0], {**frames[1], "start": second.rows * 20}, NAMES[:3]
-        )
+        compare_tables(frames[0], {**frames[1], "start": second.rows * 20})
 
 
 def test_pairing_without_rows_is_null_with_the_reason():

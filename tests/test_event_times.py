@@ -295,7 +295,7 @@ def test_the_single_code_is_the_one_that_drives_the_hazard():
     counts[:, 8] = draw.poisson(20, 3000)  # frequent, without effect
     time, censored = draw.exponential(np.exp(6 - 0.6 * counts[:, 4])), draw.exponential(600, 3000)
     event, time = (time < censored).astype(float), np.minimum(time, censored)
-    assert hazard_baselines.select_code(csr_matrix(counts), time, event, 365.0) == 4
+    assert hazard_baselines.select_code(csr_matrix(counts), np.stack([time, event]), 365.0) == 4
     target = np.stack([time, event], 1)[:, None]
     parts = {"train": csr_matrix(counts[:2000]), "test": csr_matrix(counts[2000:])}
     found = hazard_baselines.predict_from_code(parts, target[:2000], ["chf@365d"])[:, 0]

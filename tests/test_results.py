@@ -268,10 +268,9 @@ def test_one_seed_equals_compare(tmp_path, task):
         name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"
     }
     classes = evaluate.list_classes(read["a"])
-    pair = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[
-        evaluate.MAIN[task]
-    ]
     both = {name: evaluate.parse_predictions(task, frame, classes) for name, frame in read.items()}
+    metrics = evaluate.compare(task, both["b"], both["a"], class_names=classes).metrics
+    pair = metrics[evaluate.MAIN[task]]
     found = evaluate.paired_difference(
         evaluate.estimate_runs(task, both, class_names=classes), ["b"], ["a"]
     )
@@ -406,7 +405,7 @@ def estimates(values):
         name: Estimate(float(v.mean()), (v - v.mean()) / subjects, weights)
         for name, v in values.items()
     }
-    return evaluate.RunEstimates("accuracy", runs, subjects, None, None)
+    return evaluate.RunEstimates("accuracy", runs, None, None)
 
 
 def test_variance_between_seeds_is_added_and_each_row_has_its_own():
@@ -885,15 +884,13 @@ def test_comparison_of_runs_counts_wins_and_ranks(tmp_path):
     assert wins.filter(pl.col("row") == "poor")["good"].to_list() == ["0/2"]
     assert (folder / "critical-difference.svg").is_file()
     assert "No verdict in 4 of 4 comparisons: fewer than 3 seeds." in done["verdict"]
-    one = evaluate.compare_frames(
-        "classification",
-        *(
-            pl.read_parquet(tmp_path / f"runs/{r}-one/predictions.parquet")
-            for r in ("fair", "good")
-        ),
-        ["W", "N1", "N2"],
-        bootstrap=200,
-    )["accuracy"]
+    classes = ["W", "N1", "N2"]
+    paths = (tmp_path / f"runs/{r}-one/predictions.parquet" for r in ("fair", "good"))
+    both = (
+        evaluate.parse_predictions("classification", pl.read_parquet(path), classes)
+        for path in paths
+    )
+    one = evaluate.compare("classification", *both, class_names=classes).metrics["accuracy"]
     shown = done["summary"]["differences"]["one"]["fair"]
     assert (shown["difference"], shown["lo"], shown["hi"]) == pytest.approx(
         (one.difference, one.lo, one.hi)

@@ -287,8 +287,8 @@ def test_numbers_are_probed_by_ridge_regression(capsys, tmp_path):
 
 CUTS = {  # name -> change of the frame, what the message says
     "missing": (lambda f: f.filter(pl.col("window") != 7), "1 of 30 windows have no vector, for example 7"),
-    "doubled": (lambda f: pl.concat([f, f[3:5]]), "2 windows occur more than once, for example 3"),
-    "null id": (lambda f: f.with_columns(window=pl.when(pl.col("window") == 4).then(None).otherwise(pl.col("window"))), "1 of 30 rows have no window id, for example row 5"),
+    "doubled": (lambda f: pl.concat([f, f[3:5]]), "2 of 30 windows occur more than once, for example 3"),
+    "null id": (lambda f: f.with_columns(window=pl.when(pl.col("window") == 4).then(None).otherwise(pl.col("window"))), "1 of 30 rows have no window id, for example 5"),
     "nan id": (lambda f: f.with_columns(window=pl.when(pl.col("window") > 27).then(np.nan).otherwise(pl.col("window").cast(pl.Float64))), "2 of 30 rows have no window id"),
     "unknown": (lambda f: f.with_columns(window=pl.col("window") + 2), "2 of 30 window ids are unknown, for example 30"),
     "negative": (lambda f: f.with_columns(window=pl.col("window") - 1), "1 of 30 window ids are unknown, for example -1"),
@@ -302,8 +302,8 @@ CUTS = {  # name -> change of the frame, what the message says
     "gap": (lambda f: f.drop("vector").with_columns(v0=1.0, v2=1.0), "v1 is missing"),
     "text": (lambda f: f.with_columns(vector=pl.col("vector").cast(pl.List(pl.String))), "expected lists of numbers"),
     "no list": (lambda f: f.with_columns(vector=pl.lit(1.0)), "expected lists of numbers"),
-    "null": (lambda f: f.with_columns(vector=pl.when(pl.col("window") != 8).then(pl.col("vector"))), "1 of 30 vectors are missing or of another length, for example that of window 8"),
-    "width": (lambda f: f.with_columns(vector=pl.when(pl.col("window") < 28).then(pl.col("vector")).otherwise(pl.col("vector").list.head(3))), "2 of 30 vectors are missing or of another length, for example that of window 28, expected 4 numbers"),
+    "null": (lambda f: f.with_columns(vector=pl.when(pl.col("window") != 8).then(pl.col("vector"))), "1 of 30 windows have no vector or one of another length, for example 8"),
+    "width": (lambda f: f.with_columns(vector=pl.when(pl.col("window") < 28).then(pl.col("vector")).otherwise(pl.col("vector").list.head(3))), "2 of 30 windows have no vector or one of another length, for example 28, expected 4 numbers"),
     "empty": (lambda f: f.with_columns(vector=pl.col("vector").list.head(0)), "all vectors are empty"),
     "no rows": (lambda f: f.head(0), "30 of 30 windows have no vector"),
 }  # fmt: skip
@@ -334,8 +334,8 @@ def test_numbers_that_are_not_finite_are_refused(value, columns, home, index, ca
         write(tmp_path / "x.parquet", index, x)
     line = call(capsys, home, tmp_path / "x.parquet", code=4)
     assert "[non_finite]" in line
-    assert "1 of 30 vectors hold" in line
-    assert "for example that of window 11" in line
+    assert "1 of 30 windows have NaN" in line
+    assert "for example 11" in line
 
 
 def test_all_forms_of_the_vectors_give_the_same_scores(home, index, capsys, tmp_path):

@@ -24,7 +24,7 @@ from bitimely_core.claims import (
     splits,
     steps,
 )
-from bitimely_core.claims.choices import SequenceChoices, check_value, parse_landmark
+from bitimely_core.claims.choices import SequenceChoices, check_range, check_value, parse_landmark
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
 from bitimely_core.claims.label_rules import (
     LabelRule,
@@ -155,30 +155,28 @@ def _split_shard(shard: ClaimsShard, parts: int) -> list[ClaimsShard]:
     return shards
 
 
-def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
+def _check_table(frame: object, name: str, kinds: Mapping[str, Sequence[object]]) -> None:
+    """Refuse a table without a column, or with nulls or another type where the types of a column
+    are given. Raises TypeError, ValueError.
+    """
     if not isinstance(frame, pl.DataFrame):
         raise TypeError(f"{name} is a polars DataFrame, found {type(frame).__name__}")
-    if missing := [column for column in needed if column not in frame.columns]:
-        raise ValueError(f"{name} has no column {missing[0]!r}")
-
-
-def _check_subject_ids(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    dtype = frame.schema["subject_id"]
-    if dtype not in (pl.String, pl.Int64) and not (dtype == pl.Null and frame.is_empty()):
-        raise ValueError(f"subject_id of {name} is {dtype}, expected String or Int64")
-    if frame["subject_id"].null_count():
-        raise ValueError(f"subject_id of {name} is null in some row")
-    return frame
+    for column, expected in kinds.items():
+        if column not in frame.columns:
+            raise ValueError(f"{name} has no column {column!r}")
+        dtype = frame.schema[column]
+        is_empty = dtype == pl.Null and frame.is_empty()
+        if expected and dtype not in expected and not is_empty:
+            kind = " or ".join(map(str, expected))
+            raise ValueError(f"{column} of {name} is {dtype}, expected {kind}")
+        if expected and frame[column].null_count():
+            raise ValueError(f"{column} of {name} is null in some row")
 
 
 def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
-    _require_columns(phemap, "phemap", ("vocab", "code", "phecode"))
-    frame = phemap.select("vocab", "code", "phecode")
-    for column, dtype in frame.schema.items():
-        if dtype != pl.String and not (dtype == pl.Null and frame.is_empty()):
-            raise ValueError(f"column {column!r} of phemap is {dtype}, expected text")
-        if frame[column].null_count():
-            raise ValueError(f"column {column!r} of phemap is null in some row")
+    columns = ("vocab", "code", "phecode")
+    _check_table(phemap, "phemap", dict.fromkeys(columns, (pl.String,)))
+    frame = phemap.select(columns)
     for name in frame["vocab"].unique():
         check_value("vocab of phemap", name, tuple(FAMILIES))
     return phecode_maps.group_phecodes(frame.unique().iter_rows())
@@ -186,14 +184,15 @@ def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> pl.DataFrame:
     """subject_id, birth_day, obs_end of the registered population."""
-    _require_columns(events, "events", ("subject_id", "date", "code"))
-    dtype = _check_subject_ids(events, "events").schema["subject_id"]
+    ids = {"subject_id": [pl.String, pl.Int64]}
+    _check_table(events, "events", {**ids, "date": (), "code": ()})
+    dtype = events.schema["subject_id"]
     if subjects is None:
         return pl.DataFrame(
             schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32}
         )
-    _require_columns(subjects, "subjects", ("subject_id",))
-    registered = _check_subject_ids(subjects, "subjects").schema["subject_id"]
+    _check_table(subjects, "subjects", ids)
+    registered = subjects.schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():
         raise ValueError("a subject_id of subjects has two rows")
     if subjects.is_empty():
@@ -257,14 +256,10 @@ def _read_shares(split: Mapping[str, object] | None) -> tuple[int, float, float]
     seed = chosen["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
-    train, validation = (_check_share(name, chosen[name]) for name in ("train", "validation"))
+    train, validation = (
+        check_range(f"{name} of split", chosen[name], 0, 1) for name in ("train", "validation")
+    )
     return seed, train, validation
-
-
-def _check_share(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name} of split is a share, found {value!r}")
-    return value
 
 
 def _assemble_result(
@@ -283,8 +278,9 @@ def _assemble_result(
         subjects = [str(subject) for subject in shard.cohort["subject_id"]]
         for subject, row in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
             labels[subject] = {rule.name: row[f"y_{rule.name}"] for rule in rules}
+            days = {rule.name: row[f"onset_{rule.name}"] for rule in rules}
             onsets[subject] = {
-                rule.name: _format_onset(row[f"onset_{rule.name}"]) for rule in rules
+                name: None if day is None else dates.format_day(day) for name, day in days.items()
             }
             split[subject] = row["split"]
         ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
@@ -327,7 +323,3 @@ def _list_ratios(selection: CodeSelection) -> dict[str, dict[str, dict[str, floa
             for phecode, ratio in candidates.items()
         }
     return ratios
-
-
-def _format_onset(day: int | None) -> str | None:
-    return None if day is None else dates.format_day(day)

@@ -139,18 +139,12 @@ def _find_fallbacks(statistics: SequenceStatistics, disclosure: CountDisclosure)
 def find_label_tables(plan: SequencePlan) -> dict[str, str]:
     """Label -> the table that it was read from; labels that rules make have none."""
     manifest = plan.manifest
-    table = next(
-        (
-            file
-            for file in manifest.facts.get("tables", ())
-            if PurePath(file).name.lower().startswith("labels.")
-        ),
-        None,
-    )
-    if plan.cohort is not None or table is None:
+    files = manifest.facts.get("tables", ())
+    tables = [file for file in files if PurePath(file).name.lower().startswith("labels.")]
+    if plan.cohort is not None or not tables:
         return {}
     made = {rule["name"] for rule in manifest.rules if manifest.ruled}
-    return {name: table for name in manifest.names if name not in made}
+    return dict.fromkeys([name for name in manifest.names if name not in made], tables[0])
 
 
 def list_notices(plan: SequencePlan) -> list[str]:

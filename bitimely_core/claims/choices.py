@@ -49,9 +49,11 @@ def check_integer(name: str, value: object, least: int) -> int:
     return value
 
 
-def _check_range(name: str, value: object, least: float, most: float) -> None:
+def check_range(name: str, value: object, least: float, most: float) -> float:
+    """`value`, if it is a number from `least` to `most`; else a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{name} is a number from {least} to {most}, found {value!r}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class SequenceChoices:
         if self.max_events is not None:
             check_integer("max_events", self.max_events, 1)
         for name, (low, high) in VALUE_RANGES.items():
-            _check_range(name, getattr(self, name), low, high)
+            check_range(name, getattr(self, name), low, high)
 
     @property
     def input_order(self) -> bool:

@@ -23,7 +23,7 @@ DECILES = 10
 COUNTED = {"code": pl.String, "value": pl.Float32, "n": pl.Int64, "subjects": pl.Int64}
 
 
-def count_values(shard: ClaimsShard) -> pl.DataFrame:
+def count_values(shard: ClaimsShard, number: int = 0) -> pl.DataFrame:
     """Count the numbers of the training subjects, up to their index days.
 
     Columns: code, value, n (records); and a row for each code with a null value and its subjects.

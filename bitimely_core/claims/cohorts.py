@@ -159,9 +159,8 @@ class CohortRules(CohortPart):
     @property
     def outcome_rule(self) -> LabelRule:
         """The rule of the outcome, whose name is that of the label."""
-        return next(
-            rule for rule in label_rules.parse_rules(self.rule) if rule.name == self.outcome.rule
-        )
+        rules = label_rules.parse_rules(self.rule)
+        return next(rule for rule in rules if rule.name == self.outcome.rule)
 
 
 def load_cohort(name: str | Path) -> CohortRules:
@@ -311,28 +310,19 @@ def _add_outcomes(rules: CohortRules, frame: pl.DataFrame, outcomes: pl.DataFram
     """`frame` with outcome_day and prior (an outcome before the time at risk that counts)."""
     if rules.outcome.events == "first":
         outcomes = outcomes.group_by("subject").agg(pl.col("day").min())
-    spans = frame.select(
-        "index_day", "risk_start", "risk_end", subject=pl.int_range(pl.len(), dtype=pl.Int64)
-    )
+    frame = frame.with_columns(subject=pl.int_range(pl.len(), dtype=pl.Int64))
+    spans = outcomes.select(pl.all().cast(pl.Int64)).join(frame, on="subject")
     day, lookback = pl.col("day"), rules.outcome.lookback_days
     recent = pl.lit(value=True) if lookback is None else day > pl.col("index_day") - lookback
-    spans = outcomes.select(pl.all().cast(pl.Int64)).join(spans, on="subject")
     if rules.outcome.kind == "prevalent":
         counted, outcome_day = spans.filter(recent & (day <= pl.col("index_day"))), day.max()
         prior = spans.clear()
     else:
         counted, outcome_day = spans.filter(day.is_between("risk_start", "risk_end")), day.min()
         prior = spans.filter(recent & (day < pl.col("risk_start")))
-    return (
-        frame.with_columns(subject=pl.int_range(pl.len(), dtype=pl.Int64))
-        .join(
-            counted.group_by("subject").agg(outcome_day=outcome_day),
-            on="subject",
-            how="left",
-            maintain_order="left",
-        )
-        .with_columns(prior=pl.col("subject").is_in(prior["subject"].implode()))
-    )
+    days = counted.group_by("subject").agg(outcome_day=outcome_day)
+    frame = frame.join(days, on="subject", how="left", maintain_order="left")
+    return frame.with_columns(prior=pl.col("subject").is_in(prior["subject"].implode()))
 
 
 def _list_tests(rules: CohortRules, frame: pl.DataFrame) -> dict[str, pl.Expr]:
@@ -450,11 +440,8 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     strata = ["split", "sex"] if rule.sex else ["split"]
     for _, stratum in members.group_by(strata, maintain_order=True):
         cases = stratum.filter(pl.col("outcome_day").is_not_null())["place"].to_numpy()
-        controls = (
-            stratum.filter(pl.col("outcome_day").is_null())
-            .sort("age_days", maintain_order=True)["place"]
-            .to_numpy()
-        )
+        others = stratum.filter(pl.col("outcome_day").is_null())
+        controls = others.sort("age_days", maintain_order=True)["place"].to_numpy()
         reach = rule.caliper_years * YEAR
         low = np.searchsorted(age[controls], age[cases] - reach, "left")
         high = np.searchsorted(age[controls], age[cases] + reach, "right")

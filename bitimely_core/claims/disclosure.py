@@ -205,11 +205,11 @@ def _link_statistics(
         _link_excluded(system, label, statistics.prevalence["before"][label])
     for label, n_known, n_cases in ratio_groups:
         for kind, n in (("known", n_known), ("cases", n_cases)):
-            ratio = (label, "ratio", "train", kind)
-            system.add_printed(ratio, n, 6)
-            system.add_difference(
-                (label, "before", "train", kind), [ratio], (label, "unobserved", "train", kind)
+            total, ratio, rest = (
+                (label, stage, "train", kind) for stage in ("before", "ratio", "unobserved")
             )
+            system.add_printed(ratio, n, 6)
+            system.add_difference(total, [ratio], rest)
     _link_agreement(system, statistics.agreement)
     if statistics.cohort is not None:
         _link_flow(system, statistics.cohort, next(iter(after)))
@@ -228,17 +228,15 @@ def _link_excluded(system: CountSystem, label: str, before: Mapping[str, Prevale
                 system.unprinted.add(key)
         system.add_difference(known, [cases], others)
         for kind in ("cases", "others"):
-            system.add_difference(
-                (label, "before", part, kind),
-                [(label, "after", part, kind)],
-                (label, "excluded", part, kind),
+            total, remaining, rest = (
+                (label, stage, part, kind) for stage in ("before", "after", "excluded")
             )
+            system.add_difference(total, [remaining], rest)
     _link_splits(system, label, "before")
-    system.add_difference(
-        ("in",), [(label, "before", ALL, "known")], (label, "before", ALL, "unknown")
-    )
-    excluded = [(label, "excluded", ALL, kind) for kind in ("cases", "others")]
-    system.add_difference(("excluded",), excluded, (label, "excluded", ALL, "unknown"))
+    labelled, unlabelled = ((label, "before", ALL, kind) for kind in ("known", "unknown"))
+    system.add_difference(("in",), [labelled], unlabelled)
+    *excluded, rest = ((label, "excluded", ALL, kind) for kind in ("cases", "others", "unknown"))
+    system.add_difference(("excluded",), excluded, rest)
 
 
 def _link_flow(system: CountSystem, flow: CohortFlow, label: str) -> None:
@@ -308,10 +306,8 @@ def flow_table(statistics: SequenceStatistics, disclosure: CountDisclosure) -> l
 
 def group_agreement(cells: list[AgreementCell]) -> dict[tuple[str, str], dict[str, int]]:
     """(rule, flag) -> tp, fp, fn, tn."""
-    tables = {
-        pair: dict.fromkeys(("tp", "fp", "fn", "tn"), 0)
-        for pair in sorted({(cell.rule, cell.flag) for cell in cells})
-    }
+    pairs = sorted({(cell.rule, cell.flag) for cell in cells})
+    tables = {pair: {"tp": 0, "fp": 0, "fn": 0, "tn": 0} for pair in pairs}
     for cell in cells:
         tables[cell.rule, cell.flag][cell.cell] = cell.n
     return tables
@@ -325,29 +321,26 @@ def shortcut_table(
 
     None: undefined, or withheld by `disclosure`.
     """
-    return [_list_shortcuts(statistics, disclosure, label) for label in statistics.leaks]
-
-
-def _list_shortcuts(
-    statistics: SequenceStatistics, disclosure: CountDisclosure, label: str
-) -> ShortcutRow:
-    """The row of a label."""
-    scores = statistics.leaks[label]
-    before = statistics.prevalence["before"][label][ALL].prevalence
-    chance, bound = scores.prevalence[ALL], statistics.max_attainable.get(label)
-    has_bound = disclosure.has_counts(label, "before", "train")
-    return {
-        "label": label,
-        "cases": disclosure.get(scores.cases[ALL], label, "after", ALL, "cases"),
-        "prevalence before": before if disclosure.has_counts(label, "before") else None,
-        "prevalence (chance)": chance if disclosure.has_counts(label, "after") else None,
-        "length alone": disclosure.get_score(scores.length[ALL], label),
-        "best single code": disclosure.get_code_score(scores, label),
-        "which": scores.best.phecode if scores.best else None,
-        "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
-        "single code, test": disclosure.get_code_score(scores, label, "test"),
-        "largest possible ratio": bound if has_bound else None,
-    }
+    table: list[ShortcutRow] = []
+    for label, scores in statistics.leaks.items():
+        before = statistics.prevalence["before"][label][ALL].prevalence
+        chance, bound = scores.prevalence[ALL], statistics.max_attainable.get(label)
+        has_bound = disclosure.has_counts(label, "before", "train")
+        table.append(
+            {
+                "label": label,
+                "cases": disclosure.get(scores.cases[ALL], label, "after", ALL, "cases"),
+                "prevalence before": before if disclosure.has_counts(label, "before") else None,
+                "prevalence (chance)": chance if disclosure.has_counts(label, "after") else None,
+                "length alone": disclosure.get_score(scores.length[ALL], label),
+                "best single code": disclosure.get_code_score(scores, label),
+                "which": scores.best.phecode if scores.best else None,
+                "length alone, test": disclosure.get_score(scores.length["test"], label, "test"),
+                "single code, test": disclosure.get_code_score(scores, label, "test"),
+                "largest possible ratio": bound if has_bound else None,
+            }
+        )
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)

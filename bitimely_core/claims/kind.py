@@ -91,12 +91,11 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
     """
     opened = open_cache(cache, verify=False)
     if "task" in choices:
-        base = _find_base(out, opened.dataset, choices)
-        return {
-            "folder": str(out),
-            "base": str(base),
-            "rows": tasks.read_task_labels(choices["task"]).height,
-        }
+        base, rows = (
+            _find_base(out, opened.dataset, choices),
+            tasks.read_task_labels(choices["task"]),
+        )
+        return {"folder": str(out), "base": str(base), "rows": rows.height}
     plan = sequence_plan.resolve_plan(opened, **choices)
     # beside the number of sequences it would show how few have none
     n = opened.cohort().height if plan.small_counts else None
@@ -196,11 +195,8 @@ def _list_findings(
         return [round_reason(finding).model_dump() for finding in manifest.findings]
     findings = build_findings.list_findings(statistics, _read_choices(manifest), disclosure)
     # those of the build are stored in the same order
-    files = [finding.file for finding in manifest.findings] + [None] * len(findings)
-    return [
-        replace(finding, file=file).as_dict()
-        for finding, file in zip(findings, files, strict=False)
-    ]
+    files = (finding.file for finding in manifest.findings)
+    return [replace(finding, file=next(files, None)).as_dict() for finding in findings]
 
 
 def _read_choices(manifest: SequenceManifest) -> SequenceChoices:

@@ -102,12 +102,8 @@ def _to_time(day: pl.Expr) -> pl.Expr:
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
     time, landmark = pl.col("time"), sequences.options.landmark
-    events = pl.concat(
-        [
-            frame.group_by("subject_id").agg(first=time.min(), last=time.max())
-            for frame in cache.events()
-        ]
-    )
+    ends = {"first": time.min(), "last": time.max()}
+    events = pl.concat([frame.group_by("subject_id").agg(**ends) for frame in cache.events()])
     index = sequences.whole_index.select(pl.col("subject_id").cast(pl.Int64))
     frame = index.join(events, on="subject_id", how="left", maintain_order="left")
     when = pl.col("last")

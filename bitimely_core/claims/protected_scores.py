@@ -264,24 +264,23 @@ def _withhold_groups(groups: RiskGroups, n: int) -> RiskGroups:
     system.add_difference(("out",), [("n", key) for key in thirds], ("unknown",))
     _link_tenths(system, groups)
     withheld = system.find_withheld()
-    changed = {"groups": [_withhold_group(group, key, withheld) for key, group in thirds.items()]}
-    if groups.deciles is not None:
-        changed["deciles"] = [
-            _withhold_group(group, key, withheld) for key, group in tenths.items()
-        ]
-    return groups.model_copy(update=changed)
+    first, second = (
+        [_withhold_group(group, key, withheld) for key, group in part.items()]
+        for part in (thirds, tenths)
+    )
+    deciles = None if groups.deciles is None else second
+    return groups.model_copy(update={"groups": first, "deciles": deciles})
 
 
 def _link_group(system: CountSystem, key: str, group: RiskGroup, first: int) -> None:
     """The counts of a group day by day; `first` brings them forward in the order of withholding."""
-    order = {name: number - first for name, number in GROUP_ORDER.items()}
     size: Key = ("n", key)
-    system.add_printed(size, group.n or 0, order["n"])
+    system.add_printed(size, group.n or 0, GROUP_ORDER["n"] - first)
     for k, point in enumerate(group.points):
         day, before = (key, str(k)), (key, str(k - 1))
         risk, events = ("risk", *day), ("events", *day)
-        system.add_printed(risk, point.at_risk or 0, order["risk"])
-        system.add_printed(events, point.events or 0, order["events"])
+        system.add_printed(risk, point.at_risk or 0, GROUP_ORDER["risk"] - first)
+        system.add_printed(events, point.events or 0, GROUP_ORDER["events"] - first)
         system.add_difference(size, [risk, events], ("gone", *day))
         system.add_difference(("risk", *before) if k else size, [risk], ("left", *day))
         if k:
@@ -376,8 +375,6 @@ def _round_estimate(estimate: Estimate, names: tuple[str, ...]) -> Estimate:
     changed: dict[str, object] = {
         name: privacy.round_score(getattr(estimate, name)) for name in ("se", "lo", "hi", *names)
     }
-    reason = estimate.undefined_reason and "no CI: too few rows of a label"
-    changed |= {"n_defined": None, "undefined_reason": reason}
-    if "df" in type(estimate).model_fields:
-        changed["df"] = None
-    return estimate.model_copy(update=changed)
+    changed["undefined_reason"] = estimate.undefined_reason and "no CI: too few rows of a label"
+    hidden = {"n_defined", "df"} & type(estimate).model_fields.keys()
+    return estimate.model_copy(update={**changed, **dict.fromkeys(hidden)})

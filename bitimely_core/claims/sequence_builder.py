@@ -83,24 +83,25 @@ def build_code_sequences(
             the clock restarts) and time.
     """
     size = len(SPECIAL) + len(vocab)
-    records, no_birth = _number_records(records, phecodes, vocab), 0
+    no_birth, ids = 0, pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
+    # of the selected PheCodes alone
+    records = records.with_columns(id=ids.gather(records["phecode"]))
+    records = records.drop("phecode").drop_nulls("id")
     if choices.time == "age30" or choices.dedupe == "first_per_age30":
         records, no_birth = _add_births(records, cohort)
     events = _sort_events(_deduplicate(records, choices.dedupe, size), size, choices.dedupe)
-    starts = find_starts(events["subject"])
-    subjects, lengths = events["subject"][starts], np.diff(starts, append=len(events["subject"]))
-    enough = (
-        _count_codes(records, events, choices.min_codes_unit, size, cohort.height)[subjects]
-        >= choices.min_codes
-    )
+    subject = events["subject"]
+    starts = find_starts(subject)
+    subjects, lengths = subject[starts], np.diff(starts, append=len(subject))
+    counts = _count_codes(records, events, choices.min_codes_unit, size, cohort.height)
+    enough = counts[subjects] >= choices.min_codes
+    most = choices.max_events or len(subject)
     # 1 for the last event
-    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(events["subject"]))
-    stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(from_end)))
+    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))
+    stays = np.repeat(enough, lengths) & (from_end <= most)
     events = {name: column[stays] for name, column in events.items()}
     subjects = subjects[enough]
-    offsets = np.append(
-        np.searchsorted(events["subject"], subjects).astype(np.int64), len(events["subject"])
-    )
+    offsets = np.append(0, np.cumsum(np.minimum(lengths, most)[enough]))
     times, ends = _compute_times(
         choices.time, subjects, offsets, events["day"], cohort, events.get("minute")
     )
@@ -116,14 +117,6 @@ def build_code_sequences(
         indexed=choices.time == "months" and "index_day" in cohort.columns,
         no_birth=no_birth,
     )
-
-
-def _number_records(
-    records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int]
-) -> pl.DataFrame:
-    """The records of selected PheCodes, with `id` instead of `phecode`."""
-    ids = pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
-    return records.with_columns(id=ids.gather(records["phecode"])).drop("phecode").drop_nulls("id")
 
 
 def _add_births(records: pl.DataFrame, cohort: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -183,20 +176,14 @@ def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, Array]:
     minute and value.
     """
     measures = [name for name in MEASURES if name in records.columns]
-    frame = records.select("subject", "day", "id", *measures).cast({cs.integer(): pl.Int64})
-    columns: dict[str, Array] = {column.name: column.to_numpy() for column in frame}  # null: NaN
+    key = ("subject", "day", "id")
+    frame = records.select(*key, *measures).cast({cs.integer(): pl.Int64})
+    frame = frame.with_columns(cs.float().fill_null(np.nan))
     if dedupe != "none":
-        columns = _order_columns(columns, ("subject", "day", "id", "minute", "value"))
-        key = np.stack([columns[name] for name in ("subject", "day", "id")], 1)
-        first = np.append(True, (key[1:] != key[:-1]).any(1))[: len(key)]
-        columns = {name: column[first] for name, column in columns.items()}
-    return _order_columns(columns, ("subject", "day", "minute", "id", "value"))
-
-
-def _order_columns(columns: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """The columns sorted by those of `names` that there are, the first of which counts most."""
-    order = np.lexsort([columns[name] for name in reversed(names) if name in columns])
-    return {name: column[order] for name, column in columns.items()}
+        frame = frame.sort(*key, *measures, nulls_last=True)
+        frame = frame.unique(key, keep="first", maintain_order=True)
+    order = [name for name in ("subject", "day", "minute", "id", "value") if name in frame.columns]
+    return {column.name: column.to_numpy() for column in frame.sort(order, nulls_last=True)}
 
 
 def _count_codes(

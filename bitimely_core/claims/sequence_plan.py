@@ -94,9 +94,7 @@ class SequencePlan:
             "asked": None,
             "small_counts": self.small_counts,
             "individual_timelines": self.individual_timelines,
-            "cohort": None
-            if self.cohort is None
-            else self.cohort.model_dump(mode="json", exclude_none=True),
+            "cohort": self.cohort and self.cohort.model_dump(mode="json", exclude_none=True),
         }
 
 

@@ -134,9 +134,8 @@ def _apply_remotely(
 ) -> T:
     """On an executor: `function` of one shard."""
     if cohort is None:
-        key = storage.fingerprint(
-            [str(plan.cache.folder), plan.manifest.manifest_sha256, plan.options]
-        )
+        folder = str(plan.cache.folder)
+        key = storage.fingerprint([folder, plan.manifest.manifest_sha256, plan.options])
         if key not in _subjects:
             _subjects.clear()
             _subjects[key] = load_subjects(plan)
@@ -239,6 +238,5 @@ def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
         return cohort.drop("index_day")
     last = events.group_by("subject_id").agg(last=pl.col("day").max())
     cohort = cohort.join(last, on="subject_id", how="left", maintain_order="left")
-    return cohort.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop(
-        "last"
-    )
+    index_day = pl.coalesce("index_day", "last").cast(pl.Int64)
+    return cohort.with_columns(index_day=index_day).drop("last")

@@ -141,25 +141,24 @@ def _score_label(
     """The scores of a label from its tables by split."""
     parts = {**parts, ALL: _sum_rows(np.concatenate(list(parts.values())))}
     totals = {part: rows[rows[:, 0] == LENGTH, 2:].sum(0) for part, rows in parts.items()}
+    subjects = {part: int(total[0]) for part, total in totals.items()}
+    cases = {part: int(total[1]) for part, total in totals.items()}
 
     def score(feature: int) -> PartScores:
         return {part: _score_feature(rows, feature, totals[part]) for part, rows in parts.items()}
 
+    def score_on_train(phecode: str) -> float:
+        return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
+
     features = {phecode: code for code, phecode in sorted(phecodes.items())}
     best = None
-    if features and totals["train"][1]:  # without cases no score is defined
-
-        def score_on_train(phecode: str) -> float:
-            return _score_feature(parts["train"], features[phecode], totals["train"]) or 0.0
-
+    if features and cases["train"]:  # without cases no score is defined
         phecode = max(features, key=score_on_train)
         best = BestCode(phecode=phecode, count=score(features[phecode]))
     return ShortcutScores(
-        subjects={part: int(total[0]) for part, total in totals.items()},
-        cases={part: int(total[1]) for part, total in totals.items()},
-        prevalence={
-            part: float(total[1] / total[0]) if total[0] else None for part, total in totals.items()
-        },
+        subjects=subjects,
+        cases=cases,
+        prevalence={part: cases[part] / n if n else None for part, n in subjects.items()},
         length=score(LENGTH),
         best=best,
         own={phecode: score(features[phecode]) for phecode in own_codes if phecode in features},
@@ -194,16 +193,15 @@ def count_prevalence(rows: pl.DataFrame, names: Iterable[str]) -> Prevalence:
 
 def add_prevalence(shards: Sequence[Prevalence]) -> Prevalence:
     """The `count_prevalence` of several shards as that of one."""
-    return {
-        name: {part: _add_counts([shard[name][part] for shard in shards]) for part in parts}
-        for name, parts in shards[0].items()
-    }
-
-
-def _add_counts(counts: Sequence[PrevalenceCount]) -> PrevalenceCount:
-    return _make_prevalence_count(
-        sum(count.subjects for count in counts), sum(count.cases for count in counts)
-    )
+    total: Prevalence = {}
+    for name, parts in shards[0].items():
+        total[name] = {}
+        for part in parts:
+            counts = [shard[name][part] for shard in shards]
+            subjects = sum(count.subjects for count in counts)
+            cases = sum(count.cases for count in counts)
+            total[name][part] = _make_prevalence_count(subjects, cases)
+    return total
 
 
 def _make_prevalence_count(subjects: int, cases: int) -> PrevalenceCount:

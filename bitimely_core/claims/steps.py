@@ -167,11 +167,9 @@ def build_shard(
     records, phecodes = _select_records(shard, choices)
     numbers = sequence_builder.number_phecodes([*selection.phecodes, *selection.unseen])
     built = sequence_builder.build_code_sequences(records, phecodes, numbers, shard.cohort, choices)
-    return (
-        sequence_builder.hide_codes(built, numbers[selection.unseen[0]])
-        if selection.unseen
-        else built
-    )
+    if not selection.unseen:
+        return built
+    return sequence_builder.hide_codes(built, numbers[selection.unseen[0]])
 
 
 def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.DataFrame, list[str]]:

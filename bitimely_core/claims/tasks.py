@@ -123,11 +123,13 @@ def write_task_sequences(
     _check_base(cache, base)
     requested, id_table = read_task_labels(task), read_id_table(ids)
     options = {
-        **base.options.model_dump(mode="json", exclude={"time_to_event", "cohort"}),
+        **base.options.model_dump(mode="json"),
+        "time_to_event": None,
+        "cohort": None,
         "task": "multilabel",
         "landmark": None,
         "min_codes": 0,
-        "asked": _fingerprint_labels(requested),
+        "asked": storage.fingerprint([rows.to_physical().to_list() for rows in requested]),
     }
     if (out / manifests.MANIFEST).exists() and not force_new:
         stored = manifests.read_manifest(out)
@@ -168,25 +170,13 @@ def _check_base(cache: Cache, base: EventSequences) -> None:
             file=str(cache.folder),
             field="--task",
         )
-    problem = ""
-    if base.options.split_file:
-        problem = "was made with --split-file"
-    elif base.manifest.cache != cache.manifest.manifest_sha256:
+    problem = "was made with --split-file" if base.options.split_file else ""
+    if base.manifest.cache != cache.manifest.manifest_sha256:
         problem = "was made from another cache"
     if problem:
         expected = "expected sequences of this cache and its split"
         hint = "Tokenize again without --task"
         raise usage_error(problem, expected, hint, file=str(base.folder), field="--task")
-
-
-def _fingerprint_labels(requested: pl.DataFrame) -> str:
-    return storage.fingerprint(
-        [
-            requested["subject_id"].to_list(),
-            requested["prediction_time"].to_physical().to_list(),
-            requested["boolean_value"].to_list(),
-        ]
-    )
 
 
 def _write_task(
@@ -203,8 +193,8 @@ def _write_task(
     `requested`: subject_id (of the cache), prediction_time, boolean_value. `absent`: subjects of
     the labels that the cache does not have.
     """
-    names = {field.name for field in fields(SequenceChoices)}
-    choices = SequenceChoices(**{name: value for name, value in options.items() if name in names})
+    names = options.keys() & {field.name for field in fields(SequenceChoices)}
+    choices = SequenceChoices(**{name: options[name] for name in names})
     fitted = code_values.load_values(base.folder)
     plan = sequence_plan.SequencePlan(
         cache=cache,
@@ -354,12 +344,11 @@ def write_predictions(
             id_table, left_on="subject_id", right_on="new", how="left", maintain_order="left"
         ).with_columns(subject_id="raw")
         if frame["subject_id"].null_count():
-            raise usage_error(
+            problem, expected = (
                 "misses subjects of these sequences",
-                "expected the table of their ingest",
-                file=str(ids),
-                field="--ids",
+                "expected that of their ingest",
             )
+            raise usage_error(problem, expected, file=str(ids), field="--ids")
     chance = pl.Series(np.asarray(probabilities, dtype=np.float64).reshape(-1))
     frame = frame.select(
         "subject_id",

@@ -214,11 +214,8 @@ def select_members(plan: SequencePlan) -> Members:
         parts.append(part)
         defining |= phecodes
     record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
-    name, day, left_out = (
-        rules.outcome.rule,
-        record["outcome_day"],
-        record["left_out"].is_not_null(),
-    )
+    name, day = rules.outcome.rule, record["outcome_day"]
+    left_out = record["left_out"].is_not_null()
     subjects = subjects.with_columns(
         record["index_day"].set(left_out, None),
         day.is_not_null().cast(pl.Int8).set(left_out, None).alias(f"y_{name}"),
@@ -263,11 +260,9 @@ def _fit_numbers(shards: ShardMap) -> SequencePlan:
     plan = shards.plan
     if plan.choices.values == "none":
         return plan
-    return replace(plan, fitted=code_values.fit_values(shards.apply(_count_values), plan.floor))
-
-
-def _count_values(shard: ClaimsShard, number: int) -> pl.DataFrame:
-    return code_values.count_values(shard)
+    return replace(
+        plan, fitted=code_values.fit_values(shards.apply(code_values.count_values), plan.floor)
+    )
 
 
 def _count_shards(shards: ShardMap, report: Progress) -> tuple[CodeCounts, Prevalence]:
@@ -420,7 +415,7 @@ def _make_vocabulary(
 ) -> pl.DataFrame:
     first, phecodes = len(SPECIAL), selection.phecodes
     columns = {
-        "id": range(first, first + len(phecodes)),
+        "id": range(first, usage.shape[1]),
         "code": phecodes,
         "name": [manifest.phenotypes.get(code, "") for code in phecodes],
         "category": [manifest.categories.get(code, "") for code in phecodes],
@@ -449,11 +444,9 @@ def _describe_selection(
     for name, ratios in selection.ratios.items():
         if ratios and max(ratio.ratio for ratio in ratios.values()) <= threshold:
             fallback.append(name)
-        small |= {
-            code
-            for code, ratio in ratios.items()
-            if ratio.selected and ratio.n_case_with < SMALL_SUPPORT
-        }
+        for code, ratio in ratios.items():
+            if ratio.selected and ratio.n_case_with < SMALL_SUPPORT:
+                small.add(code)
     phecodes = dict(enumerate(selection.phecodes, len(SPECIAL)))
     return {
         "leaks": shortcut_baselines.score_shortcuts(tally, phecodes, own_codes),
@@ -475,7 +468,6 @@ def _list_own_codes(plan: SequencePlan) -> dict[str, list[str]]:
     for name in plan.names:
         rule = name.removesuffix("_source")
         defining = plan.defining if plan.cohort else plan.manifest.defining.get(rule, ())
-        own_codes[name] = prevalence.sort_phecodes(
-            {codes.roll_up_phecode(phecode, plan.choices.level) for phecode in defining}
-        )
+        rolled = {codes.roll_up_phecode(phecode, plan.choices.level) for phecode in defining}
+        own_codes[name] = prevalence.sort_phecodes(rolled)
     return own_codes

@@ -11,9 +11,11 @@ Legend: n windows, T samples, V channels, K kernels, C classes.
 
 from __future__ import annotations
 
-import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +42,6 @@ from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Prog
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.config import DataConfig
     from bitimely_core.evaluate.result_table import OpenWindows
     from bitimely_core.tokens import Windows
 
@@ -129,7 +130,7 @@ def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Arr
     out = np.empty((len(x), 2, len(bias)), np.float32)
     for start in range(0, len(x), BLOCK):
         windows, features = x[start : start + BLOCK], out[start : start + BLOCK]
-        responses = itertools.chain.from_iterable(convolve(windows, group) for group in groups)
+        responses = chain.from_iterable(convolve(windows, group) for group in groups)
         for k, response in enumerate(responses):
             response.max(1, out=features[:, 0, k])
             ones = np.ones(response.shape[1], np.float32)
@@ -250,9 +251,9 @@ def map_native(
             file=str(folder),
         )
     starts = part.index["start"].to_list()
-    places: dict[str, list[int]] = {}
+    places = defaultdict[str, list[int]](list)
     for place, recording in enumerate(part.index["recording_id"].to_list()):
-        places.setdefault(recording, []).append(place)
+        places[recording].append(place)
     results: list[Any] = [None] * len(starts)
     for record in opened.records(channels, places, labels=False):
         for place in places[record.recording_id]:
@@ -276,15 +277,6 @@ def _cut_native(
     return NativeWindow(samples, rates)
 
 
-def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
-    return BaselineSplit(
-        n=len(part),
-        targets=targets,
-        read=lambda: _read_blocks(part),
-        map_native=lambda channels, function: map_native(part, channels, function),
-    )
-
-
 def find_registered(windows: Any) -> dict[str, registry.DatasetBaseline]:
     """The baselines that the data set registers for these windows."""
     if windows.dataset not in registry.datasets:
@@ -303,7 +295,15 @@ def _predict_registered(
     y: Mapping[str, Array],
     seed: int,
 ) -> Array:
-    splits = {name: _describe_split(part, y.get(name)) for name, part in parts.items()}
+    splits = {
+        name: BaselineSplit(
+            n=len(part),
+            targets=y.get(name),
+            read=partial(_read_blocks, part),
+            map_native=partial(map_native, part),
+        )
+        for name, part in parts.items()
+    }
     data = BaselineInput(
         task=windows.task,
         class_names=windows.class_names,
@@ -317,12 +317,9 @@ def _predict_registered(
     prediction = np.asarray(baseline.predict(data), np.float64)
     classes = () if windows.task == "regression" else (windows.classes,)
     shape = (len(parts["test"]), *classes)
-    problem = "" if np.isfinite(prediction).all() else "its predictions hold NaN or infinity"
-    if prediction.shape != shape:
-        problem = f"its predictions have the shape {prediction.shape}"
-    if problem:
+    if prediction.shape != shape or not np.isfinite(prediction).all():
         raise usage_error(
-            problem,
+            f"its predictions have the shape {prediction.shape}, or hold NaN or infinity",
             f"expected finite numbers of shape {shape}",
             "Correct the function in the registration of the data set",
             field=f"baseline {baseline.name} of {windows.dataset}",
@@ -341,7 +338,7 @@ class BaselinePredictions(NamedTuple):
     rows: Array  # positions in the split
     prediction: Array
     training: int  # windows that it was fitted on
-    of: int  # windows of the training split
+    available: int  # windows of the training split
     settings: int | None = None  # tried on the validation split, where as many as by the run
 
 
@@ -377,14 +374,23 @@ def predict_baseline(
     `MOST_TRAINING` of them; `most` windows are predicted. Predictions are stored in `keep`, and
     found there and in `also`.
     """
+    import polars as pl
+
+    from bitimely_core.data import limit_windows, sample_subjects
+
     registered = find_registered(windows).get(kind)
     if registered is None and kind not in list_baselines(windows):
-        return _explain_unfit(kind)
+        return "it is for other data"
     choices = record.settings.data
     # else all seeds share one
     seed = record.seed if choices.fraction < 1 or choices.limit is not None else 0
     settings = window_counts.count_settings(record) if kind in COUNTED else None
-    parts = _select_parts(windows, split, choices, seed)
+    limited = limit_windows(windows, choices.limit, seed)
+    parts: dict[str, Any] = {
+        "train": sample_subjects(limited["train"], choices.fraction, seed),
+        "validation": limited["validation"],
+        "test": windows[split],
+    }
     rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
     if not training or not len(rows):
         return "a split holds no windows"
@@ -396,43 +402,26 @@ def predict_baseline(
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
         "data": windows.fingerprint,
-        **({"settings": settings} if settings else {}),
         "fraction": choices.fraction,
         "limit": choices.limit,
         "seed": seed,
         "split": split,
         "most": [MOST_TRAINING, most],
     }
+    if settings:
+        inputs["settings"] = settings
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
     if stored is None:
         prediction = _fit_baseline(kind, windows, parts, seed, settings, progress)
         stored = keep / file
-        write_results(keep, {file: _encode_prediction(prediction, windows.classes)})
+        # without windows: they name subjects
+        names = [f"p{k}" for k in range(max(windows.classes, 1))]
+        table = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
+        write_results(keep, {file: storage.encode_parquet(table)})
     columns = read_result_table(stored).to_numpy()
     prediction = columns[:, 0] if windows.task == "regression" else columns
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
-
-
-def _explain_unfit(kind: str) -> str:
-    """Why there is no such baseline of these windows."""
-    if kind == "kernels":
-        return "events have no samples to convolve"
-    if kind in DESCRIPTIONS:
-        return "it is for other inputs or labels"
-    return "the data set does not register it"
-
-
-def _select_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
-    """The windows that a run was trained and validated on, and those to predict as `test`."""
-    from bitimely_core import data
-
-    limited = data.limit_windows(windows, choices.limit, seed)
-    return {
-        "train": data.sample_subjects(limited["train"], choices.fraction, seed),
-        "validation": limited["validation"],
-        "test": windows[split],
-    }
 
 
 def _fit_baseline(
@@ -455,15 +444,6 @@ def _fit_baseline(
     if kind in hazard_baselines.DESCRIPTIONS:
         return _predict_hazards(kind, windows, rows, y, settings)
     return window_counts.predict_from_counts(kind, windows, rows, y, settings)
-
-
-def _encode_prediction(prediction: Array, classes: int) -> storage.Content:
-    """The columns of predictions as Parquet, without windows: they name subjects."""
-    import polars as pl
-
-    names = [f"p{k}" for k in range(max(classes, 1))]
-    columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
-    return storage.encode_parquet(columns)
 
 
 def _predict_hazards(
@@ -500,11 +480,9 @@ def describe_baseline(kind: str) -> str:
     """What a baseline is, one that a data set registers, too."""
     if kind in DESCRIPTIONS:
         return DESCRIPTIONS[kind]
-    for entry in registry.datasets.values():
-        for baseline in entry.facts.baselines:
-            if baseline.name == kind:
-                return baseline.about
-    return kind
+    entries = (entry.facts.baselines for entry in registry.datasets.values())
+    registered = {baseline.name: baseline.about for baseline in chain.from_iterable(entries)}
+    return registered.get(kind, kind)
 
 
 def predict_baselines(
@@ -549,8 +527,8 @@ def _describe_fit(predictions: BaselinePredictions) -> str:
     words = ""
     if predictions.settings:
         words += f", the best of {predictions.settings} settings on the validation split"
-    if predictions.training != predictions.of:
-        words += f", on {predictions.training:,} of {predictions.of:,} training windows"
+    if predictions.training != predictions.available:
+        words += f", on {predictions.training:,} of {predictions.available:,} training windows"
     return words
 
 

@@ -37,9 +37,8 @@ def score_windows(task: str, prediction: Array, target: Array) -> Array:
     of a value [n].
     """
     if task == "classification":
-        return np.asarray(
-            1.0 - prediction[np.arange(len(target)), target.astype(np.int64)], np.float64
-        )
+        right = prediction[np.arange(len(target)), target.astype(np.int64)]
+        return np.asarray(1.0 - right, np.float64)
     return np.abs(np.asarray(prediction, np.float64) - target)
 
 
@@ -56,33 +55,23 @@ def find_threshold(
     n_units, what = len(count), "windows" if units is None else f"{subject}s"
     least = math.ceil(COVERAGE / (1 - COVERAGE) - 1e-9)
     if n_units < least:
-        return ConformalThreshold(
-            None,
-            f"{n_units} calibration {what}, at least {least} required for {COVERAGE:.0%} coverage",
-        )
+        few = f"{n_units} calibration {what}, at least {least} required for {COVERAGE:.0%} coverage"
+        return ConformalThreshold(None, few)
     order = np.argsort(scores, kind="stable")
     reached = np.cumsum(1 / ((n_units + 1) * count[group[order]]))
-    return ConformalThreshold(
-        float(scores[order][min(int(np.searchsorted(reached, COVERAGE - 1e-12)), len(scores) - 1)])
-    )
+    place = min(int(np.searchsorted(reached, COVERAGE - 1e-12)), len(scores) - 1)
+    return ConformalThreshold(float(scores[order][place]))
 
 
 def predict_sets(prediction: Array, threshold: float | None) -> npt.NDArray[np.bool_]:
     """Which classes each set holds [n, K]: those of a probability of at least 1 - threshold; all
     without one.
     """
-    return (
-        np.ones(prediction.shape, bool)
-        if threshold is None
-        else np.asarray(1.0 - prediction <= threshold)
-    )
+    return np.asarray(1.0 - prediction <= (np.inf if threshold is None else threshold))
 
 
 def measure_coverage(covered: Array, units: Array) -> dict[str, float]:
     """Share of covered windows of each subject."""
     names, group = np.unique(units, return_inverse=True)
-    return dict(
-        zip(
-            names.tolist(), (np.bincount(group, covered) / np.bincount(group)).tolist(), strict=True
-        )
-    )
+    shares = np.bincount(group, covered) / np.bincount(group)
+    return dict(zip(names.tolist(), shares.tolist(), strict=True))

@@ -8,8 +8,7 @@ not scored. Legend: E epochs, K classes, n windows, N nights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +42,8 @@ def is_staging(class_names: Sequence[str]) -> bool:
     """Whether the classes are sleep stages: wake and at least one stage of sleep, and nothing
     else.
     """
-    found = [STAGES.get(name.upper()) for name in class_names]
-    return None not in found and "W" in found and len(set(found)) > 1
+    stages = {STAGES.get(name.upper()) for name in class_names}
+    return None not in stages and "W" in stages and len(stages) > 1
 
 
 def place_epochs(
@@ -53,13 +52,12 @@ def place_epochs(
     """The hypnogram [E] of windows that begin at `starts` (seconds); -1 where there is none.
     `origin`: start of the first epoch.
     """
-    at = np.asarray(starts, np.float64)
-    if not len(at):
-        return np.zeros(0, np.int64)
-    place = np.rint((at - (at.min() if origin is None else origin)) / epoch).astype(np.int64)
-    out = np.full(place.max() + 1, -1, np.int64)
-    out[place] = np.asarray(stages, np.int64)
-    return out
+    seconds = np.asarray(starts, np.float64)
+    first = seconds.min(initial=np.inf) if origin is None else origin
+    place = np.rint((seconds - first) / epoch).astype(np.int64)
+    hypnogram = np.full(place.max(initial=-1) + 1, -1, np.int64)
+    hypnogram[place] = np.asarray(stages, np.int64)
+    return hypnogram
 
 
 def compute_endpoints(
@@ -71,51 +69,52 @@ def compute_endpoints(
     Latencies count from the first epoch, `rem_latency_from_onset` from the first epoch of sleep;
     the sleep period ends with the last one.
     """
+    names = [STAGES[name.upper()] for name in class_names]
     # -1 is the last: not scored
-    stage = np.array([*(STAGES[name.upper()] for name in class_names), ""])[hypnogram]
-    minutes = epoch / 60
-    sleep = np.flatnonzero(np.isin(stage, SLEEP))
-    first, last = (int(sleep[0]), int(sleep[-1]) + 1) if len(sleep) else (0, 0)
-    period, total = float(last - first), float(len(sleep))
-    out: dict[str, EndpointValue] = {}
-
-    def add(name: str, value: float | None, unit: str = "min", reason: str = NO_SLEEP) -> None:
-        factor = minutes if unit == "min" else 1.0
-        out[name] = (
-            EndpointValue(unit=unit, undefined_reason=reason)
-            if value is None
-            else EndpointValue(value=value * factor, unit=unit)
+    stage = np.array([*names, ""])[hypnogram]
+    sleep = np.flatnonzero(np.isin(stage, SLEEP)).tolist()
+    first, last = (sleep[0], sleep[-1] + 1) if len(sleep) else (0, 0)
+    epochs, total = len(stage), len(sleep)
+    period = last - first or None
+    endpoints = {
+        "time_in_bed": _count_epochs(epochs, epoch),
+        "total_sleep_time": _count_epochs(total, epoch),
+        "sleep_efficiency": _divide_epochs(total, epochs, "no epochs"),
+        "sleep_period_time": _count_epochs(period, epoch),
+        "sleep_maintenance_efficiency": _divide_epochs(total, period),
+        "wake_after_sleep_onset": _count_epochs(period and (stage[first:last] == "W").sum(), epoch),
+        "sleep_onset_latency": _count_epochs(period and first, epoch),
+    }
+    for name in filter(names.__contains__, SLEEP):
+        onset, reason = (
+            next(iter(np.flatnonzero(stage == name).tolist()), None),
+            f"no epoch of {name}",
         )
+        endpoints[f"latency_{name}"] = _count_epochs(onset, epoch, reason)
+        if name == "REM":
+            after = None if onset is None else onset - first
+            endpoints["rem_latency_from_onset"] = _count_epochs(after, epoch, reason)
+    for name in filter(names.__contains__, ("W", *SLEEP)):
+        count = (stage == name).sum()
+        endpoints[f"minutes_{name}"] = _count_epochs(count, epoch)
+        if name != "W":
+            endpoints[f"percent_{name}"] = _divide_epochs(count, total)
+    endpoints["minutes_not_scored"] = _count_epochs((stage == "").sum(), epoch)
+    return endpoints
 
-    add("time_in_bed", float(len(stage)))
-    add("total_sleep_time", total)
-    add("sleep_efficiency", 100 * total / len(stage) if len(stage) else None, "%", "no epochs")
-    add("sleep_period_time", period if period else None)
-    add("sleep_maintenance_efficiency", 100 * total / period if period else None, "%")
-    add("wake_after_sleep_onset", float((stage[first:last] == "W").sum()) if period else None)
-    add("sleep_onset_latency", float(first) if period else None)
-    for name in SLEEP:
-        if name in {STAGES[one.upper()] for one in class_names}:
-            at = np.flatnonzero(stage == name)
-            reason = f"no epoch of {name}"
-            add(f"latency_{name}", float(at[0]) if len(at) else None, reason=reason)
-            if name == "REM":
-                add(
-                    "rem_latency_from_onset",
-                    float(at[0] - first) if len(at) else None,
-                    reason=reason,
-                )
-    for name in ("W", *SLEEP):
-        if name in {STAGES[one.upper()] for one in class_names}:
-            add(f"minutes_{name}", float((stage == name).sum()))
-            if name != "W":
-                add(
-                    f"percent_{name}",
-                    100 * float((stage == name).sum()) / total if total else None,
-                    "%",
-                )
-    add("minutes_not_scored", float((stage == "").sum()))
-    return out
+
+def _count_epochs(count: float | None, epoch: float, reason: str = NO_SLEEP) -> EndpointValue:
+    """The minutes of a number of epochs; None: undefined for a reason."""
+    if count is None:
+        return EndpointValue(undefined_reason=reason)
+    return EndpointValue(value=float(count) * (epoch / 60))
+
+
+def _divide_epochs(part: float, among: float | None, reason: str = NO_SLEEP) -> EndpointValue:
+    """The share of epochs among others, %."""
+    if not among:
+        return EndpointValue(unit="%", undefined_reason=reason)
+    return EndpointValue(value=100 * float(part) / among, unit="%")
 
 
 # --- nights that are scored
@@ -137,14 +136,16 @@ def measure_nights(
     those without a window are not scored.
     """
     owners = index["subject_id"].unique().sort().to_list()
-    units, kappas, scored, predicted = [], [], [], []
+    units, kappas = [], []
+    scored: list[dict[str, EndpointValue]] = []
+    predicted: list[dict[str, EndpointValue]] = []
     for rows in list_recordings(index):
         starts = index["start"].to_numpy()[rows]
-        true, own = (place_epochs(starts, values[rows], epoch) for values in (target, prediction))
         units.append(owners.index(index["subject_id"][int(rows[0])]))
         kappas.append(compute_kappa(target[rows], prediction[rows], len(class_names)))
-        scored.append(compute_endpoints(true, class_names, epoch))
-        predicted.append(compute_endpoints(own, class_names, epoch))
+        for nights, stages in ((scored, target), (predicted, prediction)):
+            hypnogram = place_epochs(starts, stages[rows], epoch)
+            nights.append(compute_endpoints(hypnogram, class_names, epoch))
     return Nights(np.array(units, np.int64), np.array(kappas), scored, predicted)
 
 
@@ -168,52 +169,46 @@ def summarize_nights(nights: Nights, bootstrap: int = 1000) -> NightScores:
     `bootstrap` 0: none.
     """
     n_units = int(nights.units.max(initial=-1)) + 1
-    known = nights.kappa[np.isfinite(nights.kappa)]
+    defined = nights.kappa[np.isfinite(nights.kappa)]
     names = list(nights.scored[0]) if nights.scored else []
     return NightScores(
         nights=len(nights.units),
         subjects=n_units,
         kappa=average_over_units(nights.kappa, nights.units, n_units, bootstrap=bootstrap),
-        kappa_range=(float(known.min()), float(known.max())) if len(known) else None,
+        kappa_range=(float(defined.min()), float(defined.max())) if len(defined) else None,
         endpoints={name: _compare_endpoint(nights, name, n_units, bootstrap) for name in names},
     )
 
 
 def pair_endpoint(nights: Nights, name: str) -> npt.NDArray[np.float64]:
     """Scored and predicted values of an endpoint [N, 2]; NaN: undefined."""
-    pairs = [
-        [night[name].value for night in both]
-        for both in zip(nights.scored, nights.predicted, strict=True)
-    ]
-    return np.array(
-        [[np.nan if value is None else value for value in pair] for pair in pairs], np.float64
-    ).reshape(-1, 2)
+    nights_of_both = (nights.scored, nights.predicted)
+    columns = [[night[name].value for night in part] for part in nights_of_both]
+    return np.array(columns, np.float64).T
 
 
 def _compare_endpoint(nights: Nights, name: str, n_units: int, bootstrap: int) -> EndpointAgreement:
     pairs = pair_endpoint(nights, name)
-    keep = np.isfinite(pairs).all(1)
+    defined = np.isfinite(pairs).all(1)
     unit = nights.scored[0][name].unit
-    if not keep.any():
-        reason = next(
-            (
-                night[name].undefined_reason
-                for night in nights.scored
-                if night[name].undefined_reason
-            ),
-            "no night defines both",
-        )
-        undefined = MetricValue(undefined_reason=reason)
+    if not defined.any():
+        reasons = filter(None, (night[name].undefined_reason for night in nights.scored))
+        undefined = MetricValue(undefined_reason=next(reasons, "no night defines both"))
         return EndpointAgreement(
             unit=unit, nights=0, bias=undefined, lower_limit=undefined, upper_limit=undefined
         )
-    scored, predicted = pairs[keep].T
-    difference, units = predicted - scored, nights.units[keep]
-    bias = average_over_units(difference, units, n_units, bootstrap=bootstrap)
+    scored, predicted = pairs[defined].T
+    difference, units = predicted - scored, nights.units[defined]
     low, high = limits_of_agreement(difference, units, bootstrap=bootstrap)
     return EndpointAgreement(
-        unit=unit, nights=len(units), scored=float(scored.mean()), predicted=float(predicted.mean()), bias=bias, lower_limit=low, upper_limit=high
-    )  # fmt: skip
+        unit=unit,
+        nights=len(units),
+        scored=float(scored.mean()),
+        predicted=float(predicted.mean()),
+        bias=average_over_units(difference, units, n_units, bootstrap=bootstrap),
+        lower_limit=low,
+        upper_limit=high,
+    )
 
 
 def limits_of_agreement(
@@ -232,27 +227,21 @@ def limits_of_agreement(
     count = np.bincount(group)
     subjects, nights = len(count), len(difference)
     if nights < 2:
-        missing = MetricValue(
-            undefined_reason="one night, the spread of differences cannot be estimated"
-        )
-        return missing, missing
+        reason = "one night, the spread of differences cannot be estimated"
+        return MetricValue(undefined_reason=reason), MetricValue(undefined_reason=reason)
     means, mean = np.bincount(group, difference) / count, float(difference.mean())
     total = float(((difference - mean) ** 2).sum())
     within = float(((difference - means[group]) ** 2).sum())
     variance = total / (nights - 1)
     if 1 < subjects < nights:
         inner, outer = within / (nights - subjects), (total - within) / (subjects - 1)
-        variance = inner + max(
-            0.0, (outer - inner) / ((nights - (count**2).sum() / nights) / (subjects - 1))
-        )
+        mean_nights = (nights - (count**2).sum() / nights) / (subjects - 1)
+        variance = inner + max(0.0, (outer - inner) / mean_nights)
     sd = float(np.sqrt(variance))
     limits = [mean - 1.96 * sd, mean + 1.96 * sd]
     if subjects < MINIMUM_UNITS or not bootstrap:
-        reason = (
-            f"no CI: {subjects} subjects, at least {MINIMUM_UNITS} required"
-            if bootstrap
-            else "no CI: none was requested"
-        )
+        few = f"{subjects} subjects, at least {MINIMUM_UNITS} required"
+        reason = f"no CI: {few if bootstrap else 'none was requested'}"
         low, high = (
             MetricValue(value=value, undefined_reason=reason, n_defined=subjects)
             for value in limits
@@ -276,11 +265,10 @@ def find_events(
     in time ends a run.
     """
     chosen = rows[positive[rows]]
-    runs = groupby(
-        enumerate(chosen.tolist()), key=lambda one: round(starts[one[1]] / step) - one[0]
-    )
-    spans = [[starts[row] for _, row in run] for _, run in runs]
-    return [(float(span[0]), float(span[-1]) + step) for span in spans]
+    # windows without a gap have one difference of number and place
+    gaps = np.rint(starts[chosen] / step) - np.arange(len(chosen))
+    runs = np.split(starts[chosen], np.flatnonzero(np.diff(gaps)) + 1)
+    return [(float(run[0]), float(run[-1]) + step) for run in runs if len(run)]
 
 
 def score_events(
@@ -293,36 +281,38 @@ def score_events(
     false alarms. Intervals over subjects.
     """
     starts = index["start"].to_numpy()
-    _, unit_of = np.unique(index["subject_id"].to_numpy().astype(str), return_inverse=True)
-    n_units = int(unit_of.max(initial=-1)) + 1
+    _, units = np.unique(index["subject_id"].to_numpy().astype(str), return_inverse=True)
+    n_units = int(units.max(initial=-1)) + 1
     hits: list[float] = []
-    owners: list[Any] = []
+    owners: list[int] = []
     alarms = np.zeros(len(starts))
     for rows in list_recordings(index):
-        true, found = (
+        true, predicted = (
             find_events(rows, values == 1, starts, step) for values in (target, prediction)
         )
-        hits += [float(any(a < stop and start < b for a, b in found)) for start, stop in true]
-        owners += [unit_of[rows[0]]] * len(true)
-        false = [span for span in found if not any(a < span[1] and span[0] < b for a, b in true)]
-        alarms[rows[np.searchsorted(starts[rows], [span[0] for span in false])]] = 1.0
-    none = MetricValue(undefined_reason="no event in these recordings")
-    share = (
-        average_over_units(np.array(hits), np.array(owners, np.int64), n_units, "share", bootstrap)
-        if hits
-        else none
-    )
-    rate, an_hour = average_over_units(alarms, unit_of, n_units, bootstrap=bootstrap), 3600 / step
-    scaled = {
-        key: None if (value := getattr(rate, key)) is None else value * an_hour
-        for key in ("value", "se", "lo", "hi")
-    }
-    if scaled["lo"] is not None:
+        hits += [float(_overlaps(event, predicted)) for event in true]
+        owners += [units[rows[0]]] * len(true)
+        false = [start for start, end in predicted if not _overlaps((start, end), true)]
+        alarms[rows[np.searchsorted(starts[rows], false)]] = 1.0
+    sensitivity = MetricValue(undefined_reason="no event in these recordings")
+    if hits:
+        sensitivity = average_over_units(
+            np.array(hits), np.array(owners, np.int64), n_units, "share", bootstrap
+        )
+    rate, an_hour = average_over_units(alarms, units, n_units, bootstrap=bootstrap), 3600 / step
+    numbers = rate.model_dump(include={"value", "se", "lo", "hi"}, exclude_none=True)
+    scaled = {key: value * an_hour for key, value in numbers.items()}
+    if "lo" in scaled:
         scaled["lo"] = max(0.0, scaled["lo"])
     return EventScores(
         events=len(hits),
         hours=len(starts) * step / 3600,
         false_alarms=int(alarms.sum()),
-        sensitivity=share,
+        sensitivity=sensitivity,
         false_alarms_per_hour=rate.model_copy(update=scaled),
     )
+
+
+def _overlaps(event: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether any other event overlaps an event."""
+    return any(start < event[1] and event[0] < end for start, end in others)

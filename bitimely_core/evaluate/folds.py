@@ -8,6 +8,7 @@ not part of the confidence intervals.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,16 +91,12 @@ def _score_folds(
         "on its subject. AUROC and AUPRC rank scores of different models, which tends to lower "
         "them."
     )
-    fields = {name: getattr(pooled, name) for name in TaskScores.model_fields}
+    changes = {name: getattr(pooled, name) for name in TaskScores.model_fields}
+    changes |= dict.fromkeys(OF_ONE_RUN)
+    changes["remarks"] = [remark, *pooled.remarks]
     # no subject is tested in two folds
     shared = sum(run.scores.subjects_shared_with_training for run in runs)
-    changes = {
-        **fields,
-        **dict.fromkeys(OF_ONE_RUN),
-        "remarks": [remark, *pooled.remarks],
-        "subjects_shared_with_training": shared,
-    }
-    return scores.model_copy(update=changes)
+    return scores.model_copy(update={**changes, "subjects_shared_with_training": shared})
 
 
 def score_pooled(
@@ -150,7 +147,7 @@ def _join_constants(
 
     Expected values of a prediction at random are no predictions and are left out.
     """
-    joined: dict[str, list[evaluate.ConstantBaseline]] = {}
+    joined = defaultdict[str, list[evaluate.ConstantBaseline]](list)
     for run in runs:
         windows: Any = open_windows(run.scores.data)
         train = np.asarray(windows["train"].targets(None)) if len(windows["train"]) else np.zeros(0)
@@ -158,14 +155,11 @@ def _join_constants(
             windows.task, train, run.scores.n or 0, windows.class_names
         )
         for name, constant in constants.items():
-            if constant.decisions is None:
-                joined.setdefault(name, []).append(constant)
+            joined[name].append(constant)
     return {
-        name: constants[0]._replace(
-            prediction=np.concatenate([constant.prediction for constant in constants])
-        )
+        name: constants[0]._replace(prediction=np.concatenate([c.prediction for c in constants]))
         for name, constants in joined.items()
-        if len(constants) == len(runs)
+        if len(constants) == len(runs) and constants[0].decisions is None
     }
 
 

@@ -84,8 +84,8 @@ def predict_from_code(x: Mapping[str, csr_matrix], target: Array, names: Sequenc
     risks = np.zeros((x["test"].shape[0], len(names)))
     for columns, days in group_columns(names).values():
         observed = np.flatnonzero(select_known(target[:, columns[0]]))
-        time, event = target[observed, columns[0]].astype(np.float64).T
-        code = select_code(x["train"][observed], time, event, days[-1])
+        pairs = target[observed, columns[0]].T.astype(np.float64)
+        code = select_code(x["train"][observed], pairs, days[-1])
         features = {split: counts[:, [code]] for split, counts in x.items()}
         features["validation"] = features["train"][:0]
         y = {"train": target[:, columns], "validation": target[:0, columns]}
@@ -93,12 +93,12 @@ def predict_from_code(x: Mapping[str, csr_matrix], target: Array, names: Sequenc
     return risks
 
 
-def select_code(x: csr_matrix, time: Array, event: Array, end: float) -> int:
+def select_code(x: csr_matrix, pairs: Array, end: float) -> int:
     """The column of `x` [n, D] with the largest score statistic in a discrete-time logistic model
-    of the hazard with free intercepts.
+    of the hazard with free intercepts; `pairs`: times and events [2, n].
     """
-    edges = _make_edges(time, event, end)
-    table = _expand(time, event, edges)
+    edges = _make_edges(pairs, end)
+    table = _expand(pairs, edges)
     score, variance = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for j in range(len(edges) - 1):
         inside = table.interval == j
@@ -136,9 +136,9 @@ def _predict_label(
 ) -> Array:
     """Risks [n, H] of one label at its H horizons; 0 where no event of train is before the last."""
     observed = {split: np.flatnonzero(select_known(times)) for split, times in y.items()}
-    pairs = {split: y[split][rows].astype(np.float64) for split, rows in observed.items()}
-    edges = _make_edges(pairs["train"][:, 0], pairs["train"][:, 1], days[-1])
-    tables = {split: _expand(pair[:, 0], pair[:, 1], edges) for split, pair in pairs.items()}
+    pairs = {split: y[split][rows].T.astype(np.float64) for split, rows in observed.items()}
+    edges = _make_edges(pairs["train"], days[-1])
+    tables = {split: _expand(pair, edges) for split, pair in pairs.items()}
     train, validation = tables["train"], tables["validation"]
     if not (train.outcome == 1).any():
         return np.zeros((x["test"].shape[0], len(days)))
@@ -164,8 +164,9 @@ def _predict_label(
     return _accumulate(model, x["test"], join, edges, days)
 
 
-def _make_edges(time: Array, event: Array, end: float) -> Array:
-    """Days [J + 1] from 0 to `end`, as many events between them."""
+def _make_edges(pairs: Array, end: float) -> Array:
+    """Days [J + 1] from 0 to `end`, as many events of times and events [2, n] between them."""
+    time, event = pairs
     events = time[event == 1]
     if len(events):
         events = np.quantile(events, np.arange(1, INTERVALS) / INTERVALS)
@@ -182,7 +183,9 @@ class SubjectIntervals(NamedTuple):
     weight: Array  # [m] share of the interval that is observed
 
 
-def _expand(time: Array, event: Array, edges: Array) -> SubjectIntervals:
+def _expand(pairs: Array, edges: Array) -> SubjectIntervals:
+    """The rows of times and events [2, n]."""
+    time, event = pairs
     row, interval = np.nonzero(time[:, None] > edges[:-1])
     ends = (event[row] > 0) & (time[row] <= edges[interval + 1])
     lived = np.minimum((time[row] - edges[interval]) / np.diff(edges)[interval], 1.0)

@@ -45,6 +45,7 @@ MINIMUM_EFFECTIVE = 2.0  # effective number of subjects required for an interval
 MINIMUM_ROWS = 5
 MINIMUM_CLASS_UNITS = 2  # subjects on each of the two sides, likewise
 LEVEL = 0.95
+Interval = tuple[float, float]
 # a standard error below is rounding: of scores between 0 and 1 as it is, of others as a share of
 # the value
 NO_WIDTH = 1e-10
@@ -73,11 +74,11 @@ def is_scaled(metric: str) -> bool:
     return metric in ("mean", "ratio") or find_unit(metric).scaled
 
 
-def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
+def bound_share(share: float, trials: float) -> Interval:
     """Clopper and Pearson's interval of a share of `trials`, which may be any positive number."""
     from scipy.special import betaincinv
 
-    hits, alpha = share * trials, 1 - level
+    hits, alpha = share * trials, 1 - LEVEL
     lo = float(betaincinv(hits, trials - hits + 1, alpha / 2)) if hits > 0 else 0.0
     return lo, float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
 
@@ -95,9 +96,6 @@ class Spread(NamedTuple):
     def reach(self) -> float:
         """Half the width of the interval on the scale of the value."""
         return self.t * float(np.sqrt(self.variance))
-
-
-Interval = tuple[float, float]
 
 
 def find_interval(metric: str, estimate: Estimate) -> Interval | None:
@@ -136,7 +134,7 @@ def _bound_on_fisher(spread: Spread) -> Interval:
     """The interval of a kappa on Fisher's z, at its boundaries that of a share."""
     value = spread.value
     if spread.is_alike or abs(value) > 1 - 1e-9:
-        lo, hi = bound_share((value + 1) / 2, spread.weights.effective, LEVEL)
+        lo, hi = bound_share((value + 1) / 2, spread.weights.effective)
         return 2 * lo - 1, 2 * hi - 1
     z, reach = float(np.arctanh(value)), spread.reach / (1 - value**2)
     return float(np.tanh(z - reach)), float(np.tanh(z + reach))
@@ -151,7 +149,7 @@ def _bound_on_logit(spread: Spread, *, ranks: bool) -> Interval:
     value, variance, weights = spread.value, spread.variance, spread.weights
     edge = min(value, 1 - value)
     if spread.is_alike or edge < 1e-12:
-        return bound_share(min(max(value, 0.0), 1.0), weights.effective, LEVEL)
+        return bound_share(min(max(value, 0.0), 1.0), weights.effective)
     z = float(np.log(value / (1 - value)))
     reach = spread.reach / (value * (1 - value))
     lo, hi = float(1 / (1 + np.exp(-(z - reach)))), float(1 / (1 + np.exp(-(z + reach))))
@@ -159,7 +157,7 @@ def _bound_on_logit(spread: Spread, *, ranks: bool) -> Interval:
         return lo, hi
     shrink = (float(ndtri((1 + LEVEL) / 2)) / spread.t) ** 2
     trials = min(weights.rows, value * (1 - value) / variance * shrink)
-    low, high = bound_share(value, trials, LEVEL)
+    low, high = bound_share(value, trials)
     return (min(lo, low), max(hi, high)) if ranks else (low, high)
 
 
@@ -179,22 +177,17 @@ def build_metric(
         reason = undefined or "not defined by these rows"
         return MetricValue(undefined_reason=reason, classes=classes)
     units = int((weights.leverage > 0).sum())
+    score = MetricValue(value=value, n_defined=units, classes=classes)
     uncertain = uncertain or explain_uneven(weights)
     interval = find_interval(metric, estimate) if uncertain is None else None
     if interval is None:
         is_perfect = metric in LOWER_IS_BETTER and value == 0
         alike = "no row has an error" if is_perfect else "all units are alike"
-        reason = f"no CI: {uncertain or alike}"
-        return MetricValue(value=value, n_defined=units, undefined_reason=reason, classes=classes)
+        return score.model_copy(update={"undefined_reason": f"no CI: {uncertain or alike}"})
     se = float(np.sqrt(estimate_variance(estimate.influence, weights.leverage)))
-    return MetricValue(
-        value=value,
-        se=None if is_rounding(se, value, scaled=is_scaled(metric)) else se,
-        lo=interval[0],
-        hi=interval[1],
-        n_defined=units,
-        classes=classes,
-    )
+    is_alike = is_rounding(se, value, scaled=is_scaled(metric))
+    bounds = {"se": None if is_alike else se, "lo": interval[0], "hi": interval[1]}
+    return score.model_copy(update=bounds)
 
 
 def explain_uneven(weights: UnitWeights) -> str | None:
@@ -245,29 +238,26 @@ def build_difference(
     from scipy.special import stdtr, stdtrit
 
     value, weights = first.value - second.value, first.weights
-    printed = Difference(unit=unit.name, factor=unit.factor)
     if not np.isfinite(value):
-        return printed.model_copy(update={"undefined_reason": "one of the two is not defined"})
+        reason = "one of the two is not defined"
+        return Difference(unit=unit.name, factor=unit.factor, undefined_reason=reason)
     uncertain = uncertain or explain_uneven(weights)
     se = float(np.sqrt(estimate_variance(first.influence - second.influence, weights.leverage)))
     if uncertain is None and is_rounding(se, first.value, second.value, scaled=unit.scaled):
         uncertain = NO_SPREAD[not is_rounding(value, first.value, second.value, scaled=unit.scaled)]
     units = int((weights.leverage > 0).sum())
+    difference = Difference(difference=value, n_defined=units, unit=unit.name, factor=unit.factor)
     if uncertain is not None:
-        reason = {"undefined_reason": f"no CI: {uncertain}"}
-        return printed.model_copy(update={"difference": value, "n_defined": units, **reason})
+        return difference.model_copy(update={"undefined_reason": f"no CI: {uncertain}"})
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se
-    return Difference(
-        difference=value,
-        se=se,
-        lo=value - reach,
-        hi=value + reach,
-        n_defined=units,
-        df=weights.df,
-        p=2 * float(stdtr(weights.df, -abs(value) / se)),
-        unit=unit.name,
-        factor=unit.factor,
-    )
+    tested = {
+        "se": se,
+        "lo": value - reach,
+        "hi": value + reach,
+        "df": weights.df,
+        "p": 2 * float(stdtr(weights.df, -abs(value) / se)),
+    }
+    return difference.model_copy(update=tested)
 
 
 def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:

@@ -131,7 +131,7 @@ class ScoredRows(NamedTuple):
     groups: Array  # [n] int64
     names: tuple[str, ...]  # K
     by: Unit
-    subject: str = "subject"  # what a subject is: subject, recording, segment
+    subject: str  # what a subject is: subject, recording, segment
 
     @property
     def unit(self) -> str:
@@ -196,6 +196,7 @@ def check_rows(
     groups: Any,
     class_names: Sequence[str],
     by: Unit,
+    subject: str = "subject",
 ) -> ScoredRows:
     """The rows, checked and in the order of their content.
 
@@ -231,6 +232,7 @@ def check_rows(
         groups=codes,
         names=names,
         by=by,
+        subject=subject,
     )
 
 
@@ -265,7 +267,7 @@ def _check_times(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
 
 def _check_classes(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
     """Class ids [n], all of them known."""
-    classes = _check_integers(target, (len(target),), len(names), "classification", names)
+    classes = _check_integers(target, (len(target),), len(names))
     return classes, np.ones((len(classes), max(len(names), 1)), dtype=bool)
 
 
@@ -273,22 +275,19 @@ def _check_labels(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
     """Labels [n, K], 0 where they are not known, and whether they are."""
     unknown = np.isnan(target) if target.dtype.kind == "f" else np.zeros(target.shape, dtype=bool)
     labels = np.where(unknown, 0, target)
-    return _check_integers(labels, (len(target), len(names)), 2, "multilabel", names), ~unknown
+    return _check_integers(labels, (len(target), len(names)), 2), ~unknown
 
 
-def _check_integers(
-    values: Array, shape: tuple[int, ...], below: int, task: str, names: Sequence[str]
-) -> Array:
+def _check_integers(values: Array, shape: tuple[int, ...], below: int) -> Array:
     """`values` as int64 of a shape, from 0 to less than `below`."""
     if values.dtype.kind == "f":
         _require_finite(values, "target")
     integers = values.astype(np.int64)
     if integers.shape != shape:
-        problem = f"target has shape {integers.shape} for {task}"
-        raise ValueError(f"{problem} with {len(names)} class names")
+        raise ValueError(f"target has shape {integers.shape}, expected {shape}")
     if integers.size and (integers.min() < 0 or integers.max() >= below):
         problem = f"target outside of the classes: {integers.min()} to {integers.max()}"
-        raise ValueError(f"{problem}, {len(names)} class names")
+        raise ValueError(f"{problem}, expected 0 to {below - 1}")
     return integers
 
 
@@ -350,15 +349,30 @@ def _estimate_ratios(parts: Array, among: Array, weights: Sequence[UnitWeights])
     return list(map(Estimate, map(float, ratios), influences, weights))
 
 
-def _estimate_f1(
-    hits: Array, true: Array, decided: Array, weights: Sequence[UnitWeights]
-) -> list[Estimate]:
-    """F1 of K classes from counts [U, K], not defined for a class without rows."""
-    estimates = _estimate_ratios(2 * hits, true + decided, weights)
-    return [
-        estimate if rows else estimate._replace(value=float("nan"))
-        for estimate, rows in zip(estimates, true.sum(0), strict=True)
+def _estimate_each(
+    rows: ScoredRows,
+    prediction: Array,
+    counts: tuple[Array, Array, Array],
+    sides: Sequence[UnitWeights],
+) -> dict[str, list[Estimate]]:
+    """The metrics of K classes from the score and counts [U, K] of hits, true and predicted rows;
+    F1 is not defined for a class without rows.
+    """
+    hits, true, decided = counts
+    auroc, auprc = _estimate_classes(rows, prediction, sides)
+    f1 = [
+        estimate if count else estimate._replace(value=float("nan"))
+        for estimate, count in zip(
+            _estimate_ratios(2 * hits, true + decided, sides), true.sum(0), strict=True
+        )
     ]
+    return {
+        "recall": _estimate_ratios(hits, true, _weigh_columns(true)),
+        "precision": _estimate_ratios(hits, decided, _weigh_columns(decided)),
+        "f1": f1,
+        "auroc": auroc,
+        "auprc": auprc,
+    }
 
 
 def _weigh_columns(counts: Array) -> list[UnitWeights]:
@@ -366,15 +380,13 @@ def _weigh_columns(counts: Array) -> list[UnitWeights]:
     return [weigh_units(column / max(column.sum(), 1), int(column.sum())) for column in counts.T]
 
 
-def _estimate_mean(
-    estimates: Sequence[Estimate], present: Array, weights: UnitWeights, units: int
-) -> Estimate:
+def _estimate_mean(estimates: Sequence[Estimate], present: Array, weights: UnitWeights) -> Estimate:
     """The macro mean over the present classes."""
-    means = [estimates[k] for k in np.flatnonzero(present).tolist()]
-    if not means or any(np.isnan(estimate.value) for estimate in means):
-        return Estimate(float("nan"), np.zeros(units), weights)
-    value = float(np.mean([estimate.value for estimate in means]))
-    return Estimate(value, np.mean([estimate.influence for estimate in means], axis=0), weights)
+    values = np.array([estimate.value for estimate in estimates])[present]
+    if np.isnan(values).any() or not len(values):
+        return Estimate(float("nan"), np.zeros(len(weights.leverage)), weights)
+    influences = [estimates[k].influence for k in np.flatnonzero(present).tolist()]
+    return Estimate(float(np.mean(values)), np.mean(influences, axis=0), weights)
 
 
 def estimate_ranking(
@@ -461,9 +473,11 @@ def _count_tables(rows: ScoredRows, prediction: Array, decisions: Array | None) 
     return np.stack([column.reshape(units, k) for column in columns], axis=2)
 
 
-def _estimate_kappa(tables: Array, weights: UnitWeights, *, is_defined: bool) -> Estimate:
-    """Cohen's kappa from the confusion table of each unit [U, K, K]."""
-    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+def _estimate_kappa(
+    counts: tuple[Array, Array, Array], weights: UnitWeights, *, is_defined: bool
+) -> Estimate:
+    """Cohen's kappa from counts [U, K] of hits, true and predicted rows."""
+    hits, true, decided = counts
     n, N, H = true.sum(1), float(true.sum()), float(hits.sum())
     S, P = true.sum(0), decided.sum(0)
     chance = float(S @ P)
@@ -479,9 +493,9 @@ def _classification_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
     """All metrics from one confusion table a unit."""
-    k, u, present = len(rows.names), rows.n_units, rows.present
+    k, present = len(rows.names), rows.present
     tables = _count_tables(rows, prediction, decisions)
-    true, decided, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+    counts = hits, true, _ = np.einsum("ukk->uk", tables), tables.sum(2), tables.sum(1)
     n, N = true.sum(1), float(true.sum())
     shares = true / np.maximum(true.sum(0), 1)
     of_present = shares[:, present] if present.any() else (n / N)[:, None]
@@ -491,29 +505,24 @@ def _classification_estimates(
     mean = weigh_units(of_present.mean(1), int(N), spent)
     most = weigh_units(of_present.max(1), int(N), spent)
     sides = _weigh_sides(true, n[:, None] - true)
-    recall = _estimate_ratios(hits, true, _weigh_columns(true))
-    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
-    f1 = _estimate_f1(hits, true, decided, sides)
-    auroc, auprc = _estimate_classes(rows, prediction, sides)
+    each = _estimate_each(rows, prediction, counts, sides)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
-    return Estimates(
-        {
-            "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
-            "balanced_accuracy": _estimate_mean(recall, present, most, u),
-            "macro_f1": _estimate_mean(f1, present, mean, u),
-            "kappa": _estimate_kappa(tables, mean, is_defined=bool(present.any())),
-            "auroc": _estimate_mean(auroc, averaged, most, u),
-            "auprc": _estimate_mean(auprc, averaged, most, u),
-        },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
-    )
+    metrics = {
+        "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
+        "balanced_accuracy": _estimate_mean(each["recall"], present, most),
+        "macro_f1": _estimate_mean(each["f1"], present, mean),
+        "kappa": _estimate_kappa(counts, mean, is_defined=bool(present.any())),
+        "auroc": _estimate_mean(each["auroc"], averaged, most),
+        "auprc": _estimate_mean(each["auprc"], averaged, most),
+    }
+    return Estimates(metrics, each)
 
 
 def _multilabel_estimates(
     rows: ScoredRows, prediction: Array, decisions: Array | None
 ) -> Estimates:
     """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
-    u, present = rows.n_units, rows.present
+    present = rows.present
     decisions = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
     counted = (decisions * rows.target, rows.target, decisions, rows.known)
     hits, true, decided, total = (_sum_by_unit(rows, values) for values in counted)
@@ -524,21 +533,16 @@ def _multilabel_estimates(
     leverage = np.mean([weights.leverage for weights in averaged], axis=0)
     df = float(np.mean([weights.df for weights in averaged]))
     mean = UnitWeights(leverage, df, int(cells.sum()))
-    recall = _estimate_ratios(hits, true, _weigh_columns(true))
-    precision = _estimate_ratios(hits, decided, _weigh_columns(decided))
-    f1 = _estimate_f1(hits, true, decided, sides)
-    auroc, auprc = _estimate_classes(rows, prediction, sides)
     right = (total - true - decided + 2 * hits).sum(1, keepdims=True)
-    return Estimates(
-        {
-            "auprc": _estimate_mean(auprc, present, mean, u),
-            "auroc": _estimate_mean(auroc, present, mean, u),
-            "auprc_micro": _estimate_micro(rows, prediction, true, total),
-            "macro_f1": _estimate_mean(f1, present, mean, u),
-            "accuracy": _estimate_ratios(right, cells, [equal])[0],
-        },
-        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": auprc},
-    )
+    each = _estimate_each(rows, prediction, (hits, true, decided), sides)
+    metrics = {
+        "auprc": _estimate_mean(each["auprc"], present, mean),
+        "auroc": _estimate_mean(each["auroc"], present, mean),
+        "auprc_micro": _estimate_micro(rows, prediction, true, total),
+        "macro_f1": _estimate_mean(each["f1"], present, mean),
+        "accuracy": _estimate_ratios(right, cells, [equal])[0],
+    }
+    return Estimates(metrics, each)
 
 
 def _estimate_micro(rows: ScoredRows, prediction: Array, true: Array, total: Array) -> Estimate:
@@ -572,3 +576,9 @@ ESTIMATORS: dict[str, Callable[[ScoredRows, Array, Array | None], Estimates]] = 
     "multilabel": _multilabel_estimates,
     "regression": _regression_estimates,
 }
+
+
+def estimate_predictions(rows: ScoredRows) -> dict[str, Estimates]:
+    """The metrics of every prediction of the rows."""
+    estimate = ESTIMATORS[rows.task]
+    return {name: estimate(rows, values, None) for name, values in rows.predictions.items()}

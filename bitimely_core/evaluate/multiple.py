@@ -9,29 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.evaluate.intervals import (
-    LEVEL,
-    NO_SPREAD,
-    build_difference,
-    build_metric,
-    estimate_mean,
-    estimate_variance,
-    explain_absent_class,
-    explain_few,
-    explain_few_units,
-    explain_no_interval,
-    explain_rare_class,
-    is_rounding,
-)
+from bitimely_core.evaluate import intervals
+from bitimely_core.evaluate.intervals import LEVEL
 from bitimely_core.evaluate.metrics import (
     EMPTY,
-    ESTIMATORS,
     MAIN,
+    NUMBER,
+    POINTS,
     Array,
     Estimate,
     MetricUnit,
     Unit,
     check_rows,
+    estimate_predictions,
     find_unit,
     weigh_units,
 )
@@ -46,6 +36,7 @@ from bitimely_core.schemas.scores import (
 
 MINIMUM_SEEDS = 3  # trained runs behind each mean, required for a verdict
 MINIMUM_VERDICT = 4.0  # effective number of subjects required for a verdict
+Step = tuple[float, float]  # of Holm's correction: adjusted p and error rate
 
 
 class RunEstimates(NamedTuple):
@@ -53,19 +44,14 @@ class RunEstimates(NamedTuple):
 
     metric: str
     runs: dict[str, Estimate]
-    n_subjects: int
     undefined: str | None  # why there is no value
     uncertain: str | None  # why there is no interval
-    unit: MetricUnit = MetricUnit("points", 100.0)  # of differences
+    unit: MetricUnit = POINTS  # of differences
 
     def mean(self, runs: Sequence[str]) -> Estimate:
         """The mean over `runs`, such as one run a seed."""
-        found = [self.runs[run] for run in runs]
-        return Estimate(
-            float(np.mean([one.value for one in found])),
-            np.mean([one.influence for one in found], axis=0),
-            found[0].weights,
-        )
+        values, influences, weights = zip(*(self.runs[run] for run in runs), strict=True)
+        return Estimate(float(np.mean(values)), np.mean(influences, axis=0), weights[0])
 
 
 def estimate_runs(
@@ -93,41 +79,31 @@ def estimate_runs(
     printed = find_unit(name, unit)
     if not len(target):
         nothing = Estimate(float("nan"), np.empty(0), weigh_units(np.empty(0), 0))
-        return RunEstimates(name, dict.fromkeys(runs, nothing), 0, EMPTY, None, printed)
-    rows = check_rows(task, target, predictions, groups, class_names, by)._replace(subject=subject)
-    found = {run: ESTIMATORS[task](rows, values, None) for run, values in rows.predictions.items()}
+        return RunEstimates(name, dict.fromkeys(runs, nothing), EMPTY, None, printed)
+    rows = check_rows(task, target, predictions, groups, class_names, by, subject)
+    estimates = estimate_predictions(rows)
     if label is None:
-        few, values = (
-            explain_no_interval(rows, name, bootstrap),
-            {run: one.metrics[name] for run, one in found.items()},
-        )
-        return RunEstimates(
-            name, values, rows.n_subjects, "not defined by these rows", few, printed
-        )
+        values = {run: estimate.metrics[name] for run, estimate in estimates.items()}
+        uncertain = intervals.explain_no_interval(rows, name, bootstrap)
+        return RunEstimates(name, values, "not defined by these rows", uncertain, printed)
     k = rows.names.index(label)
-    undefined, uncertain = (
-        explain_absent_class(rows, k),
-        explain_few_units(rows, bootstrap) or explain_rare_class(rows, k),
-    )
-    return RunEstimates(
-        "auprc",
-        {run: one.each["auprc"][k] for run, one in found.items()},
-        rows.n_subjects,
-        undefined,
-        uncertain,
-        printed,
-    )
+    values = {run: estimate.each["auprc"][k] for run, estimate in estimates.items()}
+    few = intervals.explain_few_units(rows, bootstrap)
+    uncertain = few or intervals.explain_rare_class(rows, k)
+    undefined = intervals.explain_absent_class(rows, k)
+    return RunEstimates("auprc", values, undefined, uncertain, printed)
 
 
-def mean_over_seeds(found: RunEstimates, runs: Sequence[str]) -> MetricValue:
+def mean_over_seeds(estimates: RunEstimates, runs: Sequence[str]) -> MetricValue:
     """The mean of a metric over `runs`, such as one run per seed, with its interval over
     subjects.
     """
-    return build_metric(found.metric, found.mean(runs), found.undefined, found.uncertain)
+    mean = estimates.mean(runs)
+    return intervals.build_metric(estimates.metric, mean, estimates.undefined, estimates.uncertain)
 
 
 def paired_difference(
-    found: RunEstimates, first: Sequence[str], second: Sequence[str]
+    estimates: RunEstimates, first: Sequence[str], second: Sequence[str]
 ) -> MeanDifference:
     """The paired difference of the means of two sets of runs, such as two models with one run per
     seed each.
@@ -138,109 +114,97 @@ def paired_difference(
     two-sided, of the difference over `total_se` against Student's t with Welch and Satterthwaite's
     degrees of freedom. They are null where there is no interval.
     """
-    one, other = found.mean(first), found.mean(second)
-    seeds = [
-        (
-            float(np.var([found.runs[run].value for run in runs], ddof=1)) / len(runs),
-            len(runs) - 1.0,
-        )
-        for runs in (first, second)
-        if len(runs) > 1
-    ]
-    return _test_difference(
-        one, other, found.uncertain, seeds, (len(first), len(second)), found.unit
-    )
+    draws = [[estimates.runs[run].value for run in runs] for runs in (first, second)]
+    return _test_difference(estimates, first, second, draws, (len(first), len(second)))
 
 
 def compare_with_baseline(
-    found: RunEstimates, runs: Sequence[str], baseline: str
+    estimates: RunEstimates, runs: Sequence[str], baseline: str
 ) -> MeanDifference:
     """The mean of one run a seed less a baseline, with the variance between seeds; below
     `MINIMUM_SEEDS` without it, of these trained models.
     """
-    if len(runs) >= MINIMUM_SEEDS:
-        return paired_difference(found, runs, [baseline]).model_copy(
-            update={"seeds": (len(runs), 0)}
-        )
-    return _test_difference(
-        found.mean(runs), found.mean([baseline]), found.uncertain, (), (0, 0), found.unit
-    )
+    if len(runs) < MINIMUM_SEEDS:
+        return _test_difference(estimates, runs, [baseline], [], (0, 0))
+    difference = paired_difference(estimates, runs, [baseline])
+    return difference.model_copy(update={"seeds": (len(runs), 0)})
 
 
-def average_differences(each: Sequence[Difference]) -> MeanDifference:
+def average_differences(differences: Sequence[Difference]) -> MeanDifference:
     """The same of stored differences, one a seed; the standard error over subjects is the mean of
     theirs, which that of the mean cannot exceed.
     """
     from scipy.special import stdtr, stdtrit
 
-    values = [one.difference for one in each if one.difference is not None]
-    spread = [one.se or 0.0 for one in each]
-    why = next(
-        (
-            one.undefined_reason
-            for one in each
-            if one.se is None and str(one.undefined_reason).removeprefix("no CI: ") not in NO_SPREAD
-        ),
-        None,
+    count, first = len(differences), differences[0]
+    values = [d.difference for d in differences if d.difference is not None]
+    undefined = [d.undefined_reason for d in differences if d.se is None]
+    reasons = [
+        reason
+        for reason in undefined
+        if str(reason).removeprefix("no CI: ") not in intervals.NO_SPREAD
+    ]
+    df = next((d.df for d in differences if d.df is not None), None)
+    several = count >= MINIMUM_SEEDS
+    mean = MeanDifference(
+        difference=float(np.mean(values)),
+        n_defined=first.n_defined,
+        unit=first.unit,
+        factor=first.factor,
+        seeds=(count if several else 0, 0),
     )
-    free, value, se = (
-        next((one.df for one in each if one.df is not None), None),
-        float(np.mean(values)),
-        float(np.mean(spread)),
-    )
-    several = len(each) >= MINIMUM_SEEDS
-    of_seeds = float(np.var(values, ddof=1)) / len(each) if several else 0.0
-    out = MeanDifference(
-        difference=value,
-        n_defined=each[0].n_defined,
-        unit=each[0].unit,
-        factor=each[0].factor,
-        seeds=(len(each) if several else 0, 0),
-    )
-    if why is not None or free is None:
-        return out.model_copy(update={"undefined_reason": why or each[0].undefined_reason})
-    total, reach = float(np.sqrt(se**2 + of_seeds)), float(stdtrit(free, (1 + LEVEL) / 2)) * se
-    df = total**4 / (se**4 / free + of_seeds**2 / max(len(each) - 1, 1))
+    if reasons or df is None:
+        reason = reasons[0] if reasons else first.undefined_reason
+        return mean.model_copy(update={"undefined_reason": reason})
+    value, se = float(np.mean(values)), float(np.mean([d.se or 0.0 for d in differences]))
+    of_seeds = float(np.var(values, ddof=1)) / count if several else 0.0
+    total, reach = float(np.sqrt(se**2 + of_seeds)), float(stdtrit(df, (1 + LEVEL) / 2)) * se
+    total_df = total**4 / (se**4 / df + of_seeds**2 / max(count - 1, 1))
     tested = {
+        "se": se,
+        "lo": value - reach,
+        "hi": value + reach,
         "total_se": total,
-        "df": df,
-        "p": 2 * float(stdtr(df, -abs(value) / total)),
-        "effective": free + 1,
+        "df": total_df,
+        "p": 2 * float(stdtr(total_df, -abs(value) / total)),
+        "effective": df + 1,
     }
-    return out.model_copy(update={"se": se, "lo": value - reach, "hi": value + reach, **tested})
+    return mean.model_copy(update=tested)
 
 
 def _test_difference(
-    one: Estimate,
-    other: Estimate,
-    uncertain: str | None,
-    random: Sequence[tuple[float, float]],
-    seeds: tuple[int, ...],
-    unit: MetricUnit,
+    estimates: RunEstimates,
+    first: Sequence[str],
+    second: Sequence[str],
+    draws: Sequence[Sequence[float]],
+    seeds: tuple[int, int],
 ) -> MeanDifference:
-    """A paired difference with its test; `random`: further variances with their degrees of
-    freedom.
+    """The difference of the means of two sets of runs with its test; `draws`: sets of random
+    values, each of which adds the variance of its mean.
     """
     from scipy.special import stdtr
 
-    out = MeanDifference(
-        **build_difference(one, other, uncertain, unit).model_dump(),
-        effective=one.weights.effective,
-        seeds=seeds,
+    a, b = estimates.mean(first), estimates.mean(second)
+    untested = intervals.build_difference(a, b, estimates.uncertain, estimates.unit)
+    difference = MeanDifference(
+        **untested.model_dump(exclude={"p"}), effective=a.weights.effective, seeds=seeds
     )
-    out = out.model_copy(update={"p": None})
-    if out.difference is None or uncertain is not None:
-        return out
-    parts = [
-        (estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df),
-        *random,
+    if difference.difference is None or estimates.uncertain is not None:
+        return difference
+    variance = intervals.estimate_variance(a.influence - b.influence, a.weights.leverage)
+    parts = [(variance, a.weights.df)]
+    parts += [
+        (float(np.var(values, ddof=1)) / len(values), len(values) - 1.0)
+        for values in draws
+        if len(values) > 1
     ]
-    total = sum(v for v, _ in parts)
-    if is_rounding(float(np.sqrt(total)), one.value, other.value, scaled=unit.scaled):
-        return out
-    df = total**2 / sum(v**2 / n for v, n in parts)
-    p = 2 * float(stdtr(df, -abs(out.difference) / np.sqrt(total)))
-    return out.model_copy(update={"total_se": float(np.sqrt(total)), "df": float(df), "p": p})
+    total = sum(variance for variance, _ in parts)
+    total_se = float(np.sqrt(total))
+    if intervals.is_rounding(total_se, a.value, b.value, scaled=estimates.unit.scaled):
+        return difference
+    df = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
+    p = 2 * float(stdtr(df, -abs(difference.difference) / np.sqrt(total)))
+    return difference.model_copy(update={"total_se": total_se, "df": float(df), "p": p})
 
 
 def compare_with_zero(
@@ -254,26 +218,21 @@ def compare_with_zero(
     Degrees of freedom are those of a variance that goes with the squared leverage of the units: a
     family of tests needs the far tail of t.
     """
-    known = np.isfinite(values)
-    one = estimate_mean(values[known], units[known], n_units)
-    squares = one.weights.leverage**2
-    free = squares.sum() ** 2 / max(float((squares**2).sum()), np.finfo(float).tiny) - 1
-    one = one._replace(weights=one.weights._replace(df=max(1.0, float(free))))
-    nothing = Estimate(0.0, np.zeros(n_units), one.weights)
-    random = (
-        [(float(np.var(draws, ddof=1)) / len(draws), len(draws) - 1.0)] if len(draws) > 1 else []
-    )
-    return _test_difference(
-        one,
-        nothing,
-        explain_few(len(np.unique(units[known])), bootstrap),
-        random,
-        (0, 0),
-        MetricUnit("1", 1.0),
-    )
+    finite = np.isfinite(values)
+    mean = intervals.estimate_mean(values[finite], units[finite], n_units)
+    squares = mean.weights.leverage**2
+    df = squares.sum() ** 2 / max(float((squares**2).sum()), np.finfo(float).tiny) - 1
+    weights = mean.weights._replace(df=max(1.0, float(df)))
+    runs = {
+        "mean": mean._replace(weights=weights),
+        "zero": Estimate(0.0, np.zeros(n_units), weights),
+    }
+    few = intervals.explain_few(len(np.unique(units[finite])), bootstrap)
+    estimates = RunEstimates("mean", runs, None, few, NUMBER)
+    return _test_difference(estimates, ["mean"], ["zero"], [draws], (0, 0))
 
 
-def holm(p: Sequence[float | None]) -> list[tuple[float, float] | None]:
+def holm(p: Sequence[float | None]) -> list[Step | None]:
     """Holm's step-down correction of a family of comparisons; None marks a comparison without p,
     which is not counted.
 
@@ -282,17 +241,17 @@ def holm(p: Sequence[float | None]) -> list[tuple[float, float] | None]:
         rate of its step. An interval of level 1 - alpha excludes zero exactly where the adjusted p
         is at most 1 - `LEVEL`.
     """
-    out: list[tuple[float, float] | None] = [None] * len(p)
-    known = sorted((value, k) for k, value in enumerate(p) if value is not None)
-    highest, kept = 0.0, None
-    for place, (value, k) in enumerate(known):
-        left = len(known) - place
-        highest = max(highest, min(1.0, left * value))
-        alpha = (1 - LEVEL) / left
-        if kept is None and value > alpha:
-            kept = alpha  # nothing is significant from the first non-significant step on
-        out[k] = (highest, alpha if kept is None else kept)
-    return out
+    steps: list[Step | None] = [None] * len(p)
+    ordered = sorted((value, k) for k, value in enumerate(p) if value is not None)
+    adjusted, alpha, significant = 0.0, 0.0, True
+    for place, (value, k) in enumerate(ordered):
+        remaining = len(ordered) - place
+        adjusted = max(adjusted, min(1.0, remaining * value))
+        if significant:  # nothing is from the first non-significant step on
+            alpha = (1 - LEVEL) / remaining
+            significant = value <= alpha
+        steps[k] = (adjusted, alpha)
+    return steps
 
 
 def holm_correct(differences: Sequence[MeanDifference]) -> list[CorrectedDifference]:
@@ -301,39 +260,30 @@ def holm_correct(differences: Sequence[MeanDifference]) -> list[CorrectedDiffere
     """
     from scipy.special import stdtrit
 
-    out = []
-    for d, found in zip(differences, holm([d.p for d in differences]), strict=True):
-        one = CorrectedDifference(**d.model_dump())
+    family = []
+    for d, step in zip(differences, holm([d.p for d in differences]), strict=True):
+        corrected = CorrectedDifference(**d.model_dump())
         # of protected means df is withheld
-        if (
-            found is not None
-            and d.difference is not None
-            and d.total_se is not None
-            and d.df is not None
-        ):
-            reach = float(-stdtrit(d.df, found[1] / 2)) * d.total_se
-            one = one.model_copy(
-                update={
-                    "p_holm": found[0],
-                    "corrected_lo": d.difference - reach,
-                    "corrected_hi": d.difference + reach,
-                }
-            )
-        out.append(one)
-    return out
+        if step is not None and d.df is not None:
+            value, total_se = d.difference or 0.0, d.total_se or 0.0
+            reach = float(-stdtrit(d.df, step[1] / 2)) * total_se
+            bounds = {"corrected_lo": value - reach, "corrected_hi": value + reach}
+            corrected = corrected.model_copy(update={"p_holm": step[0], **bounds})
+        family.append(corrected)
+    return family
 
 
 def correct_pairs(
-    found: Mapping[str, Difference], seeds: tuple[int, int] = (0, 0)
+    differences: Mapping[str, Difference], seeds: tuple[int, int] = (0, 0)
 ) -> dict[str, CorrectedDifference]:
     """Paired differences of one run each (`compare`, `score`) as one family; `seeds`: runs behind
     the two, 0: no seed matters here.
     """
     means = [
         MeanDifference(**d.model_dump(), total_se=d.se, effective=(d.df or 0.0) + 1.0, seeds=seeds)
-        for d in found.values()
+        for d in differences.values()
     ]
-    return dict(zip(found, holm_correct(means), strict=True))
+    return dict(zip(differences, holm_correct(means), strict=True))
 
 
 def apply_margins(
@@ -349,55 +299,48 @@ def apply_margins(
     the first is non-inferior, which is tested at half the error rate. `signs`: -1 for errors, of
     which more is worse. Margins are in units of the score.
     """
-    from scipy.special import stdtr, stdtrit
+    worse, apart = [], []
+    for d, margin, sign in zip(differences, margins, signs, strict=True):
+        value, limit = d.difference or 0.0, np.nan if margin is None else margin
+        worse.append(_test_distance(d, sign * value + limit, 2))
+        apart.append(_test_distance(d, limit - abs(value), 1))
+    tested = []
+    for d, margin, sign, steps in zip(
+        differences, margins, signs, zip(holm(worse), holm(apart), strict=True), strict=True
+    ):
+        test = None if margin is None else _test_margin(d, margin, sign, *steps)
+        tested.append(d.model_copy(update={"against_margin": test}) if test else d)
+    return tested
 
-    # one-sided, that the distance is above 0
-    def test(d: CorrectedDifference, distance: float) -> float | None:
-        return (
-            None
-            if d.p is None or d.total_se is None
-            else float(stdtr(d.df, -distance / d.total_se))
-        )
 
-    pairs = list(zip(differences, margins, signs, strict=True))
-    inferior = [
-        None
-        if m is None or (p := test(d, sign * (d.difference or 0.0) + m)) is None
-        else min(2 * p, 1.0)
-        for d, m, sign in pairs
-    ]
-    apart = [None if m is None else test(d, m - abs(d.difference or 0.0)) for d, m, _ in pairs]
-    out = []
-    for (d, m, sign), first, second in zip(pairs, holm(inferior), holm(apart), strict=True):
-        if m is None:
-            out.append(d)
-            continue
-        one = MarginTest(margin=m)
-        if (
-            first is not None
-            and second is not None
-            and d.difference is not None
-            and d.total_se is not None
-        ):
-            reach, narrow = (
-                -float(stdtrit(d.df, alpha)) * d.total_se for alpha in (first[1] / 2, second[1])
-            )
-            worst, lo, hi = (
-                reach - sign * d.difference,
-                d.difference - narrow,
-                d.difference + narrow,
-            )
-            inside = -m < lo and hi < m
-            one = MarginTest(
-                margin=m,
-                worst=worst,
-                lo=lo,
-                hi=hi,
-                non_inferior=worst < m,
-                equivalent=inside and worst < m,
-            )
-        out.append(d.model_copy(update={"against_margin": one}))
-    return out
+def _test_distance(d: CorrectedDifference, distance: float, sides: int) -> float | None:
+    """The p of the hypothesis that a distance (NaN: none) is not above 0."""
+    from scipy.special import stdtr
+
+    if d.p is None or d.total_se is None or np.isnan(distance):
+        return None
+    return min(sides * float(stdtr(d.df, -distance / d.total_se)), 1.0)
+
+
+def _test_margin(
+    d: CorrectedDifference, margin: float, sign: int, worse: Step | None, apart: Step | None
+) -> MarginTest:
+    """The test of one difference from its steps of Holm's correction in the two families."""
+    from scipy.special import stdtrit
+
+    if worse is None or apart is None:
+        return MarginTest(margin=margin)
+    value, total_se = d.difference or 0.0, d.total_se or 0.0
+    reach, narrow = (-float(stdtrit(d.df, a)) * total_se for a in (worse[1] / 2, apart[1]))
+    worst, lo, hi = reach - sign * value, value - narrow, value + narrow
+    return MarginTest(
+        margin=margin,
+        worst=worst,
+        lo=lo,
+        hi=hi,
+        non_inferior=worst < margin,
+        equivalent=-margin < lo and hi < margin and worst < margin,
+    )
 
 
 def explain_no_verdict(difference: CorrectedDifference) -> str | None:
@@ -406,9 +349,10 @@ def explain_no_verdict(difference: CorrectedDifference) -> str | None:
         return difference.undefined_reason or "no interval"
     if any(0 < count < MINIMUM_SEEDS for count in difference.seeds):
         return f"fewer than {MINIMUM_SEEDS} seeds"
-    if difference.effective < MINIMUM_VERDICT:
-        return f"effectively {difference.effective:.2f} subjects of equal weight, at least {MINIMUM_VERDICT:.0f} required"
-    return None
+    if difference.effective >= MINIMUM_VERDICT:
+        return None
+    effective = f"effectively {difference.effective:.2f} subjects of equal weight"
+    return f"{effective}, at least {MINIMUM_VERDICT:.0f} required"
 
 
 def significance_sign(difference: CorrectedDifference) -> int:
@@ -416,25 +360,20 @@ def significance_sign(difference: CorrectedDifference) -> int:
     (`explain_no_verdict`), else 0.
     """
     lo, hi = difference.corrected_lo, difference.corrected_hi
-    return (
-        0
-        if lo is None or hi is None or explain_no_verdict(difference)
-        else int(lo > 0) - int(hi < 0)
-    )
+    if lo is None or hi is None or explain_no_verdict(difference):
+        return 0
+    return int(lo > 0) - int(hi < 0)
 
 
 def rank_values(
     values: Sequence[float | None], *, lower_is_better: bool = False
 ) -> list[float | None]:
     """Rank of each value, 1 the best, equal ones their mean rank; None has none."""
-    from scipy import stats
+    from scipy.stats import rankdata
 
-    known = [k for k, value in enumerate(values) if value is not None]
-    found = stats.rankdata([values[k] if lower_is_better else -values[k] for k in known])  # type: ignore[operator]
-    out: list[float | None] = [None] * len(values)
-    for k, rank in zip(known, found.tolist(), strict=True):
-        out[k] = rank
-    return out
+    scores = np.array(values, np.float64)
+    ranks = rankdata(scores if lower_is_better else -scores, nan_policy="omit")
+    return [None if np.isnan(rank) else rank for rank in ranks.tolist()]
 
 
 class RankTest(NamedTuple):

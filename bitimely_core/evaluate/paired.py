@@ -17,12 +17,12 @@ from bitimely_core.evaluate.intervals import (
 )
 from bitimely_core.evaluate.metrics import (
     EMPTY,
-    ESTIMATORS,
     MAIN,
     METRICS,
     Array,
     Unit,
     check_rows,
+    estimate_predictions,
     find_unit,
 )
 from bitimely_core.schemas.scores import PairedComparison, PairedScores
@@ -49,21 +49,17 @@ def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, dict[str,
     orders = {
         name: np.argsort(np.asarray(p.rows).astype(str), kind="stable") for name, p in runs.items()
     }
-    first = next(iter(runs))
-    common = {
-        field: np.asarray(getattr(runs[first], field))[orders[first]]
-        for field in ("rows", "target", "groups")
-    }
-    for name, p in runs.items():
-        for field, a in common.items():
-            b = np.asarray(getattr(p, field))[orders[name]]
-            kind, nan = (np.float64, True) if field == "target" else (str, False)
-            if a.shape != b.shape or not np.array_equal(
-                a.astype(kind), b.astype(kind), equal_nan=nan
-            ):
+    common = {}
+    for field, kind in (("rows", str), ("target", np.float64), ("groups", str)):
+        sorted_runs = [np.asarray(getattr(p, field))[orders[name]] for name, p in runs.items()]
+        a = common[field] = sorted_runs[0]
+        for b in sorted_runs[1:]:
+            has_nan = field == "target"
+            if not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=has_nan):
+                what = "subjects" if field == "groups" else field
                 raise input_error(
                     Reason.SETTINGS_DIFFER,
-                    f"the runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
+                    f"the runs differ in the {what} of their windows ({len(a)} and {len(b)} rows)",
                     "a paired comparison needs the same windows",
                     "Evaluate both runs on the same tokens and split",
                 )
@@ -87,26 +83,20 @@ def compare(
     Arguments are those of `score`. Raises UserError: settings_differ (exit 4), where the windows,
     their targets or their subjects differ; non_finite.
     """
-    target, groups, both = align_runs({"run": first, "other": second})
-    rows = (
-        check_rows(task, target, both, groups, class_names, by)._replace(subject=subject)
-        if len(target)
-        else None
-    )
+    target, groups, predictions = align_runs({"first": first, "second": second})
+    rows = None
     metrics = dict.fromkeys(METRICS[task], PairedScores(undefined_reason=EMPTY))
-    if rows is not None:
-        one, other = (
-            ESTIMATORS[task](rows, rows.predictions[name], None).metrics
-            for name in ("run", "other")
-        )
-        for m in METRICS[task]:
-            scores = [
-                value if np.isfinite(value) else None for value in (one[m].value, other[m].value)
-            ]
-            difference = build_difference(
-                one[m], other[m], explain_no_interval(rows, m, bootstrap), find_unit(m, unit)
+    if len(target):
+        rows = check_rows(task, target, predictions, groups, class_names, by, subject)
+        estimates = estimate_predictions(rows)
+        for name in metrics:
+            a, b = (estimates[run].metrics[name] for run in ("first", "second"))
+            few = explain_no_interval(rows, name, bootstrap)
+            metrics[name] = PairedScores(
+                first=a.value if np.isfinite(a.value) else None,
+                second=b.value if np.isfinite(b.value) else None,
+                **build_difference(a, b, few, find_unit(name, unit)).model_dump(),
             )
-            metrics[m] = PairedScores(first=scores[0], second=scores[1], **difference.model_dump())
     return PairedComparison(
         task=task,
         main=MAIN[task],
@@ -126,30 +116,30 @@ def predictions_frame(
     import polars as pl
 
     prediction = np.asarray(prediction)
+    columns = {"target": target}
     if task == "regression":
-        columns = {"target": target, "prediction": prediction.reshape(-1)}
+        columns["prediction"] = prediction.reshape(-1)
     elif task == "classification":
-        columns = {
-            "target": target,
-            "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64),
-        }
+        columns["prediction"] = prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)
     elif task == "survival":
-        columns = {
-            f"{what}_{name}": target[:, k, at]
-            for k, name in enumerate(class_names)
-            for at, what in enumerate(("time", "event"))
-        }
+        columns = {}
+        for k, name in enumerate(class_names):
+            columns |= {f"time_{name}": target[:, k, 0], f"event_{name}": target[:, k, 1]}
     else:
         columns = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
     if task != "regression":
         columns |= {f"p_{name}": prediction[:, k] for k, name in enumerate(class_names)}
-    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(
-        **{k: pl.Series(v) for k, v in columns.items()}
-    )
+    series = {name: pl.Series(values) for name, values in columns.items()}
+    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**series)
 
 
 def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
-    """Predictions from the content of `predictions.parquet`; columns as in `compare_frames`."""
+    """Predictions from the content of `predictions.parquet`.
+
+    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>`
+    (classification), `target_<label>` and `p_<label>` (multi-label), or `target` and `prediction`
+    (regression).
+    """
 
     def matrix(prefix: str) -> Array:
         return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
@@ -171,33 +161,3 @@ def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) ->
 def list_classes(frame: Any) -> list[str]:
     """Classes or labels of a `predictions.parquet` in the order of their ids; [] for regression."""
     return [name.removeprefix("p_") for name in frame.columns if name.startswith("p_")]
-
-
-def compare_frames(
-    task: str,
-    first: Any,
-    second: Any,
-    class_names: Sequence[str] = (),
-    *,
-    bootstrap: int = 1000,
-    by: Unit = "subject",
-    unit: str | None = None,
-    subject: str = "subject",
-) -> dict[str, PairedScores]:
-    """`compare` for two `predictions.parquet` as data frames; returns its metrics.
-
-    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>`
-    (classification), `target_<label>` and `p_<label>` (multi-label), or `target` and `prediction`
-    (regression). Raises as `compare`.
-    """
-    one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
-    return compare(
-        task,
-        one,
-        other,
-        class_names=class_names,
-        bootstrap=bootstrap,
-        by=by,
-        unit=unit,
-        subject=subject,
-    ).metrics

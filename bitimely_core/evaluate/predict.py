@@ -93,7 +93,7 @@ def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "aut
     rows = views[0]["validation"]
     target = rows.targets(None)
     assert target is not None, "a view with a task has targets"
-    found = evaluate.score(
+    scores = evaluate.score(
         rows.task,
         target,
         predict(head, rows, device=device),
@@ -101,4 +101,4 @@ def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "aut
         class_names=rows.class_names,
         bootstrap=0,
     )
-    return {str(found.main): found.metrics[str(found.main)].value}
+    return {str(scores.main): scores.metrics[str(scores.main)].value}

@@ -5,6 +5,7 @@ tests.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,20 +129,17 @@ class ResultTable:
     @cached_property
     def cells(self) -> dict[Key, CellScore]:
         """All cells."""
-        return {
-            (row, key): cell
-            for key, result in self.results.items()
-            for row, cell in result.cells.items()
-        }
+        cells: dict[Key, CellScore] = {}
+        for key, result in self.results.items():
+            cells |= {(row, key): cell for row, cell in result.cells.items()}
+        return cells
 
     @cached_property
     def differences(self) -> dict[Key, CorrectedDifference]:
         """All differences as one family after Holm correction."""
-        family = {
-            (row, key): difference
-            for key, result in self.results.items()
-            for row, difference in result.differences.items()
-        }
+        family: dict[Key, MeanDifference] = {}
+        for key, result in self.results.items():
+            family |= {(row, key): d for row, d in result.differences.items()}
         columns = [self.column(key) for _, key in family]
         corrected = evaluate.apply_margins(
             evaluate.holm_correct(list(family.values())),
@@ -168,18 +166,18 @@ class ResultTable:
 
     def _average_stored_differences(self) -> dict[BaselinePair, MeanDifference]:
         """Each row less each baseline in its scores, where all seeds have the difference."""
-        seeds: dict[tuple[str, str], list[Scores]] = {}
+        seeds = defaultdict[Key, list[Scores]](list)
         for run in self.found:
-            seeds.setdefault((run.row, run.data), []).append(run.scores)
+            seeds[run.row, run.data].append(run.scores)
         family = {}
         for (row, data), scores in seeds.items():
             metrics = self._list_metrics(data) or {data: str(scores[0].main)}
             for (key, metric), name in itertools.product(metrics.items(), scores[0].baselines):
                 differences = [_find_difference(of_seed, name, metric) for of_seed in scores]
-                known = [difference for difference in differences if difference is not None]
-                if len(known) == len(scores):
+                defined = list(filter(None, differences))
+                if len(defined) == len(scores):
                     pair = BaselinePair(row, key, name.replace("_", " "))
-                    family[pair] = evaluate.average_differences(known)
+                    family[pair] = evaluate.average_differences(defined)
         return family
 
     def _list_metrics(self, data: str) -> dict[str, str]:
@@ -234,17 +232,14 @@ class ResultTable:
 
 def _find_difference(scores: Scores, baseline: str, metric: str) -> Difference | None:
     """The difference of a run to one of its baselines, where both are defined."""
-    if baseline not in scores.baselines:
-        return None
-    value = scores.baselines[baseline].metrics.get(metric)
-    difference = value.difference if value else None
+    metrics = scores.baselines[baseline].metrics if baseline in scores.baselines else {}
+    difference = metrics.get(metric, MetricValue()).difference
     return difference if difference and difference.difference is not None else None
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
     """The evaluated run in `folder`; None without scores."""
-    path = folder / "scores.json"
-    if not has_result(path):
+    if not has_result(folder / "scores.json"):
         return None
     record = RunRecord.load(folder / "run.json")
     return ScoredRun(row, data, seed, record.run, folder, record, Scores.load_shared(folder))
@@ -283,28 +278,24 @@ def group_columns(
         data, _, part = key.partition(":")
         of_data = scores.get(data)
         task = (of_data.task if of_data else None) or _infer_task(data)
-        keys = [key] if part else _refine_column(key, data, task, of_data, stated)
-        columns |= {name: _make_column(name, data, task) for name in keys}
+        keys = [] if part else _refine_column(key, task, of_data, stated)
+        columns |= {name: _make_column(name, data, task) for name in keys or [key]}
     return list(columns.values())
 
 
-def _refine_column(
-    key: str, data: str, task: str, scores: Scores | None, stated: Sequence[str]
-) -> list[str]:
-    """The columns of the data `key`: those that are stated, of multi-label data else its labels."""
-    finer = [name for name in stated if name.partition(":")[0] == data and name != key]
+def _refine_column(key: str, task: str, scores: Scores | None, stated: Sequence[str]) -> list[str]:
+    """The columns of the data `key` that are stated, of multi-label data else its labels."""
+    finer = [name for name in stated if name.partition(":")[0] == key and name != key]
     if not finer and task == "multilabel" and scores:
-        finer = [f"{data}:{label}" for label in scores.by_class]
-    return finer or [key]
+        finer = [f"{key}:{label}" for label in scores.by_class]
+    return finer
 
 
 def _make_column(key: str, data: str, task: str) -> ScoreColumn:
     """The column `data`, `data:metric` or `data:label`; of a label it is the AUPRC."""
     part = key.partition(":")[2]
-    if not part:
-        return ScoreColumn(key, data, evaluate.MAIN.get(task), None, task)
-    if part in evaluate.NAMES:
-        return ScoreColumn(key, data, part, None, task)
+    if not part or part in evaluate.NAMES:
+        return ScoreColumn(key, data, part or evaluate.MAIN.get(task), None, task)
     return ScoreColumn(key, data, "auprc", part, task)
 
 
@@ -354,31 +345,33 @@ def compare_column(
     Runs on other data are ignored. `others`: baselines of all rows, name -> content of a
     `predictions.parquet`; `keep`: folder of stored results.
     """
-    metrics = [column.metric_in(run.scores) if run.data == column.data else None for run in runs]
-    scored = [run for run, metric in zip(runs, metrics, strict=True) if metric is not None]
-    if not scored or column.metric is None:
+    if column.metric is None:
         return ColumnResult()
-    if any(metric and metric.undefined_reason == WITHHELD for metric in metrics):
+    metrics = [column.metric_in(run.scores) if run.data == column.data else None for run in runs]
+    scored = [run for run, metric in zip(runs, metrics, strict=True) if metric]
+    if not scored:
+        return ColumnResult()
+    if any(metric.undefined_reason == WITHHELD for metric in filter(None, metrics)):
         # the predictions would show it
         return ColumnResult(cells=_build_cells(column, scored, None, {}))
+    compared = (column, scored, reference, others or {})
     if keep is None:
-        return _compare_rows(column, scored, reference, others or {})
-    path = keep / f"pairs-{_identify_comparison(column, scored, reference, others or {})}.json"
-    if not has_result(path):
-        result = _compare_rows(column, scored, reference, others or {})
-        write_results(keep, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
-    else:
+        return _compare_rows(*compared)
+    path = keep / f"pairs-{_identify_comparison(*compared)}.json"
+    if has_result(path):
         result = ColumnResult.model_validate_json(read_result(path))
+    else:
+        result = _compare_rows(*compared)
+        write_results(keep, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
     return _order_rows(result, [run.row for run in scored])
 
 
 def _order_rows(result: ColumnResult, rows: Sequence[str]) -> ColumnResult:
     """The result with its rows in the order of a page, not of the file."""
-    order = dict.fromkeys(rows)
     parts = {}
     for name in ("cells", "differences", "baselines"):
         part = getattr(result, name)
-        parts[name] = {row: part[row] for row in order if row in part}
+        parts[name] = {row: part[row] for row in dict.fromkeys(rows) if row in part}
     return result.model_copy(update=parts)
 
 
@@ -399,9 +392,8 @@ def _identify_comparison(
         name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()])
         for name, frame in others.items()
     }
-    what = [column.key, column.metric, column.label, reference]
-    how = [settings.bootstrap, settings.by]
-    return storage.fingerprint([CACHE_VERSION, *what, *how, runs, baselines])[:24]
+    what = [column.key, column.metric, column.label, reference, settings.bootstrap, settings.by]
+    return storage.fingerprint([CACHE_VERSION, *what, runs, baselines])[:24]
 
 
 def has_withheld(scores: TaskScores) -> bool:
@@ -419,46 +411,33 @@ def _label_run(run: ScoredRun) -> str:
     return f"{run.row}, seed {run.seed}"
 
 
-class ComparableRuns(NamedTuple):
-    """Predictions of one column on the same windows and classes, by name of a run or baseline."""
-
-    classes: list[str]
-    predictions: dict[str, evaluate.Predictions]
-    seeds: dict[str, dict[int, str]]  # row -> seed -> name
-    remarks: list[str]  # on those that are excluded
-
-
 def _select_comparable(
     column: ScoreColumn,
     scored: Sequence[ScoredRun],
     first: ScoredRun,
     others: Mapping[str, pl.DataFrame],
-) -> ComparableRuns:
-    """The runs and baselines whose windows are those of the run `first`."""
+) -> tuple[list[str], dict[str, evaluate.Predictions], list[str]]:
+    """Classes, the predictions of runs and baselines on the windows of the run `first` by name,
+    and remarks on those that are excluded.
+    """
     stored = {_label_run(run): read_predictions(run) for run in scored}
-    read = {name: pair for name, pair in stored.items() if pair is not None}
-    classes = next((names for names, _ in read.values()), [])
-    candidates = {name: values for name, (names, values) in read.items() if names == classes}
+    pairs = {name: pair for name, pair in stored.items() if pair is not None}
+    classes = next((names for names, _ in pairs.values()), [])
+    candidates = {name: values for name, (names, values) in pairs.items() if names == classes}
     for name, frame in others.items():
         if evaluate.list_classes(frame) == classes:
             task = first.scores.task or ""
             candidates[name] = evaluate.parse_predictions(task, frame, classes)
     predictions, remarks = {}, []
     for name, values in candidates.items():
-        pair = {"reference": candidates.get(_label_run(first), values), "run": values}
         try:
-            evaluate.align_runs(pair)
+            evaluate.align_runs({"first": candidates.get(_label_run(first), values), "run": values})
+            predictions[name] = values
         except UserError as error:
             raise_system_error(error)
             excluded = "excluded from comparisons, evaluated on different windows"
             remarks.append(f"{name} on {column.key}: {excluded}.")
-        else:
-            predictions[name] = values
-    seeds: dict[str, dict[int, str]] = {}
-    for run in scored:
-        if _label_run(run) in predictions:
-            seeds.setdefault(run.row, {})[run.seed] = _label_run(run)
-    return ComparableRuns(classes, predictions, seeds, remarks)
+    return classes, predictions, remarks
 
 
 def _compare_rows(
@@ -469,38 +448,42 @@ def _compare_rows(
 ) -> ColumnResult:
     """The cells, differences and remarks of a column, from the predictions."""
     first = next((run for run in scored if run.row == reference), scored[0])
-    runs = _select_comparable(column, scored, first, others)
-    if not runs.predictions:
-        cells = _build_cells(column, scored, None, runs.seeds)
-        return ColumnResult(cells=cells, remarks=runs.remarks)
+    scores = first.scores
+    classes, predictions, remarks = _select_comparable(column, scored, first, others)
+    rows = defaultdict[str, list[str]](list)
+    for row, name in dict.fromkeys((run.row, _label_run(run)) for run in scored):
+        if name in predictions:
+            rows[row].append(name)
+    if not predictions:
+        return ColumnResult(cells=_build_cells(column, scored, None, rows), remarks=remarks)
     estimates = evaluate.estimate_runs(
-        first.scores.task or "",
-        runs.predictions,
-        class_names=runs.classes,
+        scores.task or "",
+        predictions,
+        class_names=classes,
         metric=None if column.label else column.metric,
         label=column.label,
-        bootstrap=first.scores.settings.bootstrap,
-        by=first.scores.settings.by,
-        unit=first.scores.unit,
-        subject=evaluate.name_unit(first.scores),
+        bootstrap=scores.settings.bootstrap,
+        by=scores.settings.by,
+        unit=scores.unit,
+        subject=evaluate.name_unit(scores),
     )
-    rows = {row: list(names.values()) for row, names in runs.seeds.items()}
+    defined = {name for name, run in estimates.runs.items() if np.isfinite(run.value)}
     base = rows.get(reference, [])
     differences = {}
-    if base and np.isfinite(estimates.runs[base[0]].value):
+    if base and base[0] in defined:
         differences = {
             row: evaluate.paired_difference(estimates, names, base)
             for row, names in rows.items()
             if row != reference
         }
-    baselines: dict[str, dict[str, MeanDifference]] = {}
-    for name in others:
-        if name in runs.predictions and np.isfinite(estimates.runs[name].value):
-            for row, names in rows.items():
-                difference = evaluate.compare_with_baseline(estimates, names, name)
-                baselines.setdefault(row, {})[name] = difference
-    cells = _build_cells(column, scored, estimates, runs.seeds)
-    remarks = runs.remarks + _list_diverged(column, cells, first.scores)
+    fitted = [name for name in others if name in defined]
+    baselines = {
+        row: {name: evaluate.compare_with_baseline(estimates, names, name) for name in fitted}
+        for row, names in rows.items()
+        if fitted
+    }
+    cells = _build_cells(column, scored, estimates, rows)
+    remarks += _list_diverged(column, cells, scores)
     return ColumnResult(cells=cells, differences=differences, baselines=baselines, remarks=remarks)
 
 
@@ -515,11 +498,11 @@ def _list_diverged(
     limit = 10 * float(np.median(spreads)) if spreads else np.inf
     remarks = []
     for row, cell in cells.items():
-        values = {
-            seed.seed: column.sign * seed.value for seed in cell.seeds if seed.value is not None
-        }
-        middle = float(np.median(list(values.values()))) if len(values) > 1 else np.nan
-        for seed, value in values.items():
+        seeds = [
+            (seed.seed, column.sign * seed.value) for seed in cell.seeds if seed.value is not None
+        ]
+        middle = float(np.median([value for _, value in seeds])) if len(seeds) > 1 else np.nan
+        for seed, value in seeds:
             is_constant = value <= constant < middle - (cell.se or 0.0)
             if is_constant or 0 < limit < abs(value - middle):
                 numbers = f"{column.sign * value:.3g}, median of the row {column.sign * middle:.3g}"
@@ -543,23 +526,25 @@ def _build_cells(
     column: ScoreColumn,
     scored: Sequence[ScoredRun],
     estimates: evaluate.RunEstimates | None,
-    names: Mapping[str, Mapping[int, str]],
+    names: Mapping[str, Sequence[str]],
 ) -> dict[str, CellScore]:
     """A cell per row; its interval is that of the mean over seeds where the predictions of all
-    seeds are there. `names`: row -> seed -> name in `estimates`.
+    seeds are there. `names`: row -> those of its seeds in `estimates`.
     """
     cells = {}
     for row in dict.fromkeys(run.row for run in scored):
         runs = [run for run in scored if run.row == row]
         seeds = [_score_seed(column, run) for run in runs]
-        if estimates is not None and len(names.get(row, {})) == len(seeds):
-            score = evaluate.mean_over_seeds(estimates, list(names[row].values()))
-        else:
-            score = _average_seeds(seeds)
         values = [seed.value for seed in seeds if seed.value is not None]
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        if estimates is not None and len(names.get(row, [])) == len(seeds):
+            score = evaluate.mean_over_seeds(estimates, names[row])
+        elif len(seeds) == 1:
+            score = seeds[0].model_copy(update={"classes": None})
+        else:
+            score = MetricValue(value=float(np.mean(values)) if values else None)
         cells[row] = CellScore(
-            **score.model_dump(),
+            **score.model_dump(include=set(MetricValue.model_fields)),
             seeds=seeds,
             seed_sd=sd,
             seed_se=None if sd is None else float(sd / np.sqrt(len(values))),
@@ -572,16 +557,6 @@ def _build_cells(
 def _score_seed(column: ScoreColumn, run: ScoredRun) -> SeedScore:
     metric = column.metric_in(run.scores) or MetricValue()
     return SeedScore(seed=run.seed, run=run.name, **metric.model_dump())
-
-
-def _average_seeds(seeds: Sequence[SeedScore]) -> MetricValue:
-    """The mean over seeds without an interval; of one seed its own score."""
-    values = [seed.value for seed in seeds if seed.value is not None]
-    score = MetricValue()
-    if len(seeds) == 1:
-        score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields)))
-    mean = float(np.mean(values)) if values else None
-    return score.model_copy(update={"value": mean, "classes": None})
 
 
 def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:

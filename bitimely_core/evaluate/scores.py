@@ -32,6 +32,7 @@ from bitimely_core.evaluate.metrics import (
     ScoredRows,
     Unit,
     check_rows,
+    estimate_predictions,
     find_days,
     find_unit,
 )
@@ -68,10 +69,10 @@ def constant_baselines(
         about = "predicts for all the cumulative incidence of the training split"
         return {"prior": ConstantBaseline(about, incidence)}
     if task == "regression":
-        values = {"mean": float(train.mean()), "median": float(np.median(train))}
+        values = {"mean": np.mean(train), "median": np.median(train)}
         return {
             name: ConstantBaseline(
-                f"always predicts the {name} of the training targets", np.full(n, value)
+                f"always predicts the {name} of the training targets", np.full(n, float(value))
             )
             for name, value in values.items()
         }
@@ -135,11 +136,9 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
 
     def fit_logistic(inputs: Array, labels: Array, k: int) -> Array:
         """Probabilities [n, k]; without a second class in training, 1 for the only one."""
-        probabilities = np.zeros((len(new), k))
-        classes = np.unique(labels)
-        if len(classes) < 2:
-            probabilities[:, classes] = 1.0
-        else:
+        probabilities, classes = np.zeros((len(new), k)), np.unique(labels)
+        probabilities[:, classes] = 1.0
+        if len(classes) > 1:
             model = LogisticRegression(max_iter=1000).fit(inputs, labels)
             probabilities[:, classes] = model.predict_proba(new)
         return probabilities
@@ -148,8 +147,8 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
         return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
     columns = []
     for labels in y.T.astype(np.float64):
-        known = np.isfinite(labels)
-        columns.append(fit_logistic(x[known], labels[known].astype(np.int64), 2)[:, 1])
+        labelled = np.isfinite(labels)
+        columns.append(fit_logistic(x[labelled], labels[labelled].astype(np.int64), 2)[:, 1])
     return np.stack(columns, axis=1)
 
 
@@ -215,11 +214,8 @@ def score(
     if len(np.asarray(target)) == 0:
         return _empty_scores(task, class_names, by, subject)
     predictions = {"run": prediction, **(baselines or {})}
-    rows = check_rows(task, target, predictions, groups, class_names, by)
-    rows = rows._replace(subject=subject)
-    estimates = {
-        name: ESTIMATORS[task](rows, values, None) for name, values in rows.predictions.items()
-    }
+    rows = check_rows(task, target, predictions, groups, class_names, by, subject)
+    estimates = estimate_predictions(rows)
     train = np.asarray([] if train_target is None else train_target)
     constants = constant_baselines(task, train, len(rows.target), rows.names)
     for name, constant in constants.items():
@@ -227,9 +223,12 @@ def score(
     metrics = {name: build_metrics(rows, estimates[name], bootstrap) for name in estimates}
     for name in constants:
         metrics[name] |= _list_certain(estimates[name], metrics[name])
-    given = ABOUT | dict(about or {})
-    texts = {name: given.get(name, "predictions on the same windows") for name in predictions}
-    texts |= {name: constant.about for name, constant in constants.items()}
+    texts = dict.fromkeys(predictions, "predictions on the same windows") | ABOUT
+    texts |= dict(about or {}) | {name: constant.about for name, constant in constants.items()}
+    described = {
+        name: Baseline(about=texts[name], metrics=metrics[name]) for name in [*estimates][1:]
+    }
+    by_class = {} if task == "regression" else build_class_scores(rows, estimates["run"], bootstrap)
     return TaskScores(
         task=task,
         main=MAIN[task],
@@ -237,20 +236,13 @@ def score(
         n=len(rows.target),
         n_subjects=rows.n_subjects,
         metrics=metrics["run"],
-        by_class={}
-        if task == "regression"
-        else build_class_scores(rows, estimates["run"], bootstrap),
+        by_class=by_class,
         confusion=_count_confusion(rows) if task == "classification" else None,
         baselines={
-            name: Baseline(
-                about=texts[name],
-                metrics=_subtract(rows, estimates, metrics[name], name, bootstrap, unit),
-                by_class=_label_areas(rows, estimates[name], bootstrap)
-                if task == "multilabel"
-                else None,
+            name: _describe_baseline(
+                rows, estimates["run"], estimates[name], baseline, bootstrap, unit
             )
-            for name in estimates
-            if name != "run"
+            for name, baseline in described.items()
         },
         intervals=describe_intervals(rows, by, subject),
         remarks=[str(rename_units(line, subject)) for line in _list_remarks(rows, bootstrap)],
@@ -269,33 +261,28 @@ def _list_certain(estimates: Estimates, metrics: Metrics) -> Metrics:
     return certain
 
 
-def _subtract(
+def _describe_baseline(
     rows: ScoredRows,
-    estimates: Mapping[str, Estimates],
-    metrics: Metrics,
-    baseline: str,
+    run: Estimates,
+    estimates: Estimates,
+    baseline: Baseline,
     bootstrap: int,
     unit: str | None,
-) -> Metrics:
-    """The metrics of a baseline with the paired difference, run minus baseline."""
-    compared = {}
-    for name, value in metrics.items():
-        difference = build_difference(
-            estimates["run"].metrics[name],
-            estimates[baseline].metrics[name],
-            explain_no_interval(rows, name, bootstrap),
-            find_unit(name, unit),
-        )
-        compared[name] = value.model_copy(update={"difference": difference})
-    return compared
-
-
-def _label_areas(rows: ScoredRows, estimates: Estimates, bootstrap: int) -> dict[str, Metrics]:
-    """AUROC and AUPRC of every label."""
-    return {
-        label: {"auroc": scores.auroc, "auprc": scores.auprc}
-        for label, scores in build_class_scores(rows, estimates, bootstrap).items()
-    }
+) -> Baseline:
+    """A baseline with the paired differences of its metrics, run minus baseline, and of several
+    labels with the AUROC and AUPRC of each.
+    """
+    metrics = {}
+    for name, value in baseline.metrics.items():
+        pair = (run.metrics[name], estimates.metrics[name])
+        uncertain = explain_no_interval(rows, name, bootstrap)
+        difference = build_difference(*pair, uncertain, find_unit(name, unit))
+        metrics[name] = value.model_copy(update={"difference": difference})
+    by_class = None
+    if rows.task == "multilabel":
+        scores = build_class_scores(rows, estimates, bootstrap)
+        by_class = {label: {"auroc": s.auroc, "auprc": s.auprc} for label, s in scores.items()}
+    return baseline.model_copy(update={"metrics": metrics, "by_class": by_class})
 
 
 def _count_confusion(rows: ScoredRows) -> list[list[int]]:
@@ -317,15 +304,14 @@ def _list_remarks(rows: ScoredRows, bootstrap: int) -> list[str]:
         remarks.append(f"No confidence intervals: {few}.")
     if rows.task != "classification":
         return remarks
-    has_rows = rows.positive.any(0)
-    owners = [np.unique(rows.groups[rows.positive[:, k]]) for k in np.flatnonzero(has_rows)]
-    single = {int(subjects[0]) for subjects in owners if len(subjects) == 1}
-    if len(owners) > 1 and len(single) == len(owners):
+    subjects = [set(rows.groups[of_class].tolist()) for of_class in rows.positive.T]
+    present = list(filter(None, subjects))
+    if len(present) > 1 and sum(map(len, present)) == len(set.union(*present)) == len(present):
         remarks.append(
             "Each class comes from one subject: classes and subjects cannot be separated."
         )
-    if not has_rows.all():
-        absent = ", ".join(rows.names[k] for k in np.flatnonzero(~has_rows))
+    if len(present) < len(subjects):
+        absent = ", ".join(rows.names[k] for k, owners in enumerate(subjects) if not owners)
         remarks.append(
             f"No row of the split is of class {absent}: excluded from means over classes."
         )
@@ -356,9 +342,9 @@ def score_figure(scores: TaskScores) -> Figure | None:
     baselines = {key.replace("_", " "): baseline for key, baseline in scores.baselines.items()}
     bars = {ours: scores.metrics[name]}
     bars |= {label: baseline.metrics[name] for label, baseline in baselines.items()}
-    bars = {label: metric for label, metric in bars.items() if metric.value is not None}
-    if ours not in bars:
+    if bars[ours].value is None:
         return None
+    bars = {label: value for label, value in bars.items() if value.value is not None}
     metric = METRIC[name]
     title = f"{metric.label[0].upper()}{metric.label[1:]}"
     side = "lower" if metric.lower_is_better else "higher"
@@ -370,12 +356,6 @@ def score_figure(scores: TaskScores) -> Figure | None:
     if baselines:
         texts = (f"{label}: {baseline.about}" for label, baseline in baselines.items())
         caption += f" {'; '.join(texts)}."
-    values = bars.values()
-    data = BarPlot(
-        list(bars),
-        [value.value for value in values],
-        [value.lo for value in values],
-        [value.hi for value in values],
-        metric.label,
-    )
+    heights, lows, highs = zip(*((bar.value, bar.lo, bar.hi) for bar in bars.values()), strict=True)
+    data = BarPlot(list(bars), list(heights), list(lows), list(highs), metric.label)
     return Figure("main-score", title, caption, data)

@@ -10,6 +10,7 @@ Legend: n rows, U units, C columns (a label at a horizon), H horizons of a label
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,12 +45,11 @@ class LabelColumns(NamedTuple):
 
 def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:
     """Label -> its columns; `names` of the C columns as of `types.name_horizon`."""
-    labels: dict[str, LabelColumns] = {}
+    labels = defaultdict[str, LabelColumns](lambda: LabelColumns([], []))
     for column, name in enumerate(names):
         label, day = parse_horizon(name)
-        group = labels.setdefault(label, LabelColumns([], []))
-        group.columns.append(column)
-        group.days.append(day)
+        labels[label].columns.append(column)
+        labels[label].days.append(day)
     return labels
 
 
@@ -165,9 +165,8 @@ def estimate_concordance(
     total = pairs.sum() / 2
     value = float(agreed.sum() / 2 / total) if total else float("nan")
     influence = (agreed - value * pairs) / max(total, 1)
-    return _make_estimate(
-        value, influence, units, n_units, (event == 1).astype(float), np.ones(len(time))
-    )
+    sides = (event == 1).astype(float), np.ones(len(time))
+    return _make_estimate(value, influence, units, n_units, *sides)
 
 
 def estimate_horizon(
@@ -181,8 +180,9 @@ def estimate_horizon(
     leave them out.
     """
     equal = np.ones(len(time))
+    zeros = np.zeros(len(time))
     if estimate_censoring(time, event).evaluate(horizon) == 0:
-        undefined = _make_estimate(float("nan"), np.zeros(len(time)), units, n_units, equal)
+        undefined = _make_estimate(float("nan"), zeros, units, n_units, equal)
         return undefined, undefined
     weight = weigh_uncensored(time, event, horizon)
     case = (event == 1) & (time <= horizon)
@@ -191,7 +191,7 @@ def estimate_horizon(
     mean = errors.mean()
     brier = _make_estimate(float(mean), (errors - mean) / len(errors), units, n_units, equal)
     if not w.sum() or not v.sum():
-        return _make_estimate(float("nan"), np.zeros(len(time)), units, n_units, w, v), brier
+        return _make_estimate(float("nan"), zeros, units, n_units, w, v), brier
     values, place = np.unique(risk, return_inverse=True)
     cases, controls = (np.bincount(place, side, len(values)) for side in (w, v))
     below = (np.cumsum(controls) - controls / 2) / v.sum()

@@ -110,39 +110,24 @@ def describe_difference(
     row, reference = pair
     reason = rename_units(explain_no_verdict(d), unit)
     if reason is not None:
-        return _describe_without_verdict(
-            pair, data, d, metric.fit_value(d.difference), unit, reason
-        )
+        difference = metric.fit_value(d.difference).difference(d.difference)
+        if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
+            few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
+            return f"{row} less {reference} on {data}: {difference}; {few}"
+        if d.difference is None or "seeds" not in reason:
+            why = reason.removeprefix("no CI: ")
+            return f"{row} and {reference} on {data}: {difference}, no verdict ({why})."
+        models = f"these trained models differ by {difference} ({row} less {reference})"
+        return f"On {data} {models}; with {reason} nothing is said about the methods."
     metric = metric.fit_difference(d)
     side = significance_sign(d) * metric.sign
     if not side:
         return describe_no_difference(pair, data, d, metric)
     word = "better" if side > 0 else "worse"
-    seeds = min((count for count in d.seeds if count), default=0)
+    seeds = min(filter(None, d.seeds), default=0)
     counted = f"{count_units(d.n_defined, unit)}, {seeds} seeds"
     numbers = f"{metric.difference(d.difference)} ({describe_interval(d, metric)}; {counted})"
     return f"{row} is {word} than {reference} on {data}: {numbers}."
-
-
-def _describe_without_verdict(
-    pair: tuple[str, str],
-    data: str,
-    d: CorrectedDifference,
-    metric: PrintedMetric,
-    unit: str,
-    reason: str,
-) -> str:
-    """The sentence where `reason` allows neither better nor worse."""
-    row, reference = pair
-    difference = metric.difference(d.difference)
-    if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
-        few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
-        return f"{row} less {reference} on {data}: {difference}; {few}"
-    if d.difference is None or "seeds" not in reason:
-        why = reason.removeprefix("no CI: ")
-        return f"{row} and {reference} on {data}: {difference}, no verdict ({why})."
-    models = f"these trained models differ by {difference} ({row} less {reference})"
-    return f"On {data} {models}; with {reason} nothing is said about the methods."
 
 
 def describe_margin(
@@ -357,8 +342,8 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     seed = "; this is one trained model, and nothing is said about the method"
     if case == "exceeded":
         unit = scores.intervals.unit if scores.intervals else "subject"
-        over = f"Holm-corrected over {len(family)} baselines; {count_units(d.n_defined, unit)}"
-        interval = f"95 % confidence interval {print_bounds(d, metric)}, {over}"
+        over = f"{len(family)} baselines; {count_units(d.n_defined, unit)}"
+        interval = f"{describe_interval(d, metric)} over {over}"
         beats = f"{start} beats this trained model on {data} in {what}: {theirs} and {ours}"
         text = f"{beats}, a difference of {difference} ({interval}){seed}."
     elif case == "unclear":

@@ -126,7 +126,7 @@ def _predict_label(
     kind: str, x: Mapping[str, csr_matrix | Array], y: Mapping[str, Array], settings: int
 ) -> Array | float:
     """Probabilities [n] of one label; where train cannot teach it, its rate there."""
-    labelled = {split: np.flatnonzero(np.isfinite(labels)) for split, labels in y.items()}
+    labelled = {split: np.flatnonzero(np.isfinite(y[split])) for split in ("train", "validation")}
     train, validation = (y[split][rows].astype(np.int64) for split, rows in labelled.items())
     if len(np.unique(train)) < 2 or not x["train"].shape[1]:
         return float(train.mean()) if len(train) else 0.5

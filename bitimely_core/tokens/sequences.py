@@ -379,9 +379,8 @@ def open_sequences(
         codes = pl.read_parquet(folder / "vocab.parquet", columns=["code"])["code"].to_list()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
-        raise token_error(
-            folder, "not readable", "expected sequences and their vocabulary in Parquet"
-        ) from error
+        wanted = "expected sequences and their vocabulary in Parquet"
+        raise token_error(folder, "not readable", wanted) from error
     index = _make_index(frame, manifest.class_names)
     check_subjects(index, options.split, folder)
     statistics = PredictionStatistics if manifest.base else SequenceStatistics

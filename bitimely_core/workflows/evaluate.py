@@ -463,17 +463,17 @@ def _compare_runs(
             "Fine-tune it first",
             field="--compare",
         )
-    settings, table = scores.settings, read_result_table(path)
-    metrics = scoring.compare_frames(
+    settings, names = scores.settings, windows.class_names
+    frames = (first, read_result_table(path))
+    metrics = scoring.compare(
         windows.task,
-        first,
-        table,
-        windows.class_names,
+        *(scoring.parse_predictions(windows.task, frame, names) for frame in frames),
+        class_names=names,
         bootstrap=settings.bootstrap,
         by=settings.by,
         unit=windows.target_unit,
         subject=windows.subject_unit,
-    )
+    ).metrics
     name, pair = scoring.MAIN[windows.task], (scores.run, RunRecord.load(second / "run.json").run)
     main = Difference(**metrics[name].model_dump(exclude={"first", "second"}))
     (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()
