@@ -87,9 +87,7 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
                 [hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary
             ),
             "split_bin": splits.compute_bins(names, job.options.seed),
-            "shard": splits.assign_shards(names, job.shards)
-            if job.shards > 1
-            else np.zeros(len(names), np.int32),
+            "shard": splits.assign_shards(names, job.shards),
         }
     )
 
