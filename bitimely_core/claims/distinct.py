@@ -15,8 +15,7 @@ def number_texts(column: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32
 
     Returns a row that holds each text, and the number of the text of each row [n].
     """
-    categories = column if isinstance(column.dtype, pl.Categorical) else column.cast(pl.Categorical)
-    physical = categories.to_physical()
+    physical = column.cast(pl.Categorical).to_physical()
     null = int(np.max(physical.drop_nulls().to_numpy(), initial=0)) + 1
     index = physical.fill_null(null).to_numpy()
     last_row = np.full(null + 1, -1)

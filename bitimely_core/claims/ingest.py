@@ -409,7 +409,7 @@ def _write_events(
     The rows that leave are added to the accounts of `cleaned`.
     """
     events: dict[str, StoredFile] = {}
-    agreement: pass2_write.AgreementCounts = Counter()
+    agreement = Counter[tuple[str, str, str]]()
     other_sex = 0
     for shard in pass2_write.write_shards(job, cleaned, keys):
         name, events[name] = shard.events
@@ -435,6 +435,9 @@ def _write_events(
 
 def _list_unmapped(findings: CleaningFindings) -> list[CodeCount]:
     """The most frequent codes without PheCode."""
-    counts = [(findings.codes[number], n) for number, n in findings.code_counts.items()]
-    unmapped = [CodeCount(code=code.text, n=n) for code, n in counts if not code.phecodes]
+    unmapped = [
+        CodeCount(code=findings.codes[number].text, n=n)
+        for number, n in findings.code_counts.items()
+        if not findings.codes[number].phecodes
+    ]
     return sorted(unmapped, key=lambda count: (-count.n, count.code))[:UNMAPPED_LISTED]

@@ -199,6 +199,4 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}")
         for name in names
     ]
-    return pl.concat([pl.DataFrame(schema=schema), *parts]).sort(
-        "subject_id", "name", maintain_order=True
-    )
+    return pl.concat([pl.DataFrame(schema=schema), *parts]).sort("subject_id", "name")

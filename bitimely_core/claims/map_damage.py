@@ -85,8 +85,11 @@ def find_damage(
     if is_original and counts.total() >= FULL_ROWS:  # without zeros both codes are 1
         missing = sorted({"001", "001.0"} - counts.keys())
         keys[Damage.MISSING_CODES] = missing + ["PheCode 008"] * ("008" not in phecodes)
-    samples = {damage: list(dict.fromkeys(keys.get(damage, ())))[:EXAMPLES] for damage in Damage}
-    return {damage: texts for damage, texts in samples.items() if texts}
+    damages = {}
+    for damage in Damage:
+        if texts := list(dict.fromkeys(keys.get(damage, ()))):
+            damages[damage] = texts[:EXAMPLES]
+    return damages
 
 
 def _is_scientific(text: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -53,8 +52,6 @@ ROWS = {  # columns of the rows of a shard
 MEASURES = ("value", "minute")  # further columns, which not every ingest has
 LABEL_KINDS = ("y", "onset")  # columns of a label: y_<name>, onset_<name>
 DAY_MINUTES = 1440
-AgreementCounts = Counter[tuple[str, str, str]]
-"""(rule, flag, cell) -> subjects."""
 
 
 class FinishedShard(BaseModel):
@@ -63,7 +60,7 @@ class FinishedShard(BaseModel):
     events: tuple[str, StoredFile]  # name, and size and hash
     accounts: dict[str, RowAccount]  # by file: rows that left after the first pass
     agreement: list[tuple[tuple[str, str, str], int]]  # (rule, flag, cell), subjects
-    other_sex: int = 0  # rows with a PheCode of the other sex
+    other_sex: int  # rows with a PheCode of the other sex
 
 
 def write_shards(
@@ -105,7 +102,7 @@ def _finish_shard(
     shard = steps.label_shard(
         ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     )
-    agreement = _count_agreement(shard.cohort, job)
+    agreement = list(_count_agreement(shard.cohort, job))
     shard = _apply_labels(shard, job)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
     _write_subject_files(job, shard, number)
@@ -113,7 +110,7 @@ def _finish_shard(
     done = FinishedShard(
         events=spill.write_table(job.run.out, f"events-{number:05d}", [events]),
         accounts=accounts,
-        agreement=list(agreement.items()),
+        agreement=agreement,
         other_sex=other_sex,
     )
     storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
@@ -249,16 +246,19 @@ def _pack_keys(subject: pl.Series, day: pl.Series) -> NDArray[np.int64]:
     return subject.to_numpy().astype(np.int64) * SPAN_DAYS + shifted
 
 
-def _count_agreement(cohort: pl.DataFrame, job: ClaimsJob) -> AgreementCounts:
-    """How often the label of each rule agrees with each column of the source."""
-    agreement = AgreementCounts()
+def _count_agreement(
+    cohort: pl.DataFrame, job: ClaimsJob
+) -> Iterator[tuple[tuple[str, str, str], int]]:
+    """(rule, flag, cell), subjects: how often the label of each rule agrees with each column of the
+    source.
+    """
     for rule, flag in itertools.product(job.rules, job.flags):
         label, column = (
             cohort[name].fill_null(-1).to_numpy() for name in (f"y_{rule.name}", f"flag_{flag}")
         )
-        cells = shortcut_baselines.count_agreement(label, column)
-        agreement.update({(rule.name, flag, cell): n for cell, n in cells.items() if n})
-    return agreement
+        for cell, n in shortcut_baselines.count_agreement(label, column).items():
+            if n:
+                yield (rule.name, flag, cell), n
 
 
 def _apply_labels(shard: ClaimsShard, job: ClaimsJob) -> ClaimsShard:

@@ -110,10 +110,10 @@ class MapOptions(NamedTuple):
     """How the tables of a map are read."""
 
     # `phecode-zeros` restores the leading zeros of PheCodes if the map has no other damage
-    repair: str | None = None
-    keep_ignored: bool = False  # keep the catalog's PheCodes marked Ignore
+    repair: str | None
+    keep_ignored: bool  # keep the catalog's PheCodes marked Ignore
     # vocabulary of the ICD-10 codes, and of a plain table without one (default icd9)
-    vocab: str | None = None
+    vocab: str | None
 
 
 def read_map(

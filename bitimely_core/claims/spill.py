@@ -121,9 +121,7 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
     def fill(stream: BinaryIO) -> None:
         nonlocal count
         tables = _iter_groups(frames)
-        first = next(tables, None)
-        if first is None:
-            return
+        first = next(tables)
         with pq.ParquetWriter(stream, first.schema, compression="zstd", version="2.6") as writer:
             for table in itertools.chain([first], tables):
                 writer.write_table(table, row_group_size=GROUP)

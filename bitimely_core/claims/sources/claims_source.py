@@ -50,20 +50,17 @@ class ClaimsSource:
 
     @property
     def findings(self) -> list[Finding]:
-        """Warnings and infos."""
-        return [*self.survey.findings, *self._find_unmatched()]
-
-    def _find_unmatched(self) -> list[Finding]:
-        """A warning of labels without claims and of claims without labels."""
-        if self.labels is None or not self.survey.counts_subjects:
-            return []
-        labelled, subjects = hash_ids(self.labels["subject_id"]), self.survey.subjects
-        both = len(np.intersect1d(labelled, subjects, assume_unique=True))
-        without, unlabelled = len(labelled) - both, len(subjects) - both
-        return warn_of_rows(
-            without + unlabelled,
-            Reason.UNMATCHED_LABELS,
-            f"subjects have labels or claims alone ({without} subjects no claims, {unlabelled} "
-            "subjects no labels)",
-            file=self.rows[-1].file,
-        )
+        """Warnings and infos; also one of labels without claims and of claims without labels."""
+        findings = list(self.survey.findings)
+        if self.labels is not None and self.survey.counts_subjects:
+            labelled, subjects = hash_ids(self.labels["subject_id"]), self.survey.subjects
+            both = len(np.intersect1d(labelled, subjects, assume_unique=True))
+            without, unlabelled = len(labelled) - both, len(subjects) - both
+            findings += warn_of_rows(
+                without + unlabelled,
+                Reason.UNMATCHED_LABELS,
+                f"subjects have labels or claims alone ({without} subjects no claims, {unlabelled} "
+                "subjects no labels)",
+                file=self.rows[-1].file,
+            )
+        return findings

@@ -48,7 +48,6 @@ COLUMNS = {
     "code": "code",
     "source": "visit_kind",  # written by bitimely alone
 }
-VALUE = {"value": "numeric_value"}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 SEX = r"(?i)^(?:GENDER|SEX)//?(M|F|MALE|FEMALE)$"
 PERSON = ("subject_id", "birth", "death", "sex")
@@ -128,7 +127,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         text = f"no data/*.parquet among {len(source.files)} files"
         hint = "Give the folder that holds data/ and metadata/"
         raise input_error(Reason.NO_INPUT, text, hint=hint)
-    wanted = COLUMNS | (VALUE if others else {})
+    wanted = COLUMNS | ({"value": "numeric_value"} if others else {})
     opened = [open_table(source, file, wanted, {"source", "value"}) for file in files]
     source_tables = [
         SourceTable(table=table, shape=meanings, form=form, others=others) for table in opened

@@ -47,8 +47,12 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     discharges = keep_unique_rows(stays.read(), stays.file, survey, "claim")
     persons = keep_unique_rows(cohort.read(), cohort.file, survey)
     shape = partial(date_at_discharge, stays=discharges.select("claim", "date"))
-    dated = (stays.file, stays.columns["date"])
-    table = SourceTable(table=diagnoses, shape=shape, dated=dated, form=options.date_format)
+    table = SourceTable(
+        table=diagnoses,
+        shape=shape,
+        dated=(stays.file, stays.columns["date"]),
+        form=options.date_format,
+    )
     survey.read_all([table])
     return ClaimsSource(
         events=EventReader([table]),

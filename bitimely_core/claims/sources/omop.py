@@ -36,7 +36,7 @@ from bitimely_core.claims.sources.subject_tables import (
     make_subjects,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Reason
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
@@ -114,7 +114,10 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         )
         for name, table in opened.items()
     ]
-    survey = SourceSurvey(stated="nowhere" if since is None else "surely")
+    survey = SourceSurvey(
+        stated="nowhere" if since is None else "surely",
+        hint=f"Give the folder that holds {' or '.join(EVENTS)}",
+    )
     survey.read_all(source_tables)
     persons = _read_persons(source, form, survey)
     absent = [name for name in EVENTS if name not in opened]
@@ -144,7 +147,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
 
 def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, OpenTable]:
-    """The tables of events by name. Raises UserError: no_input where there is none.
+    """The tables of events by name.
 
     `others`: also those without ICD codes; `timed`: with times of day.
     """
@@ -155,12 +158,6 @@ def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, Open
             opened[name] = open_table(
                 source, file, wanted, {"concept", "claim", "moment", *NUMBER_COLUMNS}
             )
-    if not opened:
-        raise input_error(
-            Reason.NO_INPUT,
-            f"found none of {', '.join(EVENTS)}",
-            hint="Give the folder that holds the tables",
-        )
     return opened
 
 
@@ -212,7 +209,7 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
     visits = open_table(source, file, wanted).read()
     kind = read_id("source").replace_strict(VISITS, default=None, return_dtype=pl.String)
     visits = visits.select(claim=read_id("claim"), source=kind).drop_nulls("source")
-    return visits.unique("claim", keep="first", maintain_order=True)
+    return visits.unique("claim", maintain_order=True)
 
 
 def read_id(name: str) -> pl.Expr:
@@ -269,9 +266,12 @@ class _BlockShaper:
     def _read_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows with dates in one form, and the kind of the visit."""
         # a table without ICD codes, without visits
-        absent = sorted({"code", "claim"} - set(frame.columns))
+        absent = sorted({"code", "claim"}.difference(frame.columns))
         rows = frame.with_columns(tables.strip_blanks(pl.col(pl.String))).with_columns(
-            *(pl.col(key).str.replace(r"\.0$", "") for key in ID_COLUMNS & set(frame.columns)),
+            *(
+                pl.col(key).str.replace(r"\.0$", "")
+                for key in ID_COLUMNS.intersection(frame.columns)
+            ),
             *map(NULL_TEXT.alias, absent),
         )
         rows = rows.with_columns(reformat_dates(rows["date"], self.form))

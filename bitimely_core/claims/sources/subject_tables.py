@@ -111,7 +111,7 @@ def make_subjects(
         form: of the dates.
     """
     last = accounts.last
-    absent = {*SUBJECT_DATE_COLUMNS, "sex"} - set(frame.columns)
+    absent = {*SUBJECT_DATE_COLUMNS, "sex"}.difference(frame.columns)
     frame = frame.with_columns(pl.lit(None, pl.String).alias(name) for name in sorted(absent))
     for name in SUBJECT_DATE_COLUMNS:
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None

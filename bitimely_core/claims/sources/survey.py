@@ -93,7 +93,7 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
-    absent = kinds.keys() - set(frame.columns)
+    absent = kinds.keys() - frame.columns
     nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
     return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
 

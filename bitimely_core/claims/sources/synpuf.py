@@ -97,15 +97,9 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     are not understood (exit 2).
     """
     files = _find_files(source, CLAIMS)
-    if not files:
-        raise input_error(
-            Reason.NO_INPUT,
-            f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files",
-            hint="Give the folder that holds the tables of DE-SynPUF",
-        )
     shapes = [_open_table(source, file, options) for file in files]
     source_tables = [table for table, _ in shapes]
-    survey = SourceSurvey()
+    survey = SourceSurvey(hint="Give the folder that holds DE1_0_..._Claims_Sample_...")
     survey.read_all(source_tables)
     cohort = _find_files(source, BENEFICIARIES)
     subjects, labels = _read_beneficiaries(source, cohort, options, survey)
