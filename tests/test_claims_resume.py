@@ -23,16 +23,14 @@ from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text, tables
 
-# bytes, rows, bytes: several of each; all is spilled
-SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000, "HELD_BYTES": 0}
-PARTLY, ALL = 12_000, 1 << 30  # bytes of HELD_BYTES: some of the rows, all
+# bytes, rows, bytes: several of each
+SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_text, "BLOCK", SMALL["BLOCK"])
     monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["SPILL_ROWS"])
-    monkeypatch.setattr(pass1_clean, "HELD_BYTES", SMALL["HELD_BYTES"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
@@ -116,7 +114,7 @@ import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
 from bitimely_core.formats import csv_text, tables
-csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES, pass1_clean.HELD_BYTES = {small}
+csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):
@@ -137,11 +135,10 @@ def killed(
     source: Path | None,
     out: Path,
     options: dict[str, Any],
-    held: int = 0,
 ) -> None:
     """An ingest that is killed when `name` is called once more than `after` times."""
     what = f"{home}, {name!r}, {after}, {dataset!r}, {str(source) if source else None!r}, {str(out)!r}, {options!r}"
-    code = KILLED.format(small=tuple((SMALL | {"HELD_BYTES": held}).values()), what=what)
+    code = KILLED.format(small=tuple(SMALL.values()), what=what)
     process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -151,41 +148,24 @@ def killed(
     assert process.returncode == -9, process.stderr
 
 
-@pytest.mark.parametrize("held", [0, PARTLY, ALL])
 @pytest.mark.parametrize(
     ("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)]
 )
 def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
-    raw: Path,
-    small: None,
-    calls: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
-    home: str,
-    name: str,
-    after: int,
-    held: int,
+    raw: Path, small: None, calls: Counter[str], home: str, name: str, after: int
 ) -> None:
     complete = ingested(raw, "complete")
-    monkeypatch.setattr(pass1_clean, "HELD_BYTES", held)
     assert calls["clean_rows"] > 7
     assert calls["label_shard"] > 3
     every = Counter(calls)
     calls.clear()
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")}, held)
-    spilled = [path for path in (out / ".parts").iterdir() if "-rows-" in path.name]
-    assert bool(spilled) == (held < ALL), "what is kept in memory is not on the disk"
+    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
     assert not (out / "manifest.json").exists()
     left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert not any(f"P{i:04d}".encode() in left for i in range(130)), "no raw id on the disk"
     again = ingested(raw, "killed")
-    finished = after if name == "label_shard" else 0
-    if held == ALL:
-        assert calls == {
-            "clean_rows": every["clean_rows"],
-            "label_shard": every["label_shard"] - finished,
-        }, "finished shards were not made again"
-    elif name == "clean_rows":
+    if name == "clean_rows":
         assert every["clean_rows"] - 5 <= calls["clean_rows"] < every["clean_rows"], (
             "spilled rows were not cleaned again"
         )

@@ -582,7 +582,7 @@ def test_labels(tmp_path: Path) -> None:
         ("a1", 1, 0, "2005-01-01"),
         ("a2", None, 1, None),
     ]
-    assert claims.facts["phecode_map"] == "icd9_phecode.csv"
+    assert claims.map_files == ["icd9_phecode.csv"]
     assert claims.findings == []
 
 

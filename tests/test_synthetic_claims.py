@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -385,17 +384,14 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
     ).height == len(claims)
 
 
-@pytest.mark.parametrize("vocab_column", [True, False])
-def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path) -> None:
+def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
     from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
     from bitimely_core.claims.job import CleaningFindings
     from bitimely_core.claims.pass2_write import resolve_duplicates
     from bitimely_core.formats.source import scan_folder
 
-    ledger = write_cohort(tmp_path, subjects=1000, vocab_column=vocab_column)
-    claims = sources.read_source(
-        scan_folder(tmp_path), ClaimsOptions(icd10_from="" if vocab_column else SWITCH)
-    )
+    ledger = write_cohort(tmp_path, subjects=1000)
+    claims = sources.read_source(scan_folder(tmp_path), ClaimsOptions())
     assert claims.findings == []
     assert claims.subjects is not None
     assert claims.labels is not None
@@ -570,28 +566,6 @@ def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(
     assert {file.name for file in cohort.folder.iterdir()} == {
         "claims.csv", "patients.csv", "labels.csv", "truth.csv", "icd_phecode_demo.csv", "ledger.json"
     }  # fmt: skip
-
-
-def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
-    ledger = write_cohort(tmp_path, subjects=200, vocab_column=False)
-    claims = pl.read_csv(tmp_path / "claims.csv", infer_schema=False)
-    assert claims.columns == ["patient_id", "date", "icd", "source"]
-    assert len(claims) == ledger["rows"]
-    code = pl.col("icd").str.strip_chars().str.to_uppercase()
-    good = claims.filter(~code.is_in(MALFORMED) & (pl.col("date") != ""))
-    texts = {
-        vocab: {entry[i].replace(".", "") for entry in synthetic_draws.CODES}
-        for i, vocab in enumerate(("icd9", "icd10"))
-    }
-    texts["icd9"] |= {"4900", "4960", "3110", "4620", "4860"}
-    for vocab, rows in (("icd10", pl.col("date") >= SWITCH), ("icd9", pl.col("date") < SWITCH)):
-        written: Iterable[str] = (
-            good.filter(rows)["icd"]
-            .str.strip_chars()
-            .str.to_uppercase()
-            .str.replace_all(".", "", literal=True)
-        )
-        assert set(written) <= texts[vocab]
 
 
 def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -> None:

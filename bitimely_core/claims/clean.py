@@ -8,7 +8,7 @@ not its code has a PheCode. Each distinct date and each distinct code is read on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from bitimely_core.claims.codes import (
     CodeReading,
     RowFault,
 )
-from bitimely_core.claims.distinct import count_integers, number_texts
+from bitimely_core.claims.distinct import number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas.ingest import ClaimsFunnel
@@ -156,12 +156,15 @@ def clean_rows(
         if "date" in texts
         else dates.parse_days(frame["date"]).alias("day"),
         pl.Series("code", positions[reading_index]),
-        texts["source"].map(_number_source, pl.Int8).alias("source"),
+        texts["source"]
+        .map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
+        .alias("source"),
         "row",
         *(["value"] if "value" in frame.columns else []),
     )
     if minutes:
-        table = table.with_columns(_read_minutes(texts["date"]).alias("minute"))
+        minute = dates.read_minutes(pl.col("date").cast(pl.String))
+        table = table.hstack(frame.select(minute=minute))
     columns = table.columns
     if life_dates is not None:
         table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
@@ -173,20 +176,14 @@ def clean_rows(
         table = table.with_columns(_make_copy_key(frame, texts))
         columns.append("copy_key")
     faults, fault = _find_faults(table, readings, reading_index, strict=book.strict)
-    lost = np.flatnonzero(fault >= 0)
-    account = _count_lost(
-        faults, fault[lost], frame["code"].gather(lost), table["row"].gather(lost)
-    )
+    number = pl.Series("fault", fault)
+    lost = table.select("row", frame["code"], number).filter(number >= 0)
+    account = _count_lost(faults, lost)
     account.rows = frame.height
-    valid = (table.filter(pl.Series(fault < 0)) if len(lost) else table).select(columns)
-    for position, n in count_integers(valid["code"]).items():
+    valid = (table.filter(number < 0) if lost.height else table).select(columns)
+    for position, n in valid["code"].value_counts().iter_rows():
         account.steps[book.codes[position].step] += n
     return valid, account
-
-
-def _number_source(text: str | None) -> int:
-    """The number of a kind of claims; unknown ones are `other`."""
-    return SOURCES.index(text if text in SOURCES else "other")
 
 
 class _NumberedTexts(NamedTuple):
@@ -233,12 +230,6 @@ def _read_codes(
     return [readings[i] for i in range(len(written))], index[pair]
 
 
-def _read_minutes(written: _NumberedTexts) -> pl.Series:
-    """The minutes of the day of texts of dates."""
-    distinct = pl.DataFrame({"date": pl.Series(written.texts, dtype=pl.String)})
-    return distinct.select(dates.read_minutes(pl.col("date"))).to_series().gather(written.number)
-
-
 def _find_faults(
     table: pl.DataFrame,
     readings: Sequence[CodeReading],
@@ -250,25 +241,20 @@ def _find_faults(
     faults = list(dict.fromkeys(reading.fault for reading in readings if reading.fault))
     index = [faults.index(reading.fault) if reading.fault else -1 for reading in readings]
     fault = np.array(index, np.int16)[reading_index]
-    checks = _make_checks(table.columns, strict=strict)
-    for name, is_faulty in reversed(checks.items()):  # the first check has the last word
+    day, checks = pl.col("day"), []
+    if "death_day" in table.columns:
+        checks.append((AFTER_DEATH, day > pl.col("death_day") + GRACE_DAYS))
+    if "birth_day" in table.columns:
+        checks.append((BEFORE_BIRTH, day < pl.col("birth_day")))
+    checks.append((BAD_DATE, day.is_null()))
+    if strict:
+        text = pl.col("subject_id").cast(pl.String).fill_null("")
+        checks.append((NO_SUBJECT, ~text.str.contains(r"\S")))
+    for name, is_faulty in checks:  # the last one, which is checked first, has the last word
+        # a null test, for instance without a known birth, is passed
         fault[table.select(is_faulty.fill_null(value=False)).to_series().to_numpy()] = len(faults)
         faults.append(name)
     return faults, fault
-
-
-def _make_checks(columns: Collection[str], *, strict: bool) -> dict[RowFault, pl.Expr]:
-    """Fault -> test, in order. A null test, for instance without a known birth, is passed."""
-    day, checks = pl.col("day"), {}
-    if strict:
-        has_subject = pl.col("subject_id").cast(pl.String).str.contains(r"\S")
-        checks[NO_SUBJECT] = ~has_subject.fill_null(value=False)
-    checks[BAD_DATE] = day.is_null()
-    if "birth_day" in columns:
-        checks[BEFORE_BIRTH] = day < pl.col("birth_day")
-    if "death_day" in columns:
-        checks[AFTER_DEATH] = day > pl.col("death_day") + GRACE_DAYS
-    return checks
 
 
 def _make_copy_key(frame: pl.DataFrame, texts: Mapping[str, _NumberedTexts]) -> pl.Series:
@@ -290,25 +276,18 @@ def _make_copy_key(frame: pl.DataFrame, texts: Mapping[str, _NumberedTexts]) -> 
     return pl.Series("copy_key", key)
 
 
-def _count_lost(
-    faults: Sequence[RowFault], fault: NDArray[np.int16], written: pl.Series, rows: pl.Series
-) -> RowAccount:
-    """The account of rows that are left out: each with the index of its fault, its code as
-    `written` and its number.
-    """
+def _count_lost(faults: Sequence[RowFault], lost: pl.DataFrame) -> RowAccount:
+    """The account of rows that are left out: row, code as written, fault (index in `faults`)."""
     account = RowAccount()
-    counts = np.bincount(fault, minlength=len(faults)).tolist()
-    for (name, reason), n in zip(faults, counts, strict=True):
-        if n:
-            account.faults[name] += n
-            account.reasons[reason] += n
-    for reason in account.reasons:
-        has_reason = np.array([fault.reason == reason for fault in faults])[fault]
-        first = np.flatnonzero(has_reason)[:EXAMPLES].tolist()
-        account.add_examples(
-            reason,
-            [f"row {rows[i]}" if reason in ROW_REASONS else safe_text(written[i]) for i in first],
-        )
+    for (number,), rows in lost.group_by("fault", maintain_order=True):
+        name, reason = faults[int(str(number))]
+        account.faults[name] += rows.height
+        account.reasons[reason] += rows.height
+        first = rows.head(EXAMPLES)
+        texts = [f"row {row}" for row in first["row"]]
+        if reason not in ROW_REASONS:
+            texts = [safe_text(code) for code in first["code"]]
+        account.add_examples(reason, texts)
     return account
 
 

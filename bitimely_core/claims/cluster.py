@@ -31,10 +31,9 @@ def clean_parts(job: ClaimsJob) -> tuple[ClaimsJob, int]:
     """
     parts = job.claims.events.split(PART_BYTES)
     job = replace(job, stem=f"{job.stem}-spark{len(parts)}")
-    every = range(1, len(parts) + 1)
     missing = [
         part
-        for part in every
+        for part in range(1, len(parts) + 1)
         if not CleaningFindings.load(pass1_clean.findings_path(job.home, job.stem, part)).done
     ]
     engines.run_tasks(partial(_clean_part, detach_job(job), parts), missing, job.run.stop)

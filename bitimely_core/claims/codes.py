@@ -232,29 +232,28 @@ class Codebook:
         """The code that `raw` spells, or why it spells none."""
         key = (vocab, raw)
         if key not in self._readings:
-            self._readings[key] = self._read(vocab, raw)
+            code = self._find_code(vocab, raw)
+            if isinstance(code, RowFault):
+                self._readings[key] = CodeReading(-1, code)
+            else:
+                position = self._positions.setdefault((code.vocab, code.code), len(self.codes))
+                if position == len(self.codes):
+                    self.codes.append(code)
+                self._readings[key] = CodeReading(position)
         return self._readings[key]
 
-    def _read(self, vocab: str, raw: str | None) -> CodeReading:
+    def _find_code(self, vocab: str, raw: str | None) -> IcdCode | RowFault:
         if vocab == OTHER:
-            token = make_token((raw or "").strip())
-            if token == make_token(""):
-                return CodeReading(-1, RowFault("missing", Reason.EMPTY_CODE))
-            return self._add(IcdCode(OTHER, token, (token,), OTHER))
+            text = (raw or "").strip()
+            if not text:
+                return RowFault("missing", Reason.EMPTY_CODE)
+            token = make_token(text)
+            return IcdCode(OTHER, token, (token,), OTHER)
         code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
             name = fault or ""
-            return CodeReading(-1, RowFault(name, classify_fault(raw, vocab, name)))
+            return RowFault(name, classify_fault(raw, vocab, name))
         if self.strict and is_foreign_code(code, vocab):
-            return CodeReading(-1, RowFault(UNMAPPED, Reason.WRONG_VOCABULARY))
-        if (vocab, code) in self._positions:
-            return CodeReading(self._positions[vocab, code])
+            return RowFault(UNMAPPED, Reason.WRONG_VOCABULARY)
         table = choose_table(self.tables, vocab)
-        return self._add(IcdCode(vocab, code, *find_phecodes(code, table, self.fallback)))
-
-    def _add(self, code: IcdCode) -> CodeReading:
-        """A code, added to the book if it is new."""
-        position = self._positions.setdefault((code.vocab, code.code), len(self.codes))
-        if position == len(self.codes):
-            self.codes.append(code)
-        return CodeReading(position)
+        return IcdCode(vocab, code, *find_phecodes(code, table, self.fallback))

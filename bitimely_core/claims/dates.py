@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 from functools import lru_cache
 
@@ -31,10 +30,10 @@ ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts th
 # forms of serial numbers of spreadsheets -> the number of 1970-01-01
 SERIALS = {"excel": 25569, "excel-1904": 24107}
 SERIAL = re.compile(r"([0-9]{3,6})(?:\.[0-9]+)?")
-# three parts of a date with what separates them, then perhaps a time
-PARTS = re.compile(
-    r"([0-9]{1,4}|[A-Za-z]+)([-/. ]?)([0-9]{1,2}|[A-Za-z]+)([-/. ]?|, )([0-9]{4}|[0-9]{1,2})(\D.*)?"
-)
+# forms that an unknown one may have: orders of the letters of `strptime`, what separates them
+ORDERS = ("dmy", "mdy", "ymd", "ydm")
+GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}")
+TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
 CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
@@ -91,9 +90,9 @@ def suggest_forms(texts: Sequence[str]) -> list[str]:
     plain = [text.strip() for text in texts]
     if 2 * sum(map(_is_serial_number, plain)) > len(plain):
         return list(SERIALS)
-    counts = Counter(itertools.chain.from_iterable(map(_list_readable_forms, plain)))
-    most = max(counts.values(), default=0)
-    return [form for form, n in counts.items() if n == most] if 2 * most > len(plain) else []
+    without_time = [TIME_OF_DAY.sub("", text) for text in plain]
+    date_forms = _choose_forms(_iter_date_forms(), without_time)
+    return _choose_forms(map("".join, itertools.product(date_forms, ("", *TIME_FORMS))), plain)
 
 
 def _is_serial_number(text: str) -> bool:
@@ -102,40 +101,21 @@ def _is_serial_number(text: str) -> bool:
     return is_number and float(text) < SERIALS["excel"] + PLAUSIBLE.stop
 
 
-def _list_readable_forms(text: str) -> list[str]:
-    """The `strptime` formats that read a plausible day from a text, each once."""
-    days = {form: parse_day(text, form) for form in _list_forms(text)}
-    return [form for form, day in days.items() if day is not None and day in PLAUSIBLE]
+def _iter_date_forms() -> Iterator[str]:
+    """`strptime` formats of dates without a time; a month in letters may be short or long."""
+    for order, gaps, month, year in itertools.product(ORDERS, GAPS, "mbB", "yY"):
+        letters = order.replace("m", month).replace("y", year)
+        yield gaps.format(*(f"%{letter}" for letter in letters))
 
 
-def _list_forms(text: str) -> Iterator[str]:
-    """`strptime` formats that a text might have."""
-    if re.fullmatch(r"[0-9]{6}", text):
-        yield from ("%d%m%y", "%m%d%y", "%y%m%d")
-    elif re.fullmatch(r"[0-9]{8}", text):
-        yield from ("%d%m%Y", "%m%d%Y")
-    match = PARTS.fullmatch(text)
-    if match is None:
-        return
-    first, first_gap, second, second_gap, third, time = match.groups()
-    endings = TIME_FORMS if time else ("",)
-    for order in ("dmy", "mdy", "ymd", "ydm"):
-        for letters in _list_letters(dict(zip(order, (first, second, third), strict=True))):
-            stem = letters[order[0]] + first_gap + letters[order[1]]
-            stem += second_gap + letters[order[2]]
-            yield from (stem + ending for ending in endings)
-
-
-def _list_letters(words: Mapping[str, str]) -> list[dict[str, str]]:
-    """The letters of `strptime` for the words of day (d), month (m) and year (y).
-
-    A month in letters may be short or long. [] where a word cannot be what it is taken for.
-    """
-    day, month, year = words["d"], words["m"], words["y"]
-    if not (day.isdigit() and year.isdigit() and len(year) in {2, 4}):
-        return []
-    letters = {"d": "%d", "y": "%Y" if len(year) == 4 else "%y"}
-    return [letters | {"m": form} for form in (("%m",) if month.isdigit() else ("%b", "%B"))]
+def _choose_forms(forms: Iterable[str], texts: Sequence[str]) -> list[str]:
+    """The formats that read a plausible day from most of the texts, and from more than half."""
+    counts = {}
+    for form in forms:
+        days = [parse_day(text, form) for text in texts]
+        counts[form] = sum(day is not None and day in PLAUSIBLE for day in days)
+    most = max(counts.values(), default=0)
+    return [form for form, n in counts.items() if n == most] if 2 * most > len(texts) else []
 
 
 def parse_days(texts: pl.Series) -> pl.Series:

@@ -15,15 +15,13 @@ def number_texts(column: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32
 
     Returns a row that holds each text, and the number of the text of each row [n].
     """
-    categories = column if isinstance(column.dtype, pl.Categorical) else column.cast(pl.Categorical)
-    physical = categories.to_physical()
+    physical = column.cast(pl.Categorical).to_physical()
     null = int(np.max(physical.drop_nulls().to_numpy(), initial=0)) + 1
     index = physical.fill_null(null).to_numpy()
     last_row = np.full(null + 1, -1)
     last_row[index] = np.arange(len(index))
-    present = np.flatnonzero(last_row >= 0)
-    number = np.zeros(null + 1, np.int32)
-    number[present] = np.arange(len(present))
+    present = last_row >= 0
+    number = np.cumsum(present, dtype=np.int32) - 1
     return last_row[present], number[index]
 
 
@@ -48,14 +46,3 @@ def sort_distinct(values: NDArray[Any]) -> NDArray[Any]:
     """
     ordered = np.sort(values)
     return ordered[find_starts(ordered)]
-
-
-def count_integers(column: pl.Series) -> dict[int, int]:
-    """How many rows hold each integer of a column without nulls.
-
-    Memory grows with the range of the integers: they must lie close together.
-    """
-    values = column.to_numpy().astype(np.int64)
-    low = int(values.min(initial=0))
-    counts = np.bincount(values - low)
-    return {int(offset) + low: int(counts[offset]) for offset in np.flatnonzero(counts)}

@@ -78,19 +78,8 @@ def run_tasks(task: Callable[[S], T], inputs: Sequence[S], stop: StopFlag | None
         except BaseException:
             context.cancelJobGroup(group)
             raise
-    results = _get_results(running.result)
-    for result in results:
-        if isinstance(result, UserError):
-            raise result
-    return results
-
-
-def _get_results(collect: Callable[[], list[Any]]) -> list[Any]:
-    """The results of a finished job. Raises UserError: resource_limit where Spark has given it
-    up.
-    """
     try:
-        return collect()
+        results = running.result()
     except Exception as error:  # of Java too, whose classes are not known here
         raise_system_error(error)
         raise UserError(
@@ -100,6 +89,10 @@ def _get_results(collect: Callable[[], list[Any]]) -> list[Any]:
             "source and the workspace under the same paths",
             exit_code=Exit.RESOURCES,
         ) from error
+    for result in results:
+        if isinstance(result, UserError):
+            raise result
+    return results
 
 
 def _find_cause(error: Exception) -> str:

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ from bitimely_core.schemas.ingest import (
     IngestPart,
     IngestReport,
 )
-from bitimely_core.system_errors import raise_system_error
+from bitimely_core.system_errors import translate_system_errors
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
 RAW, PARTS = ".raw", ".parts"
@@ -82,40 +81,42 @@ def ingest_events(
     parts = 1 if shard is None else shard[1]
     if shard is not None and parts > 1:
         with locks.lock_folder(run.out, wait, shared=True):
-            previous = None if force_new else load_previous(run, force_new=force_new)
-            part = ingest_part(run.restart(), shard, previous, force_new=force_new)
+            part = ingest_part(run.restart(), shard, force_new=force_new)
         if part is not None and part.parts_missing:
             return part
-    with locks.lock_folder(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
+        wait = max(wait, PART_LOCK_WAIT)
+    with locks.lock_folder(run.out, wait):
         storage.remove_temporary_files(run.out)
-        return build_cache(
-            run, force_new=force_new, previous=load_previous(run, force_new=force_new), parts=parts
-        )
+        return _build_cache(run, parts, force_new=force_new)
 
 
-def build_cache(
-    run: IngestRun, *, force_new: bool, previous: CacheManifest | None, parts: int = 1
-) -> IngestReport:
-    """Read claims, publish, report. The caller holds the lock and has compared the settings of a
-    previous cache.
+def _build_cache(run: IngestRun, parts: int, *, force_new: bool) -> IngestReport:
+    """Read claims, publish, report. The caller holds the lock.
 
     `force_new` reads everything again but continues unfinished work of such an ingest; `parts`
     finished parts (`ingest_part`) hold the cleaned rows. Raises UserError: as `cache.ingest`.
     """
-    home = run.out / PARTS
-    with run.record_failure(), _generate_source(run, previous if not force_new else None):
+    home, previous = run.out / PARTS, load_previous(run, force_new=force_new)
+    usable = None if force_new else previous
+    with run.record_failure(), _generate_source(run, usable):
         run.read_checksums()
         run.hash_remaining()
-        if previous is not None and not force_new and _is_unchanged(run, previous):
-            digest = previous.manifest_sha256
-            report = previous.report.model_copy(update={"manifest_sha256": digest})
+        if usable is not None and _is_unchanged(run, usable):
+            digest, report = usable.manifest_sha256, usable.report
             clear_folder(run.out / RAW)
         else:
             work = _name_work(run, force_new=force_new)
             clear_folder(home, work, GENERATED)
             storage.remove_temporary_files(storage.make_folder(home))
-            with _clear_refused(run, home):
-                manifest = _build_manifest(run, work, parts)
+            try:
+                # a continued run leaves out cleaned blocks, and so surveys the source before
+                is_new = not pass1_clean.findings_path(home, f"{work}-1", 1).is_file()
+                uses_spark = run.given_options.get("engine") == "spark"
+                once = parts == 1 and is_new and not uses_spark
+                manifest = _write_cache(_open_job(run, f"{work}-{parts}", once=once), parts)
+            except UserError as error:
+                _enter_refusal(run, error)
+                raise
             refused = run.find_refusal()
             if refused is not None:
                 for name in manifest.files:
@@ -126,56 +127,34 @@ def build_cache(
             report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
             manifest = manifest.model_copy(update={"report": report})
             digest = manifest.publish(run.out, generation).manifest_sha256
-            report = report.model_copy(update={"manifest_sha256": digest})
+        report = report.model_copy(update={"manifest_sha256": digest})
         report.save(run.out / REPORT)
         manifests.remove_old_files(run.out, NAMES)
         clear_folder(home)
     return report
 
 
-def _build_manifest(run: IngestRun, work: str, parts: int) -> EventsManifest:
-    """Read the source and write the files of the cache. `work`: how names of unfinished work
-    begin.
-    """
-    home = run.out / PARTS
-    # a continued run leaves out the blocks that are cleaned, and so surveys the source before
-    is_new = not pass1_clean.findings_path(home, f"{work}-1", 1).is_file()
-    uses_spark = run.given_options.get("engine") == "spark"
-    job = _open_job(run, f"{work}-{parts}", once=parts == 1 and is_new and not uses_spark)
-    return _write_cache(job, parts)
-
-
-@contextmanager
-def _clear_refused(run: IngestRun, home: Path) -> Iterator[None]:
+def _enter_refusal(run: IngestRun, error: UserError) -> None:
     """After a refusal, remove unfinished work and enter the file that is at fault into the
     report.
     """
-    try:
-        yield
-    except UserError as error:
-        if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
-            raise
-        clear_folder(home)
-        file = f"/{error.file or ''}"
-        name = next((name for name in run.sizes if file.endswith(f"/{name}")), None)
-        if name and error.exit_code == Exit.REFUSED:
-            ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
-        raise
+    if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
+        return
+    clear_folder(run.out / PARTS)
+    file = f"/{error.file or ''}"
+    name = next((name for name in run.sizes if file.endswith(f"/{name}")), None)
+    if name and error.exit_code == Exit.REFUSED:
+        ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
 
 
-def ingest_part(
-    run: IngestRun,
-    shard: tuple[int, int],
-    previous: CacheManifest | None,
-    *,
-    force_new: bool = False,
-) -> IngestPart | None:
+def ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> IngestPart | None:
     """Part k of n of the first pass: every n-th block of rows, cleaned and spilled, not published;
     None for an unchanged source.
 
     A part that is finished for the same source and options is not read again.
     """
     part, parts = shard
+    previous = None if force_new else load_previous(run, force_new=force_new)
     if run.given_options.get("keep_ids"):
         raise usage_error(
             "--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard"
@@ -247,28 +226,18 @@ def load_key(file: str, out: Path) -> bytes:
     """The key of the pseudonyms: `file`, else `id.key` of the workspace of the cache, created if
     missing.
 
-    Raises UserError: not_found or config (exit 2) for a file that cannot be the key.
+    Raises UserError: config (exit 2) for a file that cannot be the key.
     """
     workspace = out.parent.parent if out.parent.name == "cache" else out.parent
     path = Path(file) if file else workspace / "id.key"
     if not file:
         storage.write_secret(path, KEY)
-    expected = f"expected {KEY} random bytes"
-    try:
+    with translate_system_errors(path):
         key = path.read_bytes()
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise usage_error(
-            f"cannot be read ({error.strerror})",
-            expected,
-            code=Reason.NOT_FOUND,
-            file=str(path),
-            field="--id-key",
-        ) from error
     if len(key) != KEY:
         raise usage_error(
             f"{len(key)} bytes",
-            expected,
+            f"expected {KEY} random bytes",
             f"Make one with: head -c {KEY} /dev/urandom > FILE",
             file=str(path),
             field="--id-key",
@@ -308,7 +277,9 @@ def _write_raw_files(run: IngestRun, folder: Path) -> dict[str, Any]:
     note, settings = run.out / PARTS / GENERATED, run.settings.model_dump(mode="json")
 
     def identify() -> str:
-        return storage.fingerprint([settings, str(folder), _hash_files(folder)])
+        files = scan_folder(folder).files if folder.is_dir() else ()
+        hashes = {name: list(storage.hash_with_size(folder / name)) for name in files}
+        return storage.fingerprint([settings, str(folder), hashes])
 
     if note.is_file():
         stored = json.loads(note.read_bytes())
@@ -320,12 +291,6 @@ def _write_raw_files(run: IngestRun, folder: Path) -> dict[str, Any]:
     storage.make_folder(note.parent)
     storage.write_json(note, {"same": identify(), "options": options})
     return dict(options)
-
-
-def _hash_files(folder: Path) -> dict[str, list[Any]]:
-    """File -> SHA-256 and size."""
-    files = scan_folder(folder).files if folder.is_dir() else ()
-    return {name: list(storage.hash_with_size(folder / name)) for name in files}
 
 
 def _is_unchanged(run: IngestRun, previous: CacheManifest) -> bool:
@@ -343,7 +308,9 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     if options.keep_ids:
         subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
     claims = sources.read_source(run.source, options, once=once)
-    placed = _read_splits(claims, options)
+    placed = claims.splits
+    if options.split_file:
+        placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
     codemap = _read_map(run.source, claims, options)
     table = label_rules.load_rules(options.rules or "ccdss")
     label_columns = [] if claims.labels is None else claims.labels.columns
@@ -364,29 +331,16 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     )
 
 
-def _read_splits(claims: sources.ClaimsSource, options: ClaimsOptions) -> pl.DataFrame | None:
-    """subject_id and split, of the split file or else of the source; None where neither has
-    them.
-    """
-    if options.split_file:
-        return splits.read_split_file(Path(options.split_file), "the ids of the source")
-    if not claims.splits:
-        return None
-    kinds = {"subject_id": pl.String, "split": pl.String}
-    return pl.DataFrame(list(claims.splits.items()), kinds, orient="row")
-
-
 def _read_map(
     source: Source, claims: sources.ClaimsSource, options: ClaimsOptions
 ) -> phecode_maps.PhecodeMap:
     """The PheCode map of the options, else the one beside the claims."""
-    beside = claims.facts.get("phecode_map")
     codemap = phecode_maps.read_map(
-        options.phecode_map or ([str(source.path(beside))] if beside else []),
-        repair=options.map_repair or None,
-        overrides=options.map_overrides or None,
+        options.phecode_map or [str(source.path(file)) for file in claims.map_files],
+        repair=options.map_repair,
+        overrides=options.map_overrides,
         keep_ignored=options.keep_ignored,
-        vocab=options.map_vocab or None,
+        vocab=options.map_vocab,
     )
     if options.sex_restrictions and not codemap.sexes:
         raise usage_error(
@@ -400,17 +354,22 @@ def _read_map(
 
 def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
     """Write all files of the cache; its manifest, with the report so far."""
-    job, (findings, stretches) = _clean_rows(job, parts)
+    if parts == 1 and job.options.engine == "spark":
+        job, parts = cluster.clean_parts(job)
+    elif parts == 1:
+        pass1_clean.clean_source(job)
+    findings, stretches = pass1_clean.join_parts(job, parts)
     run, codemap = job.run, job.codemap
     cleaned = CleanedSource(findings, stretches, subjects.write_subject_facts(job))
     keys = subjects.assign_pseudonyms(job, cleaned)
-    if job.options.keep_ids:
-        subjects.write_id_table(job, keys)
+    subjects.write_id_table(job, keys)
     events, agreement = _write_events(job, cleaned, keys)
     slices = -(-max(len(keys), 1) // spill.SLICE)
-    merge = partial(_merge_shards, job, len(keys), slices)
-    subjects_file, subjects_facts = merge("subjects", ("subject_id",))
-    labels_file, labels_facts = merge("labels", ("subject_id", "name"))
+    merged = {}
+    for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
+        paths = pass2_write.list_shard_files(job, kind)
+        frames = spill.merge_sorted(paths, "subject_id", len(keys), slices, by)
+        merged[kind] = spill.write_table(run.out, kind, frames)
     content = pass2_write.hash_content(job, findings, slices)
     ingest_report.write_ingest_report(job, findings, content)
     keep_dates, span = run.options["keep_dates"], findings.span
@@ -419,9 +378,9 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         settings=run.settings,
         content_sha256=content,
         report=run.report(),
-        files={**events, subjects_file: subjects_facts, labels_file: labels_facts},
-        subjects=subjects_file,
-        labels=labels_file,
+        files=events | dict(merged.values()),
+        subjects=merged["subjects"][0],
+        labels=merged["labels"][0],
         shards=list(events),
         names=job.names,
         rules=job.rule_table,
@@ -438,22 +397,8 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         agreement=agreement,
         funnel=findings.total.funnel().model_copy(update={"subjects": len(keys)}),
         unmapped=_list_unmapped(findings),
-        facts={key: value for key, value in job.claims.facts.items() if key != "phecode_map"},
+        facts={"tables": [table.file for table in job.claims.rows], **job.claims.facts},
     )
-
-
-def _clean_rows(
-    job: ClaimsJob, parts: int
-) -> tuple[ClaimsJob, tuple[CleaningFindings, list[spill.Stretch]]]:
-    """The first pass, or its `parts` that are finished: the job under the name of this work, and
-    the cleaned rows.
-    """
-    if parts == 1 and job.options.engine != "spark":
-        cleaned = [pass1_clean.clean_source(job, held=pass1_clean.HELD_BYTES)]
-    else:
-        job, parts = cluster.clean_parts(job) if parts == 1 else (job, parts)
-        cleaned = [pass1_clean.load_part(job, part) for part in range(1, parts + 1)]
-    return job, pass1_clean.join_parts(cleaned)
 
 
 def _write_events(
@@ -464,7 +409,7 @@ def _write_events(
     The rows that leave are added to the accounts of `cleaned`.
     """
     events: dict[str, StoredFile] = {}
-    agreement: pass2_write.AgreementCounts = Counter()
+    agreement = Counter[tuple[str, str, str]]()
     other_sex = 0
     for shard in pass2_write.write_shards(job, cleaned, keys):
         name, events[name] = shard.events
@@ -488,17 +433,11 @@ def _write_events(
     ]
 
 
-def _merge_shards(
-    job: ClaimsJob, size: int, slices: int, kind: str, by: tuple[str, ...]
-) -> tuple[str, StoredFile]:
-    """Write the file of all subjects (`size`) from those of the shards, sorted by some columns."""
-    paths = pass2_write.list_shard_files(job, kind)
-    frames = spill.merge_sorted(paths, "subject_id", size, slices, by)
-    return spill.write_table(job.run.out, kind, frames)
-
-
 def _list_unmapped(findings: CleaningFindings) -> list[CodeCount]:
     """The most frequent codes without PheCode."""
-    counts = [(findings.codes[number], n) for number, n in findings.code_counts.items()]
-    unmapped = [CodeCount(code=code.text, n=n) for code, n in counts if not code.phecodes]
+    unmapped = [
+        CodeCount(code=findings.codes[number].text, n=n)
+        for number, n in findings.code_counts.items()
+        if not findings.codes[number].phecodes
+    ]
     return sorted(unmapped, key=lambda count: (-count.n, count.code))[:UNMAPPED_LISTED]

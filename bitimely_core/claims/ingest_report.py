@@ -14,7 +14,7 @@ from typing import TypeVar
 from bitimely_core import privacy
 from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.clean import RULE_REASONS, RowAccount
+from bitimely_core.claims.clean import RULE_REASONS
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
@@ -25,7 +25,7 @@ from bitimely_core.schemas.ingest import (
     IngestReport,
     TableReport,
 )
-from bitimely_core.types import IngestUnit, SourceRows
+from bitimely_core.types import IngestUnit
 
 Report = TypeVar("Report", IngestReport, IngestPart)
 SUBJECTS = "subjects"  # kind of a table with a row a subject
@@ -57,30 +57,22 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
         if account is None:
             digest = run.hashes.get(table.file, content)
         else:
-            findings[table.file] += _list_reasons(table, account)
-            dropped, quarantined = map(Counter, account.split())
-            table = replace(
-                table,
-                dropped=dict(Counter(table.dropped) + dropped),
-                quarantined=dict(Counter(table.quarantined) + quarantined),
-            )
+            for reason, n in sorted(account.reasons.items()):
+                finding = Finding(
+                    reason,
+                    f"{n} {table.kind}",
+                    REQUIREMENTS.get(reason, ""),
+                    level="warning" if reason in RULE_REASONS else "error",
+                    file=table.file,
+                    count=n,
+                    examples=tuple(account.examples.get(reason, ())),
+                )
+                findings[table.file].append(finding)
+            dropped, quarantined = account.split()
+            dropped = dict(Counter(table.dropped) + Counter(dropped))
+            table = replace(table, dropped=dropped, quarantined=quarantined)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
-
-
-def _list_reasons(table: SourceRows, account: RowAccount) -> Iterator[Finding]:
-    """A finding for each reason for which rows were left out."""
-    for reason, n in sorted(account.reasons.items()):
-        if n:
-            yield Finding(
-                reason,
-                f"{n} {table.kind}",
-                REQUIREMENTS.get(reason, ""),
-                level="warning" if reason in RULE_REASONS else "error",
-                file=table.file,
-                count=n,
-                examples=tuple(account.examples.get(reason, ())),
-            )
 
 
 def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:

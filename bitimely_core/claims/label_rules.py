@@ -34,6 +34,9 @@ SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
 COMMENTS = {"note", "reference"}  # fields of a table that change nothing
 
+Numbers = NDArray[np.integer]
+"""Subjects or days of rows [n]."""
+
 RuleTable = Mapping[str, object]
 """A rule as in a `[[rule]]` of a TOML file, not checked yet."""
 
@@ -46,15 +49,9 @@ def _parse_prefix(text: str) -> str:
     return prefix
 
 
-def _check_source(kind: str) -> str:
-    if kind not in SOURCES:
-        raise ValueError(f"sources are some of {', '.join(SOURCES)}, found {kind!r}")
-    return kind
-
-
 AtLeast0 = Annotated[int, Field(ge=0, strict=True)]
 AtLeast1 = Annotated[int, Field(ge=1, strict=True)]
-Kinds = frozenset[Annotated[str, AfterValidator(_check_source)]]
+Kinds = frozenset[Annotated[str, Field(pattern=rf"^({'|'.join(SOURCES)})$")]]
 Family = Annotated[str, Field(pattern=r"^icd(9|10)$")]
 Prefixes = dict[Family, tuple[Annotated[str, AfterValidator(_parse_prefix)], ...]]
 
@@ -173,8 +170,8 @@ def find_defining_phecodes(
 
 
 def find_completion_days(
-    subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    subject: Numbers, day: Numbers, clause: RuleClause
+) -> tuple[Numbers, Numbers]:
     """Subjects that fulfil a clause, ascending, and the day that completes it for each.
 
     It is the first of `find_completed_sets`: later starts end later, so it is that of the first
@@ -186,8 +183,8 @@ def find_completion_days(
 
 
 def find_completed_sets(
-    subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    subject: Numbers, day: Numbers, clause: RuleClause
+) -> tuple[Numbers, Numbers]:
     """Subject and last day of every set of dates that fulfils a clause, by subject, then day.
 
     From every start date the next date that is far enough from the last one is chosen until there

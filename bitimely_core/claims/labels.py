@@ -13,20 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import (
     SOURCES,
     LabelRule,
+    Numbers,
     RuleClause,
     find_completion_days,
     match_rules,
 )
-
-RowValues = NDArray[np.integer]
-"""A column of rows of claims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +77,7 @@ def add_onsets(
 
 def iter_rule_rows(
     rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame
-) -> Iterator[tuple[LabelRule, RowValues, RowValues, RowValues]]:
+) -> Iterator[tuple[LabelRule, Numbers, Numbers, Numbers]]:
     """Of each rule the subject, day and source of the rows with a code of it, at an age that it
     admits or that is not known.
     """
@@ -98,15 +95,15 @@ def iter_rule_rows(
 
 
 def iter_clause_rows(
-    rule: LabelRule, subject: RowValues, day: RowValues, source: RowValues
-) -> Iterator[tuple[RuleClause, RowValues, RowValues]]:
+    rule: LabelRule, subject: Numbers, day: Numbers, source: Numbers
+) -> Iterator[tuple[RuleClause, Numbers, Numbers]]:
     """Of each clause of a rule the subject and day of the rows from its sources."""
     for clause in rule.clauses:
         named = np.array([name in clause.sources for name in SOURCES])[source]
         yield clause, subject[named], day[named]
 
 
-def find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
+def find_birthdays(births: pl.Series, years: int) -> Numbers:
     """The days on which subjects complete `years` years, any day where the birth is not known."""
     distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
     days = [dates.find_birthday(int(birth), years) for birth in distinct]
@@ -202,6 +199,4 @@ def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}")
         for name in names
     ]
-    return pl.concat([pl.DataFrame(schema=schema), *parts]).sort(
-        "subject_id", "name", maintain_order=True
-    )
+    return pl.concat([pl.DataFrame(schema=schema), *parts]).sort("subject_id", "name")

@@ -70,8 +70,10 @@ def find_damage(
     # PheCodes of version 1.2 are numbers, those of PhecodeX begin with letters
     is_original = all(map(_is_number, phecodes))
     keys: dict[Damage, Iterable[str]] = {
-        Damage.INVALID_CODES: filter(_is_respelled, counts),
-        Damage.LOST_ZEROS: filter(_has_lost_zeros, phecodes),
+        Damage.INVALID_CODES: [
+            code for code in counts if codes.normalise_code(code, "icd9")[0] != code
+        ],
+        Damage.LOST_ZEROS: [text for text in phecodes if pad_zeros(text) != text],
         Damage.SPREADSHEET_NUMBERS: [
             *filter(_is_scientific, (code for _, code, _ in rows)),
             *filter(_has_spreadsheet_form if is_original else _is_scientific, phecodes),
@@ -80,16 +82,14 @@ def find_damage(
     }
     if is_original and layout.single:
         keys[Damage.REPEATED_CODES] = [code for code, n in counts.items() if n > 1]
-    if is_original and counts.total() >= FULL_ROWS:
-        keys[Damage.MISSING_CODES] = _list_missing_codes(counts, phecodes)
-    samples = {damage: list(dict.fromkeys(keys.get(damage, ())))[:EXAMPLES] for damage in Damage}
-    return {damage: texts for damage, texts in samples.items() if texts}
-
-
-def _list_missing_codes(codes: Collection[str], phecodes: Collection[str]) -> list[str]:
-    """What a full 1.2 table must have and does not. Without zeros both codes are 1."""
-    missing = [f"no {code}" for code in ("001", "001.0") if code not in codes]
-    return missing if "008" in phecodes else [*missing, "no PheCode 008"]
+    if is_original and counts.total() >= FULL_ROWS:  # without zeros both codes are 1
+        missing = sorted({"001", "001.0"} - counts.keys())
+        keys[Damage.MISSING_CODES] = missing + ["PheCode 008"] * ("008" not in phecodes)
+    damages = {}
+    for damage in Damage:
+        if texts := list(dict.fromkeys(keys.get(damage, ()))):
+            damages[damage] = texts[:EXAMPLES]
+    return damages
 
 
 def _is_scientific(text: str) -> bool:
@@ -103,15 +103,6 @@ def _is_number(phecode: str) -> bool:
 
 def _has_spreadsheet_form(phecode: str) -> bool:
     return _is_scientific(phecode) or ZERO_AT_END.fullmatch(phecode) is not None
-
-
-def _has_lost_zeros(phecode: str) -> bool:
-    return pad_zeros(phecode) != phecode
-
-
-def _is_respelled(code: str) -> bool:
-    """Whether a code of ICD-9 is not in its one spelling."""
-    return codes.normalise_code(code, "icd9")[0] != code
 
 
 def damage_error(file: str, damage: Mapping[Damage, Sequence[str]]) -> UserError:

@@ -48,7 +48,8 @@ DOWNLOAD_HINT = (
     "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as "
     "--phecode-map"
 )
-UNREADABLE = (  # what archives raise that are no archives
+UNREADABLE = (  # what archives and tables raise that are none
+    pl.exceptions.PolarsError,
     OSError,
     EOFError,
     zlib.error,
@@ -152,22 +153,15 @@ def _open_file(path: str) -> MapSheet:
                 names, digest = archive.namelist(), storage.hash_file(place)
                 return _choose_member(path, names, archive.open, member, digest)
         stream.seek(0)
-        if is_archive:
-            return _open_tar(path, place, stream, member)
-        return _read_sheet(place.name, stream)
-
-
-def _open_tar(path: str, place: Path, stream: IO[bytes], member: str) -> MapSheet:
-    data = io.BytesIO(_unpack(_read_limited(stream, place.name), place.name))
+        if not is_archive:
+            return _read_sheet(place.name, stream)
+        data = io.BytesIO(_unpack(_read_limited(stream, place.name), place.name))
     with tarfile.open(fileobj=data, mode="r:") as archive:
         # opened as they are: a link of the same name is not followed
         items = {item.name: item for item in archive if item.isfile()}
+        digest = storage.hash_file(place)
         return _choose_member(
-            path,
-            items,
-            lambda name: archive.extractfile(items[name]),
-            member,
-            storage.hash_file(place),
+            path, items, lambda name: archive.extractfile(items[name]), member, digest
         )
 
 
@@ -280,13 +274,7 @@ def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
 
 
 def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
-    try:
-        frame = pl.read_parquet(io.BytesIO(data))
-    except pl.exceptions.PolarsError as error:
-        raise_system_error(error, name, stored=False)
-        raise input_error(
-            Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name
-        ) from None
+    frame = pl.read_parquet(io.BytesIO(data))
     names = {column: column.strip().lower() for column in frame.columns}
     numbers = frozenset(names[column] for column, kind in frame.schema.items() if kind.is_numeric())
     columns = {

@@ -26,7 +26,7 @@ class MapLayout:
     needs: frozenset[str]  # by which it is recognised
     code: str
     vocab: str | None = None  # of all rows
-    vocab_column: str | None = None
+    vocab_column: str = ""
     title: str | None = None  # column with the PheCode's name
     category: str = "category_string"
     single: bool = False  # one row an ICD-9 code

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJ
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.phecode_maps import SEXES
 from bitimely_core.claims.pseudonyms import to_keys
-from bitimely_core.claims.spill import Stretch
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.claims.subjects import CleanedSource
 from bitimely_core.errors import Reason, safe_text
@@ -54,8 +52,6 @@ ROWS = {  # columns of the rows of a shard
 MEASURES = ("value", "minute")  # further columns, which not every ingest has
 LABEL_KINDS = ("y", "onset")  # columns of a label: y_<name>, onset_<name>
 DAY_MINUTES = 1440
-AgreementCounts = Counter[tuple[str, str, str]]
-"""(rule, flag, cell) -> subjects."""
 
 
 class FinishedShard(BaseModel):
@@ -64,7 +60,7 @@ class FinishedShard(BaseModel):
     events: tuple[str, StoredFile]  # name, and size and hash
     accounts: dict[str, RowAccount]  # by file: rows that left after the first pass
     agreement: list[tuple[tuple[str, str, str], int]]  # (rule, flag, cell), subjects
-    other_sex: int = 0  # rows with a PheCode of the other sex
+    other_sex: int  # rows with a PheCode of the other sex
 
 
 def write_shards(
@@ -72,28 +68,19 @@ def write_shards(
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
     made: dict[int, FinishedShard] = {}
-    if job.options.engine == "spark":
-        made = _write_shards_remotely(job, cleaned, keys)
+    if job.options.engine == "spark":  # an executor reads the keys from a file
+        path = job.home / f"{job.stem}-keys.npy"
+        write_keys = partial(np.lib.format.write_array, array=keys, allow_pickle=False)
+        storage.write_file(path, write_keys)
+        missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
+        task = partial(_finish_shard, cluster.detach_job(job), cleaned, path)
+        made = dict(zip(missing, engines.run_tasks(task, missing, job.run.stop), strict=True))
     for number in range(job.shards):
         job.run.stop.check()
         done = made.get(number) or _load_shard(job, number)
         yield done or _finish_shard(job, cleaned, keys, number)
         if job.run.progress is not None:
             job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
-
-
-def _write_shards_remotely(
-    job: ClaimsJob, cleaned: CleanedSource, keys: np.ndarray
-) -> dict[int, FinishedShard]:
-    """The shards that are not finished, each written on an executor, which reads the keys from a
-    file.
-    """
-    path = job.home / f"{job.stem}-keys.npy"
-    write_keys = partial(np.lib.format.write_array, array=keys, allow_pickle=False)
-    storage.write_file(path, write_keys)
-    missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
-    task = partial(_finish_shard, cluster.detach_job(job), cleaned, path)
-    return dict(zip(missing, engines.run_tasks(task, missing, job.run.stop), strict=True))
 
 
 def _finish_shard(
@@ -103,22 +90,31 @@ def _finish_shard(
     them.
     """
     keys = np.load(keys, mmap_mode="r") if isinstance(keys, Path) else keys
-    cohort = subjects.present_subjects(job, cleaned, number)
-    rows = _take_rows(cleaned.stretches, cohort, number)
-    done = _write_shard(job, cleaned.findings, rows, cohort, keys, number)
+    cohort, findings = subjects.present_subjects(job, cleaned, number), cleaned.findings
+    rows = spill.read_rows(cleaned.stretches, number)
+    if not rows.is_empty():  # `subject` becomes the position in the cohort
+        row_keys = to_keys(spill.read_subjects(cleaned.stretches, number)["digest"])
+        place = np.searchsorted(to_keys(cohort["digest"]), row_keys).astype(np.int32)
+        rows = rows.with_columns(subject=pl.Series(place).gather(rows["subject"]))
+    rows, accounts = resolve_duplicates(rows, findings)
+    position = np.searchsorted(keys, to_keys(cohort["digest"]))
+    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
+    shard = steps.label_shard(
+        ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
+    )
+    agreement = list(_count_agreement(shard.cohort, job))
+    shard = _apply_labels(shard, job)
+    shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
+    _write_subject_files(job, shard, number)
+    events, other_sex = _make_events(shard, job)
+    done = FinishedShard(
+        events=spill.write_table(job.run.out, f"events-{number:05d}", [events]),
+        accounts=accounts,
+        agreement=agreement,
+        other_sex=other_sex,
+    )
     storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
     return done
-
-
-def _take_rows(spilled: Sequence[Stretch], cohort: pl.DataFrame, number: int) -> pl.DataFrame:
-    """The rows of a shard, `subject` as position in its cohort; memory holds them no longer."""
-    rows = spill.read_rows(spilled, number)
-    spill.release_rows(spilled, number)
-    if rows.is_empty():
-        return rows
-    row_keys = to_keys(spill.read_subjects(spilled, number)["digest"])
-    place = np.searchsorted(to_keys(cohort["digest"]), row_keys).astype(np.int32)
-    return rows.with_columns(subject=pl.Series(place).gather(rows["subject"]))
 
 
 def _shard_path(job: ClaimsJob, number: int) -> Path:
@@ -130,35 +126,6 @@ def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
     shards are finished.
     """
     return [job.home / f"{job.stem}-{kind}-{number}.parquet" for number in range(job.shards)]
-
-
-def _write_shard(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    rows: pl.DataFrame,
-    cohort: pl.DataFrame,
-    keys: np.ndarray,
-    number: int,
-) -> FinishedShard:
-    """Write the files of a shard from its rows and its subjects."""
-    position = np.searchsorted(keys, to_keys(cohort["digest"]))
-    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
-    rows, accounts = resolve_duplicates(rows, findings)
-    shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
-    shard = steps.label_shard(shard)
-    agreement = _count_agreement(shard.cohort, job)
-    shard = _apply_labels(shard, job)
-    shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
-    _write_subject_files(job, shard, number)
-    events, other_sex = _make_events(shard), 0
-    if job.options.sex_restrictions:
-        events, other_sex = _remove_other_sex(events, shard, job.codemap.sexes)
-    return FinishedShard(
-        events=spill.write_table(job.run.out, f"events-{number:05d}", [events]),
-        accounts=accounts,
-        agreement=list(agreement.items()),
-        other_sex=other_sex,
-    )
 
 
 def _write_subject_files(job: ClaimsJob, shard: ClaimsShard, number: int) -> None:
@@ -198,60 +165,42 @@ def resolve_duplicates(
     """
     if rows.is_empty():
         return pl.DataFrame(schema=ROWS), {}
-    accounts = _ShardAccounts(findings)
+    accounts: dict[str, RowAccount] = {}
     if findings.latest is not None:
         is_future = pl.col("day") > findings.latest
-        accounts.add_future(rows.filter(is_future))
+        _add_lost(accounts, findings, Reason.DATE_OUTSIDE_LIFE, rows.filter(is_future))
         rows = rows.filter(~is_future)
     order, copy = _find_copies(rows, len(findings.codes))
     silent = np.array([not code.phecodes for code in findings.codes], bool)[rows["code"].to_numpy()]
     if "late" not in rows.columns:
         rows = rows.with_columns(late=pl.lit(value=False))
     late = rows["late"].to_numpy()
-    places = rows.select("row", "code")
-    accounts.add_lost(Reason.DUPLICATES, places.filter(pl.Series(copy)))
-    accounts.add_lost(Reason.UNMAPPED_CODE, places.filter(pl.Series(~copy & silent)))
-    accounts.add_lost(Reason.LABEL_LEAKAGE, places.filter(pl.Series(~copy & late & ~silent)))
+    for reason, is_lost in (
+        (Reason.DUPLICATES, copy),
+        (Reason.UNMAPPED_CODE, ~copy & silent),
+        (Reason.LABEL_LEAKAGE, ~copy & late & ~silent),
+    ):
+        _add_lost(accounts, findings, reason, rows.filter(pl.Series(is_lost)))
     measures = [name for name in MEASURES if name in rows.columns]
-    return rows.select(*ROWS, *measures)[order[~copy[order]]], accounts.accounts
+    return rows.select(*ROWS, *measures)[order[~copy[order]]], accounts
 
 
-@dataclass
-class _ShardAccounts:
-    """The accounts of the rows of a shard that leave after the first pass."""
-
-    findings: CleaningFindings
-    accounts: dict[str, RowAccount] = field(default_factory=dict)  # by file
-
-    def add(self, file: int, reason: Reason, count: int, examples: Sequence[str]) -> RowAccount:
-        """Count rows of a file, and return its account."""
-        account = self.accounts.setdefault(self.findings.files[file], RowAccount())
-        account.reasons[reason] += count
+def _add_lost(
+    accounts: dict[str, RowAccount], findings: CleaningFindings, reason: Reason, rows: pl.DataFrame
+) -> None:
+    """Count rows that leave, or have no input, in the accounts of their files."""
+    file = pl.col("row") // (1 << FILE_SHIFT)
+    for (number,), part in rows.group_by(file, maintain_order=True):
+        account = accounts.setdefault(findings.files[int(str(number))], RowAccount())
+        account.reasons[reason] += part.height
+        examples = [f"row {row % (1 << FILE_SHIFT)}" for row in part["row"].head(EXAMPLES)]
+        if reason == Reason.UNMAPPED_CODE:
+            codes = part["code"].head(EXAMPLES)
+            examples = [safe_text(findings.codes[code].code) for code in codes]
         account.add_examples(reason, examples)
-        return account
-
-    def add_future(self, rows: pl.DataFrame) -> None:
-        """Count rows after the end of the data, which the first pass has counted as valid."""
-        for row, code in rows.select("row", "code").iter_rows():
-            text = _name_row(row)
-            account = self.add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, [text])
-            account.steps[self.findings.codes[code].step] -= 1
-            account.faults["future"] += 1
-
-    def add_lost(self, reason: Reason, rows: pl.DataFrame) -> None:
-        """Count rows (row, code) that have no input for one reason."""
-        file = pl.col("row") // (1 << FILE_SHIFT)
-        for (number,), part in rows.group_by(file, maintain_order=True):
-            examples = [_name_row(row) for row in part["row"].head(EXAMPLES)]
-            if reason == Reason.UNMAPPED_CODE:
-                codes = part["code"].head(EXAMPLES)
-                examples = [safe_text(self.findings.codes[code].code) for code in codes]
-            self.add(int(str(number)), reason, part.height, examples)
-
-
-def _name_row(row: int) -> str:
-    """A row in a message, by its line in its file."""
-    return f"row {row % (1 << FILE_SHIFT)}"
+        if reason == Reason.DATE_OUTSIDE_LIFE:  # the first pass has counted them as valid
+            account.faults["future"] += part.height
+            account.steps.subtract(findings.codes[code].step for code in part["code"])
 
 
 def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -297,16 +246,19 @@ def _pack_keys(subject: pl.Series, day: pl.Series) -> NDArray[np.int64]:
     return subject.to_numpy().astype(np.int64) * SPAN_DAYS + shifted
 
 
-def _count_agreement(cohort: pl.DataFrame, job: ClaimsJob) -> AgreementCounts:
-    """How often the label of each rule agrees with each column of the source."""
-    agreement = AgreementCounts()
+def _count_agreement(
+    cohort: pl.DataFrame, job: ClaimsJob
+) -> Iterator[tuple[tuple[str, str, str], int]]:
+    """(rule, flag, cell), subjects: how often the label of each rule agrees with each column of the
+    source.
+    """
     for rule, flag in itertools.product(job.rules, job.flags):
         label, column = (
             cohort[name].fill_null(-1).to_numpy() for name in (f"y_{rule.name}", f"flag_{flag}")
         )
-        cells = shortcut_baselines.count_agreement(label, column)
-        agreement.update({(rule.name, flag, cell): n for cell, n in cells.items() if n})
-    return agreement
+        for cell, n in shortcut_baselines.count_agreement(label, column).items():
+            if n:
+                yield (rule.name, flag, cell), n
 
 
 def _apply_labels(shard: ClaimsShard, job: ClaimsJob) -> ClaimsShard:
@@ -344,10 +296,11 @@ def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard
     return replace(shard, rows=rows, cohort=cohort.with_columns(first_day=pl.col("first_day") * 0))
 
 
-def _make_events(shard: ClaimsShard) -> pl.DataFrame:
+def _make_events(shard: ClaimsShard, job: ClaimsJob) -> tuple[pl.DataFrame, int]:
     """The rows, which are ordered by subject and day, in MEDS columns by time.
 
-    `row` is their order in the source.
+    `row` is their order in the source. Also the number of rows that had a PheCode of the other sex,
+    which is left out on request.
     """
     rows = shard.rows
     minute = rows["day"].cast(pl.Int64) * DAY_MINUTES
@@ -356,42 +309,41 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
         order = np.argsort(packed * DAY_MINUTES + rows["minute"].to_numpy(), kind="stable")
         rows, minute = rows[order], (minute + rows["minute"])[order]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
-    phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
+    phecodes, other_sex = _list_phecodes(shard, rows, job)
     no_value = pl.repeat(None, rows.height, dtype=pl.Float32, eager=True)
-    return pl.DataFrame(
+    events = pl.DataFrame(
         {
             "subject_id": shard.cohort["subject_id"].gather(rows["subject"]),
             "time": (minute * 60_000_000).cast(pl.Datetime("us")),
             "code": texts.gather(rows["code"]),
             "numeric_value": rows["value"] if "value" in rows.columns else no_value,
             "source": pl.Series(SOURCES, dtype=pl.Enum(SOURCES)).gather(rows["source"]),
-            "phecodes": phecodes.gather(rows["code"]),
+            "phecodes": phecodes,
             "row": rows["row"],
         }
     )
+    return events, other_sex
 
 
-def _remove_other_sex(
-    events: pl.DataFrame, shard: ClaimsShard, sexes: Mapping[str, int]
-) -> tuple[pl.DataFrame, int]:
-    """Events without the PheCodes of the other sex, and how many rows had one.
+def _list_phecodes(shard: ClaimsShard, rows: pl.DataFrame, job: ClaimsJob) -> tuple[pl.Series, int]:
+    """The PheCodes of rows, on request without those of the other sex, and how many rows had one.
 
-    Those of subjects of unknown sex stay.
+    Rows of subjects of unknown sex keep all.
     """
-    male = {phecode for phecode, sex in sexes.items() if sex == SEXES["male"]}
-    other = {SEXES["male"]: sexes.keys() - male, SEXES["female"]: male}
-    sex_of_subject = shard.cohort.select("subject_id", "sex")
-    sex_of_event = events.select("subject_id").join(
-        sex_of_subject, on="subject_id", how="left", maintain_order="left"
-    )["sex"]
-    lists = events["phecodes"].to_list()
-    affected = 0
-    for i, sex in enumerate(sex_of_event):
-        removed = other.get(sex, set())
-        if not removed.isdisjoint(lists[i]):
-            lists[i] = [phecode for phecode in lists[i] if phecode not in removed]
-            affected += 1
-    return events.with_columns(phecodes=pl.Series(lists, dtype=pl.List(pl.String))), affected
+    lists = [list(code.phecodes) for code in shard.codes]
+    phecodes = every = pl.Series(lists, dtype=pl.List(pl.String)).gather(rows["code"])
+    sexes = job.codemap.sexes
+    if not job.options.sex_restrictions:
+        return every, 0
+    sex = shard.cohort["sex"].gather(rows["subject"]).fill_null(0)
+    for number in SEXES.values():
+        admitted = [
+            [phecode for phecode in texts if sexes.get(phecode, number) == number]
+            for texts in lists
+        ]
+        of_sex = pl.Series(admitted, dtype=pl.List(pl.String)).gather(rows["code"])
+        phecodes = phecodes.zip_with(sex != number, of_sex)
+    return phecodes, int((phecodes.list.len() != every.list.len()).sum())
 
 
 def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:

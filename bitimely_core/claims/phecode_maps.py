@@ -25,7 +25,15 @@ from bitimely_core.claims.map_damage import (
 )
 from bitimely_core.claims.map_files import DOWNLOAD_HINT, MapSheet, locate_map, open_sheet
 from bitimely_core.claims.map_layouts import VOCABULARIES, MapLayout, detect_layout
-from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    check_choice,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 
 PLAIN_KEY = re.compile(r"[A-Z0-9.]+", re.ASCII)
 SEXES = {"male": 1, "female": 2}
@@ -50,16 +58,6 @@ class PhecodeMap:
     facts: list[MapFacts] = field(default_factory=list)  # of each file, for the manifest
     findings: list[Finding] = field(default_factory=list)
 
-    def add(self, other: PhecodeMap) -> None:
-        """Add the map of another file."""
-        self.tables.update(other.tables)
-        self.names.update(other.names)
-        self.categories.update(other.categories)
-        self.exclusions.update(other.exclusions)
-        self.sexes.update(other.sexes)
-        self.facts += other.facts
-        self.findings += other.findings
-
 
 def group_phecodes(rows: Iterable[MapRow]) -> dict[str, dict[str, tuple[str, ...]]]:
     """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric
@@ -83,16 +81,12 @@ def is_excluded(phecode: str, items: Iterable[str]) -> bool:
     ends.
     """
     letters, number, _ = codes.phecode_sort_key(phecode)
-    return any(item == phecode or (not letters and _is_in_range(number, item)) for item in items)
-
-
-def _is_in_range(number: float, item: str) -> bool:
-    low, dash, high = item.partition("-")
-    return bool(dash) and _read_number(low) <= number <= _read_number(high)
-
-
-def _read_number(phecode: str) -> float:
-    return codes.phecode_sort_key(phecode)[1]
+    for item in items:
+        low, dash, high = item.partition("-")
+        first, last = (codes.phecode_sort_key(text)[1] for text in (low, high))
+        if item == phecode or (dash and not letters and first <= number <= last):
+            return True
+    return False
 
 
 def related_phecodes(
@@ -116,10 +110,10 @@ class MapOptions(NamedTuple):
     """How the tables of a map are read."""
 
     # `phecode-zeros` restores the leading zeros of PheCodes if the map has no other damage
-    repair: str | None = None
-    keep_ignored: bool = False  # keep the catalog's PheCodes marked Ignore
+    repair: str | None
+    keep_ignored: bool  # keep the catalog's PheCodes marked Ignore
     # vocabulary of the ICD-10 codes, and of a plain table without one (default icd9)
-    vocab: str | None = None
+    vocab: str | None
 
 
 def read_map(
@@ -152,47 +146,30 @@ def read_map(
             DOWNLOAD_HINT,
             code=Reason.NO_INPUT,
         )
-    if repair not in {None, ZERO_REPAIR}:
-        raise usage_error(f"unknown repair {safe_text(repair)}", f"expected {ZERO_REPAIR}")
+    check_choice("--map-repair", repair or None, (ZERO_REPAIR,))
     options = MapOptions(repair, keep_ignored, vocab)
     codemap = PhecodeMap({})
     for path in map(locate_map, map(str, paths)):
-        part = _parse_map(open_sheet(path), options)
-        if twice := sorted(part.tables.keys() & codemap.tables.keys()):
-            raise input_error(
-                Reason.DUPLICATE_KEY,
-                f"a second table for {', '.join(twice)}",
-                "expected one a vocabulary",
-                "Give one of them",
-                file=path,
-            )
-        _add_companions(path, part)
-        codemap.add(part)
-    if overrides is not None:
+        _add_table(codemap, open_sheet(path), options)
+        _add_companions(path, codemap)
+    if overrides:
         _apply_overrides(codemap, open_sheet(str(overrides)))
     return codemap
 
 
-def _parse_map(sheet: MapSheet, options: MapOptions) -> PhecodeMap:
-    """One table, checked."""
+def _add_table(codemap: PhecodeMap, sheet: MapSheet, options: MapOptions) -> None:
+    """Add one table, checked."""
     layout = _require_layout(sheet)
     rows, left_out = _select_rows(sheet, layout, options)
     stray = find_stray_codes(rows)
     rows = [row for row in rows if row[1] not in stray]
     damage = find_damage(rows, layout, sheet.numbers)
-    findings = _warn_of_stray_codes(sheet.name, stray)
-    if layout.name == "plain" and Damage.SPREADSHEET_NUMBERS in damage:
-        numbers = damage.pop(Damage.SPREADSHEET_NUMBERS)
-        findings.append(
-            Finding(
-                Reason.MAP_DAMAGED,
-                f"holds numbers as a spreadsheet writes them ({', '.join(numbers)})",
-                level="warning",
-                hint="Check the map",
-                file=sheet.name,
-                examples=tuple(numbers),
-            )
-        )
+    odd = "ICD-9 codes have no form of ICD-9 and are left out"
+    codemap.findings += _warn_of_texts(sheet.name, odd, stray)
+    if layout.name == "plain":
+        numbers = damage.pop(Damage.SPREADSHEET_NUMBERS, [])
+        odd = "numbers are written as a spreadsheet writes them: check the map"
+        codemap.findings += _warn_of_texts(sheet.name, odd, numbers)
     is_repaired = set(damage) == {Damage.LOST_ZEROS} and options.repair == ZERO_REPAIR
     if damage and not is_repaired:
         raise damage_error(sheet.name, damage)
@@ -207,9 +184,18 @@ def _parse_map(sheet: MapSheet, options: MapOptions) -> PhecodeMap:
         "left_out": dict(sorted(left_out.items())),
         "repaired": sum(map(operator.ne, rows, repaired)) if is_repaired else 0,
     }
-    codemap = PhecodeMap(group_phecodes(pairs), facts=[facts], findings=findings)
+    tables = group_phecodes(pairs)
+    if twice := sorted(tables.keys() & codemap.tables.keys()):
+        raise input_error(
+            Reason.DUPLICATE_KEY,
+            f"a second table for {', '.join(twice)}",
+            "expected one a vocabulary",
+            "Give one of them",
+            file=sheet.name,
+        )
+    codemap.tables.update(tables)
+    codemap.facts.append(facts)
     _add_columns(codemap, sheet, layout, pad_zeros if is_repaired else str.strip)
-    return codemap
 
 
 def _require_layout(sheet: MapSheet) -> MapLayout:
@@ -241,7 +227,11 @@ def _select_rows(
     for vocab, code, phecode, ignore in zip(
         vocabularies, cells[layout.code], cells["phecode"], ignored, strict=True
     ):
-        text = _read_code(code, vocab)
+        # ICD-9 as written, to be tested; blocks such as A00-A09 are no codes
+        text: str | None = code
+        if codes.FAMILIES[vocab] != "icd9":
+            is_plain = PLAIN_KEY.fullmatch(code.upper())
+            text = codes.normalise_code(code, vocab)[0] if is_plain else None
         if not phecode:
             left_out["without_phecode"] += 1
         elif ignore.lower() in TRUE and not options.keep_ignored:
@@ -261,20 +251,22 @@ def _select_rows(
     return rows, left_out
 
 
-def _read_code(code: str, vocab: str) -> str | None:
-    """A code of ICD-9 as written; of ICD-10 in its one spelling."""
-    if codes.FAMILIES[vocab] == "icd9":
-        return code
-    # blocks such as A00-A09 are no codes
-    return codes.normalise_code(code, vocab)[0] if PLAIN_KEY.fullmatch(code.upper()) else None
-
-
 def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) -> list[str]:
     """The vocabulary of each row: icd9, icd10 or icd10cm. Raises UserError: format."""
-    cells = sheet.columns.get(layout.vocab_column or "", [""] * len(sheet.columns[layout.code]))
+    cells = sheet.columns.get(layout.vocab_column, [""] * len(sheet.columns[layout.code]))
     written = {"": VOCABULARIES[layout.vocab or vocab or "icd9"]}
     for cell in set(cells) - {""}:
-        written[cell] = _parse_vocabulary(cell, sheet.name, layout.vocab_column)
+        # 9.0 is what a spreadsheet makes of 9
+        name = re.sub(r"[^a-z0-9]", "", cell.lower().removesuffix(".0"))
+        if name not in VOCABULARIES:
+            raise input_error(
+                Reason.FORMAT,
+                f"names the vocabulary {safe_text(cell)}",
+                f"known: {', '.join(VOCABULARIES)}",
+                file=sheet.name,
+                field=layout.vocab_column,
+            )
+        written[cell] = VOCABULARIES[name]
     icd10 = vocab or ("icd10" if "who" in Path(sheet.name).name.lower() else "icd9")
     if codes.FAMILIES[icd10] == "icd10":
         for cell, name in written.items():
@@ -282,33 +274,11 @@ def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) ->
     return [written[cell] for cell in cells]
 
 
-def _parse_vocabulary(cell: str, file: str, column: str | None) -> str:
-    """The vocabulary that a cell names; 9.0 is what a spreadsheet makes of 9."""
-    name = re.sub(r"[^a-z0-9]", "", cell.lower().removesuffix(".0"))
-    if name not in VOCABULARIES:
-        raise input_error(
-            Reason.FORMAT,
-            f"names the vocabulary {safe_text(cell)}",
-            f"known: {', '.join(VOCABULARIES)}",
-            file=file,
-            field=column,
-        )
-    return VOCABULARIES[name]
-
-
-def _warn_of_stray_codes(file: str, stray: Sequence[str]) -> list[Finding]:
-    if not stray:
-        return []
-    examples = ", ".join(map(safe_text, stray[:3]))
-    return [
-        Finding(
-            Reason.MAP_DAMAGED,
-            f"{len(stray)} ICD-9 codes have no form of ICD-9 and are left out ({examples})",
-            level="warning",
-            file=file,
-            count=len(stray),
-        )
-    ]
+def _warn_of_texts(file: str, problem: str, texts: Sequence[str]) -> list[Finding]:
+    """A warning of codes or numbers of a map; none where there are none."""
+    text = f"{len(texts)} {problem} ({', '.join(map(safe_text, texts[:3]))})"
+    warning = input_warning(Reason.MAP_DAMAGED, text, file=file, count=len(texts))
+    return [warning] if texts else []
 
 
 def _add_columns(
@@ -334,48 +304,31 @@ def _add_columns(
 # --- companions, overrides
 
 
-def _add_descriptions(
-    codemap: PhecodeMap, phecodes: list[str], descriptions: list[str], groups: list[str]
-) -> None:
-    codemap.names.update(zip(phecodes, descriptions, strict=True))
-    codemap.categories.update(zip(phecodes, groups, strict=True))
+def _add_companions(path: str, codemap: PhecodeMap) -> None:
+    """Add what the files that are published beside the R export say of its PheCodes."""
+    if codemap.facts[-1]["layout"] != "r" or not Path(path).is_file():
+        return
 
+    def read(name: str, *wanted: str) -> list[list[str]]:
+        """Columns of a file, empty where it has none."""
+        file = Path(path).with_name(name)
+        columns = open_sheet(str(file)).columns if file.is_file() else {}
+        return [columns.get(column, []) for column in wanted]
 
-def _add_exclusions(codemap: PhecodeMap, phecodes: list[str], targets: list[str]) -> None:
-    """Add pairs: cases of a PheCode are no controls of the target."""
-    excluded = defaultdict(list)
-    for phecode, target in zip(phecodes, targets, strict=True):
+    phecodes, names, groups = read("pheinfo.csv", "phecode", "description", "group")
+    codemap.names.update(zip(phecodes, names, strict=False))
+    codemap.categories.update(zip(phecodes, groups, strict=False))
+    excluded = defaultdict(list)  # cases of a PheCode are no controls of the target
+    pairs = read("phecode_exclude.csv", "code", "exclusion_criteria")
+    for phecode, target in zip(*pairs, strict=False):
         excluded[target].append(phecode)
     codemap.exclusions.update({target: tuple(texts) for target, texts in excluded.items()})
-
-
-def _add_sexes(
-    codemap: PhecodeMap, phecodes: list[str], male_only: list[str], female_only: list[str]
-) -> None:
-    for phecode, male, female in zip(phecodes, male_only, female_only, strict=True):
+    sexes = read("sex_restriction.csv", "phecode", "male_only", "female_only")
+    for phecode, male, female in zip(*sexes, strict=False):
         if male.lower() in TRUE:
             codemap.sexes[phecode] = SEXES["male"]
         elif female.lower() in TRUE:
             codemap.sexes[phecode] = SEXES["female"]
-
-
-COMPANIONS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
-    # files that are published beside the R export -> their columns, and what adds them
-    "pheinfo.csv": (("phecode", "description", "group"), _add_descriptions),
-    "phecode_exclude.csv": (("code", "exclusion_criteria"), _add_exclusions),
-    "sex_restriction.csv": (("phecode", "male_only", "female_only"), _add_sexes),
-}
-
-
-def _add_companions(path: str, codemap: PhecodeMap) -> None:
-    """Add what the files beside the R export say of its PheCodes."""
-    if codemap.facts[0]["layout"] != "r" or not Path(path).is_file():
-        return
-    for name, (wanted, add_columns) in COMPANIONS.items():
-        file = Path(path).with_name(name)
-        columns = open_sheet(str(file)).columns if file.is_file() else {}
-        if columns.keys() >= set(wanted):
-            add_columns(codemap, *(columns[column] for column in wanted))
 
 
 def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:

@@ -1,6 +1,6 @@
 """Holds rows between the two passes of an ingest, by shard; and writes the files of a cache.
 
-The rows are in memory, or in temporary files with a row group for each shard. They hold no raw ids.
+The rows are in temporary files with a row group for each shard. They hold no raw ids.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ GROUP = 1 << 20  # rows of a row group of a published file
 SLICE = 1 << 18  # subjects that are put in order together
 
 
-Partitions = Path | list[pl.DataFrame]
-"""The rows of each shard: in memory, or in a file of `write_partitions`."""
-
-
 class PartNumbers(NamedTuple):
     """Turns the numbers of one part of the source into those of all parts together."""
 
@@ -36,10 +32,10 @@ class PartNumbers(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Cleaned rows and subjects of a stretch of the source."""
+    """Cleaned rows and subjects of a stretch of the source, in files of `write_partitions`."""
 
-    rows: Partitions
-    cohort: Partitions
+    rows: Path
+    cohort: Path
     numbers: PartNumbers | None = None  # of its part; None for the first part
 
 
@@ -47,11 +43,6 @@ def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
     """The rows of each value of the column `shard`, in their order."""
     parts = frame.partition_by("shard", include_key=False, as_dict=True)
     return [parts.get((shard,), frame.drop("shard").clear()) for shard in range(shards)]
-
-
-def join_partitions(blocks: Sequence[Sequence[pl.DataFrame]]) -> list[pl.DataFrame]:
-    """The rows of each shard from several blocks."""
-    return [pl.concat(parts) for parts in zip(*blocks, strict=True)]
 
 
 def write_partitions(path: Path, parts: Sequence[pl.DataFrame]) -> None:
@@ -67,44 +58,32 @@ def write_partitions(path: Path, parts: Sequence[pl.DataFrame]) -> None:
     storage.write_file(path, fill)
 
 
-def read_partition(
-    parts: Partitions, shard: int, columns: Sequence[str] | None = None
-) -> pl.DataFrame:
-    """The rows of one shard."""
-    if not isinstance(parts, Path):
-        return parts[shard].select(columns or pl.all())
-    with pq.ParquetFile(parts) as file:
-        partition = pl.from_arrow(
-            file.read_row_group(shard, columns=None if columns is None else list(columns))
-        )
+def read_partition(path: Path, shard: int) -> pl.DataFrame:
+    """The rows of one shard in a file of `write_partitions`."""
+    with pq.ParquetFile(path) as file:
+        partition = pl.from_arrow(file.read_row_group(shard))
     assert isinstance(partition, pl.DataFrame)
     return partition
 
 
-def read_rows(
-    spilled: Iterable[Stretch], shard: int, columns: Sequence[str] | None = None
-) -> pl.DataFrame:
+def read_rows(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
     """The rows of a shard from all stretches, with common numbers of codes, files and subjects:
     places in `read_subjects`.
     """
     parts = []
     for stretch in spilled:
-        part = read_partition(stretch.rows, shard, columns)
-        numbers = stretch.numbers
-        if numbers is not None:
-            part = part.with_columns(pl.col("subject") + int(numbers.subjects[shard]))
-            part = _renumber(part, numbers) if columns is None else part
-        parts.append(part)
+        part = read_partition(stretch.rows, shard)
+        parts.append(_renumber(part, stretch.numbers, shard) if stretch.numbers else part)
     return pl.concat(parts) if parts else pl.DataFrame()
 
 
-def _renumber(rows: pl.DataFrame, numbers: PartNumbers) -> pl.DataFrame:
-    """Rows of a part with the common numbers of codes and files."""
-    code = numbers.codes[rows["code"].to_numpy()]
+def _renumber(rows: pl.DataFrame, numbers: PartNumbers, shard: int) -> pl.DataFrame:
+    """Rows of a part with the common numbers."""
     file, line = np.divmod(rows["row"].to_numpy(), 1 << FILE_SHIFT)
-    row = (numbers.files[file] << FILE_SHIFT) + line
     return rows.with_columns(
-        code=pl.Series(code, dtype=pl.Int32), row=pl.Series(row, dtype=pl.Int64)
+        pl.col("subject") + int(numbers.subjects[shard]),
+        code=pl.Series(numbers.codes[rows["code"].to_numpy()], dtype=pl.Int32),
+        row=pl.Series((numbers.files[file] << FILE_SHIFT) + line, dtype=pl.Int64),
     )
 
 
@@ -114,13 +93,6 @@ def read_subjects(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
     """
     empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
     return pl.concat([empty, *(read_partition(stretch.cohort, shard) for stretch in spilled)])
-
-
-def release_rows(spilled: Iterable[Stretch], shard: int) -> None:
-    """Give the memory of the rows of a shard back."""
-    for stretch in spilled:
-        if not isinstance(stretch.rows, Path):
-            stretch.rows[shard] = stretch.rows[shard].clear()
 
 
 def merge_sorted(
@@ -149,9 +121,7 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
     def fill(stream: BinaryIO) -> None:
         nonlocal count
         tables = _iter_groups(frames)
-        first = next(tables, None)
-        if first is None:
-            return
+        first = next(tables)
         with pq.ParquetWriter(stream, first.schema, compression="zstd", version="2.6") as writer:
             for table in itertools.chain([first], tables):
                 writer.write_table(table, row_group_size=GROUP)

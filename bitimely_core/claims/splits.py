@@ -44,8 +44,7 @@ def compute_bins(subjects: Iterable[str], seed: int = SEED) -> NDArray[np.uint16
 
 def assign_split_of_bin(number: int) -> str:
     """The split of a subject with stored floor(1000 u)."""
-    first, second = round(TRAIN * BINS), round((TRAIN + VALIDATION) * BINS)
-    return "train" if number < first else "validation" if number < second else "test"
+    return assign_split(number / BINS)
 
 
 def assign_shards(subjects: Iterable[str], shards: int) -> NDArray[np.int32]:

@@ -33,24 +33,16 @@ class CleanedSource(NamedTuple):
     facts: Path | None  # of `write_subject_facts`
 
 
-def join_subject_tables(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Tables with one row for each subject_id as one, with the subjects of all."""
-    joined, *others = tables
-    for table in others:
-        joined = joined.join(table, on="subject_id", how="full", coalesce=True)
-    return joined
-
-
 def write_subject_facts(job: ClaimsJob) -> Path | None:
     """Write what the tables of the source hold of each subject, by digest and shard; None where
     they hold nothing.
     """
     path = job.home / f"{job.stem}-facts.parquet"
-    tables = _list_subject_tables(job)
-    if not tables:
+    joined = join_subject_tables(job)
+    if joined is None:
         return None
     if not path.is_file():
-        facts = _add_digests(join_subject_tables(tables), job).drop("subject_id")
+        facts = _add_digests(joined, job).drop("subject_id")
         spill.write_partitions(path, spill.partition_rows(facts, job.shards))
     return path
 
@@ -62,8 +54,10 @@ def _add_digests(table: pl.DataFrame, job: ClaimsJob) -> pl.DataFrame:
     return table.hstack(pl.concat(compute_digests(ids, job) for ids in chunks or [[]]))
 
 
-def _list_subject_tables(job: ClaimsJob) -> list[pl.DataFrame]:
-    """The tables of subjects, of labels and of splits, as far as the source has them."""
+def join_subject_tables(job: ClaimsJob) -> pl.DataFrame | None:
+    """What the source says of each subject_id: its tables of subjects, of labels and of splits;
+    None without any.
+    """
     subjects, labels, tables = job.claims.subjects, job.claims.labels, []
     if subjects is not None:
         days = {new: dates.parse_days(subjects[old]) for old, new in SUBJECT_DATES.items()}
@@ -76,7 +70,12 @@ def _list_subject_tables(job: ClaimsJob) -> list[pl.DataFrame]:
         tables.append(labels.select("subject_id", *flags))
     if job.splits is not None:
         tables.append(job.splits)
-    return tables
+    if not tables:
+        return None
+    joined, *others = tables
+    for table in others:
+        joined = joined.join(table, on="subject_id", how="full", coalesce=True)
+    return joined
 
 
 def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.DataFrame:
@@ -86,7 +85,7 @@ def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.D
     findings, stretches = cleaned.findings, cleaned.stretches
     cohort = spill.read_subjects(stretches, shard)
     if findings.latest is not None and stretches:
-        rows = spill.read_rows(stretches, shard, ("subject", "day"))
+        rows = spill.read_rows(stretches, shard)
         cohort = cohort[rows.filter(pl.col("day") <= findings.latest)["subject"].unique()]
     cohort = cohort.unique("digest")
     if cleaned.facts is not None:
@@ -94,10 +93,8 @@ def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.D
         if "registered" in facts.columns:
             registered = facts.filter("registered").select(cohort.columns)
             cohort = pl.concat([cohort, registered]).unique("digest")
-        facts = facts.drop("split_bin")
-        cohort = cohort.sort("digest").join(facts, on="digest", how="left", maintain_order="left")
-    else:
-        cohort = cohort.sort("digest")
+        cohort = cohort.join(facts.drop("split_bin"), on="digest", how="left")
+    cohort = cohort.sort("digest")
     kinds = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
     cohort = cohort.with_columns(
         pl.lit(None, kind).alias(name) for name, kind in kinds.items() if name not in cohort.columns
@@ -162,7 +159,9 @@ def refuse_inside_workspace(path: Path, workspace: Path) -> None:
 
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
-    """Write raw and new ids to `--keep-ids`; the source is read once more."""
+    """Write raw and new ids to `--keep-ids`, if it is given; the source is read once more."""
+    if not job.options.keep_ids:
+        return
     subjects = job.claims.subjects
     ids = pl.Series("subject_id", [], pl.String) if subjects is None else subjects["subject_id"]
     for frame in job.claims.events():

@@ -93,7 +93,6 @@ def write_cohort(
     *,
     subjects: int = 20_000,
     seed: int = 0,
-    vocab_column: bool = True,
     config: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the
@@ -109,8 +108,6 @@ def write_cohort(
         folder: made if it is missing.
         subjects: how many; subject i is the same in a cohort of any size.
         seed: from 0 to 2**63 - 1.
-        vocab_column: without it every row, not only those of stays, is in ICD-10 from the day of
-            the switch on.
         config: values in the place of those of `pipelines/demo_claims.toml`, nested alike.
     """
     _check_integer("subjects", subjects, 1)
@@ -129,15 +126,13 @@ def write_cohort(
         tables["icd_phecode_demo.csv"] += [f"{vocab},{c[i]},{c[2]}" for c in CODES if c[2]]
 
     def fill(stream: BinaryIO) -> None:
-        stream.write(f"patient_id,date,icd,{'vocab,' if vocab_column else ''}source\n".encode())
+        stream.write(b"patient_id,date,icd,vocab,source\n")
         for block, first in enumerate(range(0, subjects, BLOCK)):
             history = draw_history(chosen, solved.hazards, seed, block)
             numbers = range(first, min(subjects, first + BLOCK))
             names = np.array([f"S{i:07d}" for i in numbers], object)
             rng = make_generator(seed, block, "spelling")
-            stream.write(
-                _claims_csv(chosen, history, names, rng, ledger, vocab_column=vocab_column)
-            )
+            stream.write(_claims_csv(chosen, history, names, rng, ledger))
             rng = make_generator(seed, block, "labels")
             lines_by_table = _format_subjects(chosen, solved.intercept, history, names, rng)
             for name, lines in lines_by_table.items():
@@ -151,7 +146,6 @@ def write_cohort(
         "format_version": 1,
         "subjects": subjects,
         "seed": seed,
-        "vocab_column": vocab_column,
         "solved": solved._asdict(),
         "labels": len(tables["labels.csv"]) - 1,
     }
@@ -183,8 +177,6 @@ def _claims_csv(
     names: Array,
     rng: np.random.Generator,
     ledger: Counter[str],
-    *,
-    vocab_column: bool,
 ) -> bytes:
     """Rows of claims.csv of the first `len(names)` subjects of a block, spelt in many ways, some
     twice; they are counted in the ledger.
@@ -197,9 +189,7 @@ def _claims_csv(
     padded, lower, blank, twice = rng.random((4, total)) < np.array(
         [[mess.padded], [mess.lower], [mess.blank], [mess.duplicate]]
     )
-    icd10 = (day >= parse_day(config.calendar.icd10_from)) & (
-        (source == INPATIENT) | (not vocab_column)
-    )
+    icd10 = (day >= parse_day(config.calendar.icd10_from)) & (source == INPATIENT)
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
     twice &= MAPPED[code] & (day >= history.subjects.start[subject])
     keep = np.repeat(np.arange(total), 1 + twice)
@@ -210,8 +200,7 @@ def _claims_csv(
     _count_rows(
         ledger, history._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0
     )
-    vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
-    codes = [f",{text}{vocabs[i // 16 % 2]}," for i, text in enumerate(_list_spellings().text)]
+    codes = [f",{text},{VOCABS[i // 16 % 2]}," for i, text in enumerate(_list_spellings().text)]
     rows = zip(
         (names + ",")[subject],
         _format_days(day),

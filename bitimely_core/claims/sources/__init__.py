@@ -58,7 +58,7 @@ def _match_layouts(source: Source) -> list[str]:
 
 def _has_anchor_year(source: Source) -> bool:
     try:
-        open_table(source, find_table(source, "patients"), {"year": ("anchor_year",)})
+        open_table(source, find_table(source, "patients"), {"year": "anchor_year"})
     except UserError:
         return False
     return True

@@ -10,12 +10,10 @@ vocab=icd10` a vocabulary).
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 import polars as pl
 
@@ -28,10 +26,8 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     DateCounts,
     assign_vocabulary,
-    check_types,
     detect_delimiter,
     find_table,
-    match_columns,
     open_table,
     reformat_dates,
     report_spelling,
@@ -39,27 +35,19 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.options import (
     LabelColumn,
-    parse_default_source,
     parse_label_columns,
     parse_pairs,
     parse_switch_day,
 )
-from bitimely_core.claims.sources.source_table import (
-    EventBlock,
-    OpenTable,
-    SourceTable,
-    Stated,
-    count_dropped,
-)
+from bitimely_core.claims.sources.source_table import EventBlock, OpenTable, SourceTable, Stated
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
     keep_unique_rows,
     make_subjects,
     parse_labels,
-    report_excluded,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
-from bitimely_core.errors import Reason, check_choice, input_error, safe_text, usage_error
+from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
@@ -86,7 +74,7 @@ FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
-CODE_COLUMN = re.compile(r"icd_?(9|10)(cm)?.*", re.IGNORECASE)  # whose name is a vocabulary
+CODE_COLUMN = re.compile(r"icd_?((?:9|10)(?:cm)?).*", re.IGNORECASE)  # whose name is a vocabulary
 # as written in a column of them
 VOCABULARY_WORDS = {
     "9": "icd9",
@@ -96,37 +84,34 @@ VOCABULARY_WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class _BlockShaper:
-    """Makes events of a block of the table."""
+def _shape_block(
+    frame: pl.DataFrame,
+    *,
+    wide: Sequence[str],
+    words: Mapping[str, str],
+    form: str,
+    since: int | None,
+) -> EventBlock:
+    """Columns under the names of `ClaimsSource.events`, one row for each code.
 
-    columns: Mapping[str, str]  # key -> name; without `code` where there are several
-    wide: tuple[str, ...]  # names of the columns of codes where there are several
-    words: Mapping[str, str]  # of the column `source`, in lower case -> a kind of claims
-    form: str | None  # of dates
-    since: int | None  # day from which on codes are ICD-10
-
-    def __call__(self, frame: pl.DataFrame) -> EventBlock:
-        """Columns under the names of `ClaimsSource.events`, one row for each code."""
-        names = (
-            pl.col(name).alias("subject_id" if key == "subject" else key)
-            for key, name in self.columns.items()
+    `wide`: columns of codes where there are several. `words`: of the column `source`, in lower case
+    -> a kind of claims. `form`: of dates. `since`: day from which on codes are ICD-10.
+    """
+    events = frame.rename({"subject": "subject_id"})
+    events = events.with_columns(reformat_dates(events["date"], form))
+    if since is not None:
+        vocab = assign_vocabulary(events["date"], since, "icd9", "icd10")
+        events = events.with_columns(vocab=vocab)
+    elif "vocab" in events.columns:
+        events = events.with_columns(
+            _translate_words(events["vocab"], VOCABULARY_WORDS, r"[^a-z0-9]")
         )
-        events = frame.select("row", *names, *self.wide)
-        if self.form is not None:
-            events = events.with_columns(reformat_dates(events["date"], self.form))
-        if self.since is not None:
-            vocab = assign_vocabulary(events["date"], self.since, "icd9", "icd10")
-            events = events.with_columns(vocab=vocab)
-        elif "vocab" in self.columns:
-            vocab = _translate_words(events["vocab"], VOCABULARY_WORDS, r"[^a-z0-9]")
-            events = events.with_columns(vocab)
-        if "source" in self.columns:
-            events = events.with_columns(_translate_words(events["source"], self.words))
-        if "position" in self.columns:
-            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-            events = events.with_columns(position)
-        return EventBlock(unpivot_codes(events, self.wide) if self.wide else events)
+    if "source" in events.columns:
+        events = events.with_columns(_translate_words(events["source"], words))
+    if "position" in events.columns:
+        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+        events = events.with_columns(position)
+    return EventBlock(unpivot_codes(events, wide) if wide else events)
 
 
 def _translate_words(
@@ -156,31 +141,22 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     `date_format`, they are surveyed here.
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
-    kind, form = parse_default_source(options), options.date_format or None
     table, survey = _open_events(source, renamed, options)
-    label_accounts, accounts = TableAccounts(), TableAccounts()
-    labels = _read_labels(source, renamed, options, label_accounts)
-    survey.counts_subjects = labels is not None
+    survey.counts_subjects = bool(find_table(source, "labels", needed=False))
     # two digits of a year of birth are read by the last day of the claims
-    if not once or form is not None:
-        deque(survey.read([table]), maxlen=0)
-    patients = _read_patients(source, renamed, form, survey.last, accounts)
-    accounts.rows += label_accounts.rows
-    accounts.findings += label_accounts.findings
-    facts: dict[str, Any] = {"tables": [table.file, *(row.file for row in accounts.rows)]}
-    if table.kind == "codes":
-        facts["records"] = survey.records
-    for path in source.files:
-        if PurePosixPath(path).name.lower() == MAP_FILE:
-            facts.setdefault("phecode_map", path)
+    if not once or options.date_format:
+        survey.read_all([table])
+    patients = _read_patients(source, renamed, options.date_format, survey)
+    labels = _read_labels(source, renamed, options, survey)
+    map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
     return ClaimsSource(
         events=EventReader([table]),
         survey=survey,
-        accounts=accounts,
         subjects=patients,
         labels=labels,
-        source=kind,
-        facts=facts,
+        source=options.default_source or "outpatient",
+        map_files=map_files[:1],
+        facts={"records": survey.records} if table.wide else {},
     )
 
 
@@ -192,7 +168,8 @@ def _open_events(
     path = source.path(file)
     names = tables.read_names(path, delimiter=detect_delimiter(path))
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
-    constant = _find_constant_vocabulary(renamed.get("vocab"), names)
+    word = re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())
+    constant = VOCABULARY_WORDS.get(word) if renamed.get("vocab") not in names else None
     if constant:
         del wanted["vocab"]
     wide = _find_wide_columns(names, renamed.get("code"))
@@ -200,21 +177,18 @@ def _open_events(
         del wanted["code"]
     elif "code" not in renamed:
         _refuse_two_code_columns(names, file)
-    table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed))
-    check_types(path, file, {name: name for name in wide}, wide)
+    table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide)
     since = parse_switch_day(options)
     if since is not None and (constant or "vocab" in table.columns):
         raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
-    shape = _BlockShaper(
-        table.columns, wide, _read_source_words(options), options.date_format or None, since
-    )
-    events = SourceTable(
-        table=table,
-        shape=shape,
+    shape = partial(
+        _shape_block,
         wide=wide,
-        kind="codes" if wide else "rows",
-        categories=_list_categories(table),
+        words={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
+        form=options.date_format,
+        since=since,
     )
+    events = SourceTable(table=table, shape=shape, wide=wide, categories=_list_categories(table))
     vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
     findings = report_spelling(file, table.columns, wanted)
     return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
@@ -225,13 +199,6 @@ def _rename_accepted(
 ) -> dict[str, tuple[str, ...]]:
     """Key -> accepted names, which `--col` replaces."""
     return {key: (renamed[key],) if key in renamed else names for key, names in accepted.items()}
-
-
-def _find_constant_vocabulary(word: str | None, names: Collection[str]) -> str | None:
-    """The vocabulary of all rows, where `--col vocab=WORD` names one and no column."""
-    if word is None or word in names:
-        return None
-    return VOCABULARY_WORDS.get(re.sub(r"[^a-z0-9]", "", word.lower()))
 
 
 def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
@@ -252,7 +219,7 @@ def _find_vocabulary(
 ) -> tuple[str, Stated]:
     """The vocabulary of rows without one, and what states it."""
     match = CODE_COLUMN.fullmatch(code_column)
-    by_name = f"icd{match[1]}{(match[2] or '').lower()}" if match else None
+    by_name = f"icd{match[1].lower()}" if match else None
     if constant or since is not None:
         return constant or by_name or "icd9", "surely"
     return (by_name, "by name") if by_name else ("icd9", "nowhere")
@@ -272,38 +239,26 @@ def _find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, 
     if pattern is None:
         if any(name.lower() in EVENT_COLUMNS["code"] for name in names):
             return ()
-        matches = filter(None, map(WIDE_COLUMN.fullmatch, names))
-        return tuple(name for _, name in sorted((int(match[1]), match[0]) for match in matches))
-    if not re.search(r"[*?\[]", pattern):
+        wide = list(filter(WIDE_COLUMN.fullmatch, names))
+    elif re.search(r"[*?\[]", pattern):
+        wide = [name for name in names if fnmatchcase(name.lower(), pattern.lower())]
+        if not wide:
+            raise usage_error(
+                f"--col code={safe_text(pattern)} names no column",
+                f"found {', '.join(map(safe_text, names[:60]))}",
+            )
+    else:
         return ()
-    wide = [name for name in names if fnmatchcase(name.lower(), pattern.lower())]
-    if not wide:
-        raise usage_error(
-            f"--col code={safe_text(pattern)} names no column",
-            f"found {', '.join(map(safe_text, names[:60]))}",
-        )
-    return tuple(sorted(wide, key=_split_numbers))
+    return tuple(sorted(wide, key=_list_numbers))
 
 
-def _split_numbers(name: str) -> list[int]:
+def _list_numbers(name: str) -> list[int]:
     """Sort key of names that differ by a number: dx2 comes before dx10."""
-    return [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)]
-
-
-def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
-    """Words of the column `source`, in lower case -> kind of claims."""
-    words = parse_pairs(options, "source_value")
-    for kind in words.values():
-        check_choice("kind of claims", kind, KINDS)
-    return {kind: kind for kind in KINDS} | words
+    return list(map(int, re.findall(r"\d+", name)))
 
 
 def _read_patients(
-    source: Source,
-    renamed: Mapping[str, str],
-    form: str | None,
-    last: int | None,
-    accounts: TableAccounts,
+    source: Source, renamed: Mapping[str, str], form: str, accounts: TableAccounts
 ) -> pl.DataFrame | None:
     """The registered subjects, if there is a table of them."""
     file = find_table(source, "patients", needed=False)
@@ -315,7 +270,7 @@ def _read_patients(
     table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
     frame = keep_unique_rows(table.read(), file, accounts, "subject")
     accounts.findings += report_spelling(file, table.columns, wanted)
-    return make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form, last)
+    return make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form)
 
 
 def _read_labels(
@@ -334,23 +289,23 @@ def _read_labels(
     wanted = {"subject_id": (*subject_names, *SUBJECT_NAMES), INDEX_DATE: (INDEX_DATE,)}
     table = open_table(source, file, wanted, {INDEX_DATE})
     names = _list_labels(table, chosen)
-    columns = match_columns(table.path, wanted | names, {INDEX_DATE}, table.delimiter)
-    frame = table._replace(columns=columns).read().with_columns(map(_flag_value, chosen))
+    table = open_table(source, file, {**wanted, **names}, {INDEX_DATE})
+    frame = table.read().with_columns(map(_flag_value, chosen))
     frame = keep_unique_rows(frame, file, accounts)
-    labels = parse_labels(frame, columns, list(names), file, accounts)
-    if INDEX_DATE in columns:
-        labels = _read_index_dates(labels, file, options.date_format or None, accounts)
+    labels = parse_labels(frame, table.columns, list(names), accounts)
+    if INDEX_DATE in table.columns:
+        labels = _read_index_dates(labels, options.date_format, accounts)
     accounts.findings += report_spelling(file, table.columns, wanted)
     return labels.drop("row")
 
 
-def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, tuple[str, ...]]:
-    """Label -> accepted names of its column. Raises UserError: header where two have one name."""
+def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, str]:
+    """Label -> its column. Raises UserError: header where two have one name."""
     if chosen:
-        return {label.name: (label.column,) for label in chosen}
+        return {label.name: label.column for label in chosen}
     names = tables.read_names(table.path, delimiter=table.delimiter)
     columns = [name for name in names if name not in table.columns.values()]
-    labels: dict[str, tuple[str, ...]] = {name.lower(): (name,) for name in columns}
+    labels = {name.lower(): name for name in columns}
     if len(labels.keys() - {"subject_id", INDEX_DATE}) < len(columns):
         raise input_error(
             Reason.HEADER,
@@ -368,9 +323,7 @@ def _flag_value(label: LabelColumn) -> pl.Expr:
     return pl.when(cell.is_not_null()).then(flag).alias(label.name)
 
 
-def _read_index_dates(
-    labels: pl.DataFrame, file: str, form: str | None, accounts: TableAccounts
-) -> pl.DataFrame:
+def _read_index_dates(labels: pl.DataFrame, form: str, accounts: TableAccounts) -> pl.DataFrame:
     """The labels with index dates as YYYY-MM-DD.
 
     A row whose index date cannot be read is excluded: claims after such a date could not be.
@@ -380,8 +333,6 @@ def _read_index_dates(
     is_unread = written.is_not_null() & dates.parse_days(written).is_null()
     unread, labels = labels.filter(is_unread)["row"], labels.filter(~is_unread)
     zoned = DateCounts().add(labels[INDEX_DATE]).zoned
-    accounts.findings += report_zones(zoned, file, INDEX_DATE)
-    problem = "have an index date that cannot be read"
-    accounts.findings += report_excluded(Reason.DATE, unread, problem, file, INDEX_DATE)
-    accounts.rows[-1].quarantined.update(count_dropped(Reason.DATE, unread.len()))
+    accounts.findings += report_zones(zoned, accounts.rows[-1].file, INDEX_DATE)
+    accounts.exclude(Reason.DATE, unread, "have an index date that cannot be read", INDEX_DATE)
     return labels

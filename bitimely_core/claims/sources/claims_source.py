@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims.sources.subject_tables import TableAccounts
+from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, hash_ids
-from bitimely_core.errors import Finding, Reason, input_warning
+from bitimely_core.errors import Finding, Reason
 from bitimely_core.types import SourceRows
 
 
@@ -28,16 +28,16 @@ class ClaimsSource:
     (Int64: 1-based line of a text, number of the row in a Parquet file).
     """
     survey: SourceSurvey
-    accounts: TableAccounts = field(default_factory=TableAccounts)  # of tables without events
     subjects: pl.DataFrame | None
     """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8,
     nullable: 0 unknown, 1 male, 2 female).
     """
+    map_files: Sequence[str] = ()  # a map of codes beside the tables
     source: str  # kind of claims of rows that carry none
     facts: dict[str, Any]  # what the report says
     # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     labels: pl.DataFrame | None = None
-    splits: dict[str, str] | None = None  # subject -> train, validation, test
+    splits: pl.DataFrame | None = None  # subject_id, split (train, validation or test)
 
     def read(self) -> Iterator[pl.DataFrame]:
         """`events`, surveyed as they are read if they have not been."""
@@ -45,29 +45,22 @@ class ClaimsSource:
 
     @property
     def rows(self) -> list[SourceRows]:
-        """The rows of each table. Cleaning adds its own counts to those of tables of events."""
-        return [*self.survey.rows, *self.accounts.rows]
+        """The rows of each table, those of events first. Cleaning adds its own counts to them."""
+        return sorted(self.survey.rows, key=lambda table: table.kind == "subjects")
 
     @property
     def findings(self) -> list[Finding]:
-        """Warnings and infos."""
-        return [*self.survey.findings, *self.accounts.findings, *self._find_unmatched()]
-
-    def _find_unmatched(self) -> list[Finding]:
-        """A warning of labels without claims and of claims without labels."""
-        if self.labels is None or not self.survey.counts_subjects:
-            return []
-        labelled, subjects = hash_ids(self.labels["subject_id"]), self.survey.subjects
-        both = len(np.intersect1d(labelled, subjects, assume_unique=True))
-        without, unlabelled = len(labelled) - both, len(subjects) - both
-        if without == unlabelled == 0:
-            return []
-        text = f"{without} subjects with labels have no claims"
-        return [
-            input_warning(
+        """Warnings and infos; also one of labels without claims and of claims without labels."""
+        findings = list(self.survey.findings)
+        if self.labels is not None and self.survey.counts_subjects:
+            labelled, subjects = hash_ids(self.labels["subject_id"]), self.survey.subjects
+            both = len(np.intersect1d(labelled, subjects, assume_unique=True))
+            without, unlabelled = len(labelled) - both, len(subjects) - both
+            findings += warn_of_rows(
+                without + unlabelled,
                 Reason.UNMATCHED_LABELS,
-                f"{text}, {unlabelled} subjects with claims have no labels",
-                file=self.accounts.rows[-1].file,
-                count=without + unlabelled,
+                f"subjects have labels or claims alone ({without} subjects no claims, {unlabelled} "
+                "subjects no labels)",
+                file=self.rows[-1].file,
             )
-        ]
+        return findings

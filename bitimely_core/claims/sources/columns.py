@@ -5,19 +5,17 @@ of dates.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import Self, Unpack
 
-import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.distinct import map_texts, number_texts
+from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources.source_table import OpenTable
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
@@ -36,16 +34,18 @@ def open_table(
     wanted: Mapping[str, Sequence[str]],
     optional: Collection[str] = (),
     *,
-    codes: Collection[str] = ("code",),
+    codes: Collection[str] = (),
 ) -> OpenTable:
     """A table, comma- or tab-separated or Parquet.
 
-    Raises UserError: as `match_columns` and `check_types`.
+    `codes`: names of columns of codes beside that with the key `code`. Raises UserError: as
+    `_match_columns` and `_check_types`.
     """
     path = source.path(file)
     mark = detect_delimiter(path)
-    columns = match_columns(path, wanted, optional, mark)
-    check_types(path, file, columns, codes)
+    columns = _match_columns(path, wanted, optional, mark)
+    names = {name: name for name in codes}
+    _check_types(path, file, columns | names, {"code", *codes})
     return OpenTable(file, path, columns, mark)
 
 
@@ -76,25 +76,27 @@ def detect_delimiter(path: Path) -> str:
     return "\t" if any("\t" in name for name in tables.read_names(path)) else ","
 
 
-def match_columns(
+def _match_columns(
     path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ","
 ) -> dict[str, str]:
     """Key -> name of its column in the file. Case and surrounding blanks of names do not count.
 
-    `wanted`: key -> accepted names, of which the first present one is used. Keys in `optional` may
-    be absent. Raises UserError: header (duplicate names, none of the accepted), schema (columns
-    missing: found and expected names), and as `tables.read_names`.
+    `wanted`: key -> accepted name or names, of which the first present one is used. Keys in
+    `optional` may be absent. Raises UserError: header (duplicate names, none of the accepted),
+    schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
     by_lower_case = {name.lower(): name for name in reversed(names)}  # of equal ones the first
     chosen, missing = {}, []
-    for key, accepted in wanted.items():
+    for key, texts in wanted.items():
+        accepted = [texts] if isinstance(texts, str) else texts
         matches = (by_lower_case.get(name.lower()) for name in accepted)
         name = next(filter(None, matches), None)
         if name is not None:
             chosen[key] = name
         elif key not in optional:
             missing.append(" or ".join(accepted))
+    # a first line without any is perhaps a patient's row: nothing of it is shown
     if missing and chosen.keys() <= set(optional):
         raise input_error(
             Reason.HEADER,
@@ -103,24 +105,17 @@ def match_columns(
             file=str(path),
         )
     if missing:
-        listed = ", ".join(map(safe_text, names[:60]))
-        subject = "the columns" if len(missing) > 1 else "the column"
-        verb = "are" if len(missing) > 1 else "is"
         raise input_error(
             Reason.SCHEMA,
-            f"{subject} {', '.join(missing)} {verb} missing",
-            f"found {listed}",
+            f"columns are missing: {', '.join(missing)}",
+            f"found {', '.join(map(safe_text, names[:60]))}",
             field=missing[0],
             file=str(path),
-            found=listed,
-            expected=missing[0],
         )
     return chosen
 
 
-def check_types(
-    path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)
-) -> None:
+def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str]) -> None:
     """Refuse columns with several values a row, and those whose stored type has lost information:
     codes that are not text, subjects and dates with a fraction.
 
@@ -130,46 +125,28 @@ def check_types(
     kinds = tables.read_types(path)
     for key, name in columns.items():
         kind = kinds.get(name, "text")
+        reason, hint = Reason.SCHEMA, "Write it as text"
         if "<" in kind:
-            raise input_error(
-                Reason.SCHEMA,
-                f"is stored as {kind.partition('<')[0]}",
-                "expected one value in a row",
-                "Write the table with one row for each value, for example by DataFrame.explode of "
-                "polars",
-                file=file,
-                field=name,
-            )
-        if key in codes and kind != "text":
-            raise input_error(
-                Reason.AMBIGUOUS_CODE,
-                f"the codes are stored as {kind}, which loses zeros: "
-                "018.82 and 188.2 look the same",
-                "expected text",
-                "Write the table again from its origin",
-                file=file,
-                field=name,
-            )
-        if key in WHOLE_COLUMNS and kind.startswith(FRACTION_TYPES):
-            raise input_error(
-                Reason.SCHEMA,
-                f"is stored as {kind}",
-                "expected text",
-                "Write it as text",
-                file=file,
-                field=name,
-            )
+            hint = "Write one row for each value, for example by DataFrame.explode of polars"
+        elif key in codes and kind != "text":  # without zeros 018.82 and 188.2 look the same
+            reason, hint = Reason.AMBIGUOUS_CODE, "Write the table again from its origin"
+        elif key not in WHOLE_COLUMNS or not kind.startswith(FRACTION_TYPES):
+            continue
+        raise input_error(
+            reason,
+            f"is stored as {kind.partition('<')[0]}",
+            "expected text",
+            hint,
+            file=file,
+            field=name,
+        )
 
 
-def rename_columns(frame: pl.DataFrame, columns: Mapping[str, str], *names: str) -> pl.DataFrame:
-    """`row`, the columns (key -> name) under their keys without surrounding blanks, and `names`."""
-    stripped = (tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
-    return frame.select("row", *stripped, *names)
-
-
-def reformat_dates(column: pl.Series, form: str | None, near: int | None = None) -> pl.Series:
-    """Dates in a form of `dates.parse_day` as YYYY-MM-DD; other texts unchanged."""
-    if form is None:
+def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.Series:
+    """Dates in a form of `dates.parse_day` as YYYY-MM-DD; other texts, or all without a form,
+    unchanged.
+    """
+    if not form:
         return column
 
     def reformat(text: str | None) -> str | None:
@@ -194,52 +171,50 @@ class DateCounts:
     """What a column of dates holds."""
 
     good: int = 0  # rows with a readable date
-    odd: Counter[str] = field(default_factory=Counter)  # beginnings of the other texts -> rows
+    bad: int = 0  # rows with another text
     samples: list[str] = field(default_factory=list)  # some of the other texts
     zoned: int = 0  # rows that state a zone
     last: int | None = None  # day
 
     def add(self, column: pl.Series) -> Self:
         """Count the dates of a column."""
-        row, number = number_texts(column)
-        texts, rows = column.gather(row).cast(pl.String), np.bincount(number, minlength=len(row))
-        plain = texts.str.strip_chars()
-        days = pl.Series([dates.parse_day(text) for text in texts], dtype=pl.Int32)
-        self.good += int(rows[days.is_not_null().to_numpy()].sum())
-        zoned = plain.str.contains(dates.ZONED).fill_null(value=False)
-        self.zoned += int(rows[zoned.to_numpy()].sum())
+        counts = column.alias("text").value_counts(name="rows").drop_nulls()
+        counts = counts.with_columns(pl.col("text").cast(pl.String))
+        days = dates.parse_days(counts["text"])
+        odd = counts.filter(days.is_null()).sort("text")
+        unread = int(odd["rows"].sum())
+        self.bad += unread
+        self.good += column.count() - unread
+        is_zoned = pl.col("text").str.strip_chars().str.contains(dates.ZONED)
+        self.zoned += int(counts.filter(is_zoned)["rows"].sum())
+        wanted = min(odd.height, DATE_SAMPLES - len(self.samples))
+        self.samples += odd["text"].sample(wanted, seed=0).to_list()
         last = days.max()
         if isinstance(last, int):
             self.last = last if self.last is None else max(self.last, last)
-        self._add_odd(texts, plain, rows, texts.is_not_null() & days.is_null())
         return self
 
-    def _add_odd(
-        self, texts: pl.Series, plain: pl.Series, rows: np.ndarray, is_odd: pl.Series
-    ) -> None:
-        """Count unreadable dates, and take some of them as samples."""
-        beginnings = plain.filter(is_odd).str.head(DATE_CHARACTERS)
-        for text, n in zip(beginnings, rows[is_odd.to_numpy()].tolist(), strict=True):
-            self.odd[text] += n
-        odd = texts.filter(is_odd).sort()
-        wanted = min(odd.len(), max(0, DATE_SAMPLES - len(self.samples)))
-        self.samples += odd.sample(wanted, seed=0).to_list()
+
+def warn_of_rows(
+    count: int,
+    reason: Reason,
+    problem: str,
+    requirement: str = "",
+    *,
+    examples: Iterable[object] = (),
+    **place: Unpack[Place],
+) -> list[Finding]:
+    """A warning of `count` rows with a problem; none where there are none."""
+    texts, problem = tuple(map(str, examples)), f"{count} {problem}"
+    warning = input_warning(reason, problem, requirement, count=count, examples=texts, **place)
+    return [warning] if count else []
 
 
 def report_zones(count: int, file: str, name: str) -> list[Finding]:
     """A warning about times with a zone, if there are any."""
-    if not count:
-        return []
-    return [
-        input_warning(
-            Reason.TIMESTAMPS,
-            f"{count} dates state a time zone",
-            "the date of the clock that wrote them counts, nothing is converted",
-            file=file,
-            field=name,
-            count=count,
-        )
-    ]
+    rule = "the date of the clock that wrote them counts, nothing is converted"
+    problem = "dates state a time zone"
+    return warn_of_rows(count, Reason.TIMESTAMPS, problem, rule, file=file, field=name)
 
 
 def report_spelling(
@@ -247,18 +222,10 @@ def report_spelling(
 ) -> list[Finding]:
     """A warning about columns (key -> name) whose names differ from the accepted ones in case."""
     names = [name for key, name in columns.items() if key in wanted and name not in wanted[key]]
-    if not names:
-        return []
-    return [
-        input_warning(
-            Reason.HEADER,
-            f"columns are written {', '.join(map(safe_text, names))}",
-            "case does not count here",
-            file=file,
-            row=1,
-            count=len(names),
-        )
-    ]
+    problem = f"columns are written {', '.join(map(safe_text, names))}"
+    return warn_of_rows(
+        len(names), Reason.HEADER, problem, "case does not count here", file=file, row=1
+    )
 
 
 def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
@@ -266,30 +233,19 @@ def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
 
     Raises UserError: date.
     """
-    bad = counts.odd.total()
-    if bad <= counts.good:
+    if counts.bad <= counts.good:
         return
     # no date of a patient is shown
-    shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(counts.odd))))
-    rows = f"{bad} of {counts.good + bad} dates are in an unknown form"
+    shape = re.sub(r"\d", "9", counts.samples[0].strip()[:DATE_CHARACTERS])
+    shape = safe_text(re.sub(r"[^\W\d_]", "x", shape))
+    forms = dates.suggest_forms(counts.samples)[:3] or ["%d/%m/%Y"]
+    flags = " or ".join(f"--date-format '{form}'" for form in forms)
+    rows = f"{counts.bad} of {counts.good + counts.bad} dates are in an unknown form"
     raise input_error(
         Reason.DATE,
-        f"{rows} (they look like {safe_text(shape)})",
+        f"{rows} (they look like {shape})",
         "expected YYYY-MM-DD or YYYYMMDD",
-        _advise_form(dates.suggest_forms(counts.samples)),
+        f"Give their form, as {flags}",
         file=file,
         field=name,
     )
-
-
-def _advise_form(forms: Sequence[str]) -> str:
-    """What to do about dates that may be in some forms."""
-    if list(forms) == list(dates.SERIALS):
-        return (
-            "They are serial numbers of a spreadsheet: give --date-format excel, or excel-1904 for "
-            "files of old versions for the Macintosh"
-        )
-    if not forms:
-        return "Give their form with --date-format, as in --date-format '%d/%m/%Y'"
-    flags = " or ".join(f"--date-format '{form}'" for form in forms[:3])
-    return f"Give their form with {flags}" + ", whichever they are" * (len(forms) > 1)

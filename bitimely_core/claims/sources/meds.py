@@ -22,8 +22,7 @@ from bitimely_core.claims.codes import FAMILIES, OTHER
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.claims.sources.columns import open_table
-from bitimely_core.claims.sources.options import parse_default_source
+from bitimely_core.claims.sources.columns import open_table, warn_of_rows
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -31,10 +30,11 @@ from bitimely_core.claims.sources.source_table import (
     count_dropped,
 )
 from bitimely_core.claims.sources.subject_tables import TableAccounts, make_subjects
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, survey_tables
-from bitimely_core.errors import Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.claims.splits import MEDS_SPLITS
+from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.source import Source
 from bitimely_core.system_errors import raise_system_error
 
 PATTERNS = (
@@ -43,15 +43,14 @@ PATTERNS = (
 )
 VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
 COLUMNS = {
-    "subject_id": ("subject_id",),
-    "date": ("time",),
-    "code": ("code",),
-    "source": ("visit_kind",),  # written by bitimely alone
+    "subject_id": "subject_id",
+    "date": "time",
+    "code": "code",
+    "source": "visit_kind",  # written by bitimely alone
 }
-VALUE = {"value": ("numeric_value",)}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
-SEX = re.compile(r"(?:GENDER|SEX)//?(M|F|MALE|FEMALE)", re.IGNORECASE)
-SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
+SEX = r"(?i)^(?:GENDER|SEX)//?(M|F|MALE|FEMALE)$"
+PERSON = ("subject_id", "birth", "death", "sex")
 
 
 @dataclass
@@ -73,9 +72,14 @@ class CodeMeanings:
         schema = dict.fromkeys(("string", "vocab", "code"), pl.String)
         meanings = [(string, *self.by_string[string]) for string in strings]
         table = pl.DataFrame(meanings, schema=schema, orient="row")
-        rows = _select_columns(frame, with_values=self.others).join(
-            table, on="string", how="left", maintain_order="left"
-        )
+        rows = frame.rename({"code": "string"})
+        if "source" in rows.columns:  # other words are no kind of claims
+            is_kind = pl.col("source").is_in(KINDS)
+            rows = rows.with_columns(source=pl.when(is_kind).then("source"))
+        if self.others:
+            value = pl.col("value") if "value" in rows.columns else pl.lit(None)
+            rows = rows.with_columns(value=value.cast(pl.Float32, strict=False))
+        rows = rows.join(table, on="string", how="left", maintain_order="left")
         events = _keep_others(rows) if self.others else rows.drop_nulls("vocab")
         left_out = rows.height - events.height
         dropped = count_dropped(Reason.WRONG_VOCABULARY, left_out)
@@ -89,22 +93,6 @@ class CodeMeanings:
                     word = re.sub(r"[^a-z0-9]", "", match["vocab"].lower())
                     return VOCABULARIES.get(word, word), match["code"]
         return None, None
-
-
-def _select_columns(frame: pl.DataFrame, *, with_values: bool) -> pl.DataFrame:
-    """row, subject_id, date, string; source where the table has one (words that are no kind of
-    claims are null); Float32 value, null where the table has none.
-    """
-    columns = [pl.col("row", "subject_id"), pl.col("time").alias("date")]
-    columns.append(pl.col("code").alias("string"))
-    if "visit_kind" in frame.columns:
-        kind = pl.when(pl.col("visit_kind").is_in(KINDS)).then("visit_kind")
-        columns.append(kind.alias("source"))
-    if with_values:
-        has_values = "numeric_value" in frame.columns
-        value = pl.col("numeric_value") if has_values else pl.lit(None)
-        columns.append(value.cast(pl.Float32, strict=False).alias("value"))
-    return frame.select(columns)
 
 
 def _keep_others(rows: pl.DataFrame) -> pl.DataFrame:
@@ -128,8 +116,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     are texts), codes. Raises UserError: what cannot be read or trusted (exit 4), options that are
     not understood (exit 2).
     """
-    kind = parse_default_source(options)
-    others, form = options.codes == "all", options.date_format or None
+    others, form = options.codes == "all", options.date_format
     meanings = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source), others)
     files = [
         path
@@ -140,25 +127,24 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         text = f"no data/*.parquet among {len(source.files)} files"
         hint = "Give the folder that holds data/ and metadata/"
         raise input_error(Reason.NO_INPUT, text, hint=hint)
-    wanted = COLUMNS | (VALUE if others else {})
+    wanted = COLUMNS | ({"value": "numeric_value"} if others else {})
     opened = [open_table(source, file, wanted, {"source", "value"}) for file in files]
     source_tables = [
         SourceTable(table=table, shape=meanings, form=form, others=others) for table in opened
     ]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups"
-    survey = survey_tables(source_tables, hint=f"{hint} vocab and code")
+    survey = SourceSurvey(hint=f"{hint} vocab and code")
+    survey.read_all(source_tables)
     persons, spread = _read_persons(opened, form, survey.last)
-    if spread:
-        text = f"{spread} subjects are in several files"
-        survey.findings.append(
-            input_warning(Reason.METADATA, text, "expected each in one file", count=spread)
-        )
+    survey.findings += warn_of_rows(
+        spread, Reason.METADATA, "subjects are in several files", "expected each in one file"
+    )
     return ClaimsSource(
         events=EventReader(source_tables),
         subjects=persons,
-        source=kind,
+        source=options.default_source or "outpatient",
         survey=survey,
-        facts={"tables": files, **_describe_strings(meanings, survey)},
+        facts=_describe_strings(meanings, survey),
         splits=_read_splits(source),
     )
 
@@ -166,12 +152,11 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
 def _describe_strings(meanings: CodeMeanings, survey: SourceSurvey) -> dict[str, Any]:
     """How many code strings are ICD codes, and some that are not."""
     unmatched = sorted(text for text, (vocab, _) in meanings.by_string.items() if vocab is None)
-    dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in survey.rows)
     return {
         "strings": {
             "icd": len(meanings.by_string) - len(unmatched),
             "other": len(unmatched),
-            "rows_of_other": dropped,
+            "rows_of_other": sum(sum(row.dropped.values()) for row in survey.rows),
         },
         "examples_of_other": [safe_text(text) for text in unmatched[:20]],
     }
@@ -225,63 +210,55 @@ def _read_parents(source: Source) -> dict[str, list[str]]:
     return {code: parents for code, parents in pairs if code and isinstance(parents, list)}
 
 
-def _read_splits(source: Source) -> dict[str, str] | None:
-    """Subject -> split, under the names of bitimely; None where the data have none."""
-    path = _find_metadata(source, "subject_splits.parquet")
+def _read_splits(source: Source) -> pl.DataFrame | None:
+    """subject_id and split, under the names of bitimely; None where the data have none."""
+    file = "metadata/subject_splits.parquet"
+    path = _find_metadata(source, PurePosixPath(file).name)
     if path is None:
         return None
-    splits: dict[str, str] = {}
-    with locate_errors("metadata/subject_splits.parquet"):
-        for block in tables.read_frames(path, ("subject_id", "split")):
-            rows = block.frame.select("subject_id", "split")
-            if unknown := sorted(set(rows["split"].drop_nulls()) - set(SPLITS)):
-                text = f"holds {', '.join(map(safe_text, unknown[:5]))}"
-                raise input_error(
-                    Reason.SCHEMA, text, f"expected {', '.join(SPLITS)}", field="split"
-                )
-            for subject, split in rows.drop_nulls().iter_rows():
-                if splits.setdefault(subject, SPLITS[split]) != SPLITS[split]:
-                    text = "a subject is in two splits"
-                    raise input_error(Reason.SUBJECT_LEAKAGE, text, "expected one", field="split")
-    return splits
+    rows = pl.DataFrame(schema={"subject_id": pl.String, "split": pl.String})
+    for block in tables.read_frames(path, tuple(rows.columns)):
+        rows = pl.concat([rows, block.frame.select(rows.columns).drop_nulls()]).unique()
+    names = {"train", *MEDS_SPLITS}
+    if unknown := sorted(set(rows["split"]) - names):
+        text = f"holds {', '.join(map(safe_text, unknown[:5]))}"
+        expected = f"expected {', '.join(sorted(names))}"
+        raise input_error(Reason.SCHEMA, text, expected, file=file, field="split")
+    if rows["subject_id"].is_duplicated().any():
+        text = "a subject is in two splits"
+        raise input_error(Reason.SUBJECT_LEAKAGE, text, "expected one", file=file, field="split")
+    return None if rows.is_empty() else rows.with_columns(pl.col("split").replace(MEDS_SPLITS))
 
 
 def _read_persons(
-    opened: Sequence[OpenTable], form: str | None, last: int | None
+    opened: Sequence[OpenTable], form: str, last: int | None
 ) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and the number of subjects in several
     files.
     """
-    facts = {
-        name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String})
-        for name in ("birth", "death", "sex")
-    }
-    listed = pl.Series("subject_id", [], pl.String)
+    parts = []
     for table in opened:
-        subjects = listed.clear()
-        for block in tables.read_frames(table.path, tuple(table.columns.values())):
-            subjects = pl.concat([subjects, block.frame["subject_id"].drop_nulls()]).unique()
-            for name, rows in _select_facts(block.frame).items():
-                facts[name] = pl.concat([facts[name], rows]).unique(
-                    "subject_id", maintain_order=True
-                )
-        listed = pl.concat([listed, subjects])
-    persons = listed.unique().sort().to_frame()
-    for frame in facts.values():
-        persons = persons.join(frame, on="subject_id", how="left", maintain_order="left")
-    spread = listed.len() - persons.height
-    return make_subjects(persons, opened[0].file, TableAccounts(), form, last), spread
+        blocks = tables.read_frames(table.path, tuple(table.columns.values()))
+        facts = [_select_facts(block.frame) for block in blocks]
+        empty = pl.DataFrame(schema=dict.fromkeys(PERSON, pl.String))
+        parts.append(_take_first(pl.concat([empty, *facts])))
+    listed = pl.concat(parts)
+    persons = _take_first(listed).sort("subject_id")
+    spread = listed.height - persons.height
+    return make_subjects(persons, opened[0].file, TableAccounts(last=last), form), spread
 
 
-def _select_facts(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Birth, death and sex -> subject_id and its value, of the rows that state it."""
+def _take_first(facts: pl.DataFrame) -> pl.DataFrame:
+    """One row for each subject, with the first value of each column."""
+    by_subject = facts.drop_nulls("subject_id").group_by("subject_id", maintain_order=True)
+    return by_subject.agg(pl.all().drop_nulls().first())
+
+
+def _select_facts(frame: pl.DataFrame) -> pl.DataFrame:
+    """subject_id, birth, death and sex as the rows state them; null where a row does not."""
     code = pl.col("code")
-    matches = [SEX.fullmatch(text) for text in frame["code"].drop_nulls().unique()]
-    sexes = {match[0]: match[1] for match in matches if match}
-    sex = code.replace_strict(sexes, return_dtype=pl.String)
-    facts = {"sex": frame.filter(code.is_in(list(sexes))).select("subject_id", sex=sex)}
-    for name, string in (("birth", BIRTH), ("death", DEATH)):
-        is_stated = (code == string) | code.str.starts_with(string + "//")
-        rows = frame.filter(is_stated).drop_nulls("time")
-        facts[name] = rows.select("subject_id", pl.col("time").alias(name))
-    return facts
+    times = {
+        name: pl.when((code == string) | code.str.starts_with(f"{string}//")).then("time")
+        for name, string in (("birth", BIRTH), ("death", DEATH))
+    }
+    return _take_first(frame.select("subject_id", **times, sex=code.str.extract(SEX)))

@@ -5,31 +5,27 @@ Their table has no dates. They are coded at discharge, and so they get its time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.claims.sources.columns import find_table, open_table, rename_columns
+from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
-from bitimely_core.claims.sources.subject_tables import (
-    TableAccounts,
-    keep_unique_rows,
-    make_subjects,
-)
-from bitimely_core.claims.sources.survey import EventReader, survey_tables
+from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
 DIAGNOSIS = {
-    "subject_id": ("subject_id",),
-    "claim": ("hadm_id",),
-    "position": ("seq_num",),
-    "code": ("icd9_code",),
+    "subject_id": "subject_id",
+    "claim": "hadm_id",
+    "position": "seq_num",
+    "code": "icd9_code",
 }
-STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}
-PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "sex": ("gender",)}
+STAY = {"claim": "hadm_id", "date": "dischtime"}
+PERSON = {"subject_id": "subject_id", "birth": "dob", "death": "dod", "sex": "gender"}
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
@@ -39,36 +35,39 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what
     cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
-    form = options.date_format or None
-    files = [find_table(source, stem) for stem in ("diagnoses_icd", "admissions", "patients")]
-    diagnoses, stays, cohort = map(partial(open_table, source), files, (DIAGNOSIS, STAY, PERSON))
-    accounts = TableAccounts()
-    discharges = keep_unique_rows(stays.read(), stays.file, accounts, "claim")
-    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
-    shape = partial(
-        date_at_discharge, columns=diagnoses.columns, stays=discharges.select("claim", "date")
+    diagnoses, stays, cohort = (
+        open_table(source, find_table(source, stem), wanted)
+        for stem, wanted in (
+            ("diagnoses_icd", DIAGNOSIS),
+            ("admissions", STAY),
+            ("patients", PERSON),
+        )
     )
-    dated = (stays.file, stays.columns["date"])
-    table = SourceTable(table=diagnoses, shape=shape, dated=dated, form=form)
-    survey = survey_tables([table])
+    survey = SourceSurvey()
+    discharges = keep_unique_rows(stays.read(), stays.file, survey, "claim")
+    persons = keep_unique_rows(cohort.read(), cohort.file, survey)
+    shape = partial(date_at_discharge, stays=discharges.select("claim", "date"))
+    table = SourceTable(
+        table=diagnoses,
+        shape=shape,
+        dated=(stays.file, stays.columns["date"]),
+        form=options.date_format,
+    )
+    survey.read_all([table])
     return ClaimsSource(
         events=EventReader([table]),
-        subjects=make_subjects(persons, cohort.file, accounts, form, survey.last),
+        subjects=make_subjects(persons, cohort.file, survey, options.date_format),
         source="inpatient",
         survey=survey,
-        accounts=accounts,
-        facts={"tables": files, "dates": "time of discharge"},
+        facts={"dates": "time of discharge"},
     )
 
 
-def date_at_discharge(
-    frame: pl.DataFrame, *, columns: Mapping[str, str], stays: pl.DataFrame
-) -> EventBlock:
+def date_at_discharge(frame: pl.DataFrame, *, stays: pl.DataFrame) -> EventBlock:
     """Diagnoses of a block with the date of their stay; null without such a stay.
 
-    `columns`: key -> name; `stays`: claim, date.
+    `stays`: claim, date.
     """
-    dated = rename_columns(frame, columns).join(
-        stays, on="claim", how="left", maintain_order="left"
-    )
+    rows = frame.with_columns(tables.strip_blanks(pl.col(pl.String)))
+    dated = rows.join(stays, on="claim", how="left", maintain_order="left")
     return EventBlock(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))

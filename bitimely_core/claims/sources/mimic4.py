@@ -8,7 +8,6 @@ anchored to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, survey_tables
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
 from bitimely_core.formats.source import Source
 
 
@@ -40,13 +39,13 @@ class _Module(NamedTuple):
 
 
 PERSON = {
-    "subject_id": ("subject_id",),
-    "sex": ("gender",),
-    "age": ("anchor_age",),
-    "year": ("anchor_year",),
-    "death": ("dod",),
+    "subject_id": "subject_id",
+    "sex": "gender",
+    "age": "anchor_age",
+    "year": "anchor_year",
+    "death": "dod",
 }
-CODED = {"position": ("seq_num",), "code": ("icd_code",), "vocab": ("icd_version",)}
+CODED = {"position": "seq_num", "code": "icd_code", "vocab": "icd_version"}
 HOSPITAL = _Module("inpatient", "diagnoses_icd", "admissions", "hadm_id", "dischtime")
 EMERGENCY = _Module("emergency", "diagnosis", "edstays", "stay_id", "outtime")
 VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
@@ -58,10 +57,10 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Option: date_format, for copies whose dates are written in another form. Raises UserError: what
     cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
-    form = options.date_format or None
+    form = options.date_format
     cohort = open_table(source, find_table(source, "patients"), PERSON)
-    accounts = TableAccounts()
-    persons = keep_unique_rows(cohort.read(), cohort.file, accounts)
+    survey = SourceSurvey()
+    persons = keep_unique_rows(cohort.read(), cohort.file, survey)
     persons = persons.with_columns(pl.col("age", "year").cast(pl.Int32, strict=False))
     born = pl.col("year") - pl.col("age")  # January of the year in which the subject had the age 0
     persons = persons.with_columns(
@@ -71,23 +70,18 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     for module in (HOSPITAL, EMERGENCY):
         file = find_table(source, module.diagnoses, needed=module is HOSPITAL)
         if file:
-            source_tables.append(_open_module(source, module, file, persons, form, accounts))
+            source_tables.append(_open_module(source, module, file, persons, form, survey))
         else:
             absent.append(module.diagnoses)
-    survey = survey_tables(source_tables)
+    survey.read_all(source_tables)
     persons = persons.with_columns(_reformat_near_dates(persons, "death", form))
-    subjects = make_subjects(persons, cohort.file, accounts)
+    subjects = make_subjects(persons, cohort.file, survey)
     return ClaimsSource(
         events=EventReader(source_tables),
         subjects=subjects,
         source="inpatient",
         survey=survey,
-        accounts=accounts,
-        facts={
-            "tables": [row.file for row in (*survey.rows, *accounts.rows)],
-            "absent": absent,
-            "dates": "time of discharge; shifted by subject",
-        },
+        facts={"absent": absent, "dates": "time of discharge; shifted by subject"},
     )
 
 
@@ -96,36 +90,34 @@ def _open_module(
     module: _Module,
     file: str,
     persons: pl.DataFrame,
-    form: str | None,
+    form: str,
     accounts: TableAccounts,
 ) -> SourceTable:
     """A table of diagnoses with the dates of its stays."""
-    keys = {"subject_id": ("subject_id",), "claim": (module.key,)}
-    stays = open_table(source, find_table(source, module.stays), {**keys, "date": (module.end,)})
+    keys = {"subject_id": "subject_id", "claim": module.key}
+    stays = open_table(source, find_table(source, module.stays), {**keys, "date": module.end})
     ended = keep_unique_rows(stays.read(), stays.file, accounts, "claim").join(
         persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left"
     )
     dates_of_stays = ended.select("claim", _reformat_near_dates(ended, "date", form))
     diagnoses = open_table(source, file, keys | CODED)
-    shape = partial(_shape_block, columns=diagnoses.columns, stays=dates_of_stays, kind=module.kind)
+    shape = partial(_shape_block, stays=dates_of_stays, kind=module.kind)
     dated = (stays.file, stays.columns["date"])
     return SourceTable(table=diagnoses, shape=shape, dated=dated)
 
 
-def _shape_block(
-    frame: pl.DataFrame, *, columns: Mapping[str, str], stays: pl.DataFrame, kind: str
-) -> EventBlock:
-    events = date_at_discharge(frame, columns=columns, stays=stays).events
+def _shape_block(frame: pl.DataFrame, *, stays: pl.DataFrame, kind: str) -> EventBlock:
+    events = date_at_discharge(frame, stays=stays).events
     return EventBlock(
         events.with_columns(pl.col("vocab").replace(VERSIONS), pl.lit(kind).alias("source"))
     )
 
 
-def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str | None) -> pl.Series:
+def _reformat_near_dates(frame: pl.DataFrame, name: str, form: str) -> pl.Series:
     """Dates in `form` as YYYY-MM-DD, in the century nearest to the subject's anchor `year`; other
     texts unchanged.
     """
-    if form is None:
+    if not form:
         return frame[name]
     cells: dict[tuple[str | None, int | None], str | None] = {}
     for text, year in frame.select(name, "year").unique().iter_rows():

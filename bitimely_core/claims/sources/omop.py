@@ -8,9 +8,8 @@ too: a value of theirs is used only if it can only be an ICD code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import polars as pl
 
@@ -22,8 +21,9 @@ from bitimely_core.claims.sources.columns import (
     find_table,
     open_table,
     reformat_dates,
+    warn_of_rows,
 )
-from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
+from bitimely_core.claims.sources.options import parse_switch_day
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -35,63 +35,52 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, survey_tables
-from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.errors import Reason
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
 
-
-class _TableNames(NamedTuple):
-    """A table of events in the naming of OMOP."""
-
-    prefix: str  # of its columns
-    date: str  # column
-
-
-EVENTS = {  # tables with ICD codes
-    "condition_occurrence": _TableNames("condition", "condition_start_date"),
-    "observation": _TableNames("observation", "observation_date"),
-    "procedure_occurrence": _TableNames("procedure", "procedure_date"),
-    "measurement": _TableNames("measurement", "measurement_date"),
+# tables with ICD codes -> beginning of the names of columns, column of dates
+EVENTS = {
+    "condition_occurrence": ("condition", "condition_start_date"),
+    "observation": ("observation", "observation_date"),
+    "procedure_occurrence": ("procedure", "procedure_date"),
+    "measurement": ("measurement", "measurement_date"),
 }
 OTHER_EVENTS = {  # tables that are read with `--codes all`
-    "drug_exposure": _TableNames("drug", "drug_exposure_start_date"),
-    "device_exposure": _TableNames("device", "device_exposure_start_date"),
-    "visit_occurrence": _TableNames("visit", "visit_start_date"),
+    "drug_exposure": ("drug", "drug_exposure_start_date"),
+    "device_exposure": ("device", "device_exposure_start_date"),
+    "visit_occurrence": ("visit", "visit_start_date"),
 }
 VOCABULARIES = {"ICD9CM": "icd9cm", "ICD10CM": "icd10cm", "ICD10": "icd10"}
 VISITS = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
-SEXES = {"8507": 1, "8532": 2}
+SEXES = {"8507": "1", "8532": "2"}  # as `make_subjects` reads them
 # supplementary codes, with or without their dot
 LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"
 # HCPCS: vision, hearing, equipment
 PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"
-SUBJECT = {"subject_id": ("person_id",)}
-CONCEPT = {
-    "concept": ("concept_id",),
-    "vocab": ("vocabulary_id",),
-    "concept_code": ("concept_code",),
-}
+SUBJECT = {"subject_id": "person_id"}
+CONCEPT = {"concept": "concept_id", "vocab": "vocabulary_id", "concept_code": "concept_code"}
 NUMBER_COLUMNS = {
-    "value": ("value_as_number",),
-    "unit": ("unit_concept_id",),
-    "unit_text": ("unit_source_value",),
+    "value": "value_as_number",
+    "unit": "unit_concept_id",
+    "unit_text": "unit_source_value",
 }
 ID_COLUMNS = {"claim", "concept", "standard", "unit"}  # keys of columns of whole numbers
 PERSON = {
     **SUBJECT,
-    "sex": ("gender_concept_id",),
-    "year": ("year_of_birth",),
-    "month": ("month_of_birth",),
-    "day": ("day_of_birth",),
+    "sex": "gender_concept_id",
+    "year": "year_of_birth",
+    "month": "month_of_birth",
+    "day": "day_of_birth",
 }
 PERSON_DATES = {  # table -> its dates
     "observation_period": {
-        "obs_start": ("observation_period_start_date",),
-        "obs_end": ("observation_period_end_date",),
+        "obs_start": "observation_period_start_date",
+        "obs_end": "observation_period_end_date",
     },
-    "death": {"death": ("death_date",)},
+    "death": {"death": "death_date"},
 }
 NULL_TEXT = pl.lit(None, pl.String)
 
@@ -105,8 +94,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
     (exit 2).
     """
-    form, since = options.date_format or None, parse_switch_day(options)
-    kind, others = parse_default_source(options), options.codes == "all"
+    form, since = options.date_format, parse_switch_day(options)
+    others = options.codes == "all"
     concepts, visits = _read_concepts(source), _read_visits(source)
     opened = _open_tables(source, others=others, timed=options.time_unit == "minute")
     tokens = _name_concepts(source, opened.values()) if others else None
@@ -114,7 +103,6 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         SourceTable(
             table=table,
             shape=_BlockShaper(
-                columns=table.columns,
                 concepts=concepts,
                 visits=visits,
                 form=form,
@@ -126,14 +114,21 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         )
         for name, table in opened.items()
     ]
-    survey = survey_tables(source_tables, stated="nowhere" if since is None else "surely")
-    accounts = TableAccounts()
-    persons = _read_persons(source, form, accounts)
+    survey = SourceSurvey(
+        stated="nowhere" if since is None else "surely",
+        hint=f"Give the folder that holds {' or '.join(EVENTS)}",
+    )
+    survey.read_all(source_tables)
+    persons = _read_persons(source, form, survey)
     absent = [name for name in EVENTS if name not in opened]
-    accounts.findings += _warn_of_absent(absent)
-    subjects = make_subjects(persons, accounts.rows[0].file, accounts, form, survey.last)
+    survey.findings += warn_of_rows(
+        len(absent),
+        Reason.MISSING_PAIR,
+        f"tables are missing: {', '.join(absent)}",
+        "V, E and Z codes may be (insulin use, status after): OMOP routes them by domain",
+    )
+    subjects = make_subjects(persons, find_table(source, "person"), survey, form)
     facts = {
-        "tables": [row.file for row in (*survey.rows, *accounts.rows)],
         "absent": absent,
         "concepts": "no table of concepts: source values are read as ICD-9-CM"
         if concepts is None
@@ -145,15 +140,14 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     return ClaimsSource(
         events=EventReader(source_tables),
         subjects=subjects,
-        source=kind,
+        source=options.default_source or "outpatient",
         survey=survey,
-        accounts=accounts,
         facts=facts,
     )
 
 
 def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, OpenTable]:
-    """The tables of events by name. Raises UserError: no_input where there is none.
+    """The tables of events by name.
 
     `others`: also those without ICD codes; `timed`: with times of day.
     """
@@ -164,38 +158,23 @@ def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, Open
             opened[name] = open_table(
                 source, file, wanted, {"concept", "claim", "moment", *NUMBER_COLUMNS}
             )
-    if not opened:
-        raise input_error(
-            Reason.NO_INPUT,
-            f"found none of {', '.join(EVENTS)}",
-            hint="Give the folder that holds the tables",
-        )
     return opened
 
 
-def _list_columns(name: str, *, others: bool, timed: bool) -> dict[str, tuple[str, ...]]:
+def _list_columns(name: str, *, others: bool, timed: bool) -> dict[str, str]:
     """Key -> name of the columns of a table of events."""
     prefix, date = (EVENTS | OTHER_EVENTS)[name]
-    columns: dict[str, tuple[str, ...]] = {**SUBJECT, "date": (date,)}
+    columns = {**SUBJECT, "date": date}
     if name in EVENTS:
-        columns["code"] = (f"{prefix}_source_value",)
-        columns["concept"] = (f"{prefix}_source_concept_id",)
-    columns["claim"] = ("visit_occurrence_id",)
+        columns["code"] = f"{prefix}_source_value"
+        columns["concept"] = f"{prefix}_source_concept_id"
+    columns["claim"] = "visit_occurrence_id"
     if others:
-        columns["standard"] = (f"{prefix}_concept_id",)
+        columns["standard"] = f"{prefix}_concept_id"
         columns |= NUMBER_COLUMNS if name in EVENTS else {}
     if timed:
-        columns["moment"] = (f"{date}time",)
+        columns["moment"] = f"{date}time"
     return columns
-
-
-def _warn_of_absent(absent: Sequence[str]) -> list[Finding]:
-    if not absent:
-        return []
-    text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-    wanted = "V, E and Z codes (insulin use, status after) may be missing"
-    wanted += ": OMOP routes them by domain"
-    return [Finding(Reason.MISSING_PAIR, text, wanted, level="warning", count=len(absent))]
 
 
 def _iter_concepts(source: Source) -> Iterator[pl.DataFrame]:
@@ -206,18 +185,9 @@ def _iter_concepts(source: Source) -> Iterator[pl.DataFrame]:
     file = find_table(source, "concept", needed=False)
     if not file:
         return
-    _, path, columns, mark = open_table(source, file, CONCEPT, codes=("concept_code",))
-    for block in tables.read_frames(
-        path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"
-    ):
-        if block.faults:
-            first = block.faults[0]
-            raise input_error(
-                first.code, first.problem, first.requirement, file=file, row=first.row
-            )
-        yield block.frame.select(
-            tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()
-        )
+    table = open_table(source, file, CONCEPT, codes=("concept_code",))
+    for block in table.read_blocks(quotes=table.delimiter != "\t"):
+        yield block.drop("row")
 
 
 def _read_concepts(source: Source) -> pl.DataFrame | None:
@@ -235,12 +205,11 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
     file = find_table(source, "visit_occurrence", needed=False)
     if not file:
         return None
-    wanted = {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}
-    table = open_table(source, file, wanted)
-    visits = table.read().select(read_id(key).alias(key) for key in table.columns)
-    visits = visits.filter(pl.col("source").is_in(list(VISITS)))
-    kind = pl.col("source").replace_strict(VISITS, return_dtype=pl.String)
-    return visits.with_columns(kind).unique("claim", maintain_order=True)
+    wanted = {"claim": "visit_occurrence_id", "source": "visit_concept_id"}
+    visits = open_table(source, file, wanted).read()
+    kind = read_id("source").replace_strict(VISITS, default=None, return_dtype=pl.String)
+    visits = visits.select(claim=read_id("claim"), source=kind).drop_nulls("source")
+    return visits.unique("claim", maintain_order=True)
 
 
 def read_id(name: str) -> pl.Expr:
@@ -276,10 +245,9 @@ def _name_concepts(source: Source, opened: Iterable[OpenTable]) -> pl.DataFrame:
 class _BlockShaper:
     """Makes events of a block of a table."""
 
-    columns: Mapping[str, str]  # key -> name
     concepts: pl.DataFrame | None  # of `_read_concepts`
     visits: pl.DataFrame | None  # of `_read_visits`
-    form: str | None  # of dates
+    form: str  # of dates
     since: int | None  # day from which on codes without a concept are ICD-10
     only_lettered: bool  # the table holds codes that are not ICD: only V, E and Z codes are read
     tokens: pl.DataFrame | None  # of `_name_concepts`, with `--codes all`
@@ -296,18 +264,18 @@ class _BlockShaper:
         return EventBlock(events, count_dropped(Reason.WRONG_VOCABULARY, left_out))
 
     def _read_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The columns under their keys, dates in one form, and the kind of the visit."""
-        columns = [
-            (read_id(name) if key in ID_COLUMNS else tables.strip_blanks(pl.col(name))).alias(key)
-            for key, name in self.columns.items()
-        ]
-        absent = {
-            "code",
-            "claim",
-        } - self.columns.keys()  # a table without ICD codes, without visits
-        rows = frame.select("row", *columns, *(NULL_TEXT.alias(key) for key in sorted(absent)))
+        """The rows with dates in one form, and the kind of the visit."""
+        # a table without ICD codes, without visits
+        absent = sorted({"code", "claim"}.difference(frame.columns))
+        rows = frame.with_columns(tables.strip_blanks(pl.col(pl.String))).with_columns(
+            *(
+                pl.col(key).str.replace(r"\.0$", "")
+                for key in ID_COLUMNS.intersection(frame.columns)
+            ),
+            *map(NULL_TEXT.alias, absent),
+        )
         rows = rows.with_columns(reformat_dates(rows["date"], self.form))
-        if "moment" in self.columns:
+        if "moment" in rows.columns:
             moment = pl.when(pl.col("moment").str.contains(":")).then("moment")
             rows = rows.with_columns(date=pl.coalesce(moment, "date"))
         if self.visits is not None:
@@ -326,7 +294,7 @@ class _BlockShaper:
             by_date = assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm")
             stated = pl.coalesce(stated, by_date)
         is_written = is_written.fill_null(value=False)
-        if self.concepts is None or "concept" not in self.columns:
+        if self.concepts is None or "concept" not in rows.columns:
             rows = rows.with_columns(concept_code=NULL_TEXT, vocab=stated)
         else:
             rows = rows.join(self.concepts, on="concept", how="left", maintain_order="left")
@@ -341,7 +309,7 @@ class _BlockShaper:
         These have the token as code, no visit, and their number as `value`.
         """
         value = pl.lit(None, pl.Float32)
-        if "value" in self.columns:
+        if "value" in rows.columns:
             value = pl.col("value").cast(pl.Float32, strict=False)
         is_other = ~pl.col("is_event") & pl.col("token").is_not_null()
         changes = {"vocab": pl.lit(OTHER), "code": pl.col("token")}
@@ -377,7 +345,7 @@ def _add_tokens(rows: pl.DataFrame, tokens: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(token=pl.when(unit.is_not_null()).then(with_unit).otherwise("token"))
 
 
-def _read_persons(source: Source, form: str | None, accounts: TableAccounts) -> pl.DataFrame:
+def _read_persons(source: Source, form: str, accounts: TableAccounts) -> pl.DataFrame:
     """Subjects with birth, sex, death and the time for which they were observed."""
     table = open_table(source, find_table(source, "person"), PERSON, {"month", "day"})
     persons = keep_unique_rows(table.read(), table.file, accounts)
@@ -386,7 +354,7 @@ def _read_persons(source: Source, form: str | None, accounts: TableAccounts) -> 
         for name in ("year", "month", "day")
     )
     persons = persons.with_columns(
-        sex=pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8),
+        sex=pl.col("sex").replace_strict(SEXES, default="0"),
         birth=pl.format("{}-{}-{}", year, month.fill_null("1"), day.fill_null("1")),
     )
     for name, columns in PERSON_DATES.items():  # any number of rows per person

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +14,7 @@ from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.map_files import is_map_path, locate_map
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.errors import (
-    Reason,
-    UserError,
-    check_choice,
-    safe_text,
-    unknown_name_error,
-    usage_error,
-)
+from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error
 
 MIMIC_REFUSED = ("col", "icd10_from", "source_value", "label_column", "default_source")
 REFUSED = {  # layout -> options that have no meaning in it
@@ -51,26 +45,14 @@ def parse_switch_day(options: ClaimsOptions) -> int | None:
 
 def _check_date_form(form: str) -> None:
     """Raises UserError (config, exit 2) for a form that does not show day, month and year."""
-    if form and form not in dates.SERIALS and not _shows_day(form):
-        expected = "expected day, month and year in the letters of strptime, as %d/%m/%Y"
-        expected += f", or {' or '.join(dates.SERIALS)}"
-        raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
-
-
-def _shows_day(form: str) -> bool:
-    """Whether a day that is written in a form of `strptime` is read again from it."""
-    try:
-        written = SAMPLE_DATE.strftime(form)
-    except ValueError:
-        return False
-    return dates.parse_day(written, form) == dates.to_day(SAMPLE_DATE)
-
-
-def parse_default_source(options: ClaimsOptions) -> str:
-    """`--default-source`, the kind of claims without one."""
-    kind = options.default_source or "outpatient"
-    check_choice("kind of claims", kind, KINDS)
-    return str(kind)
+    if not form or form in dates.SERIALS:
+        return
+    with suppress(ValueError):
+        if dates.parse_day(SAMPLE_DATE.strftime(form), form) == dates.to_day(SAMPLE_DATE):
+            return
+    expected = "expected day, month and year in the letters of strptime, as %d/%m/%Y"
+    expected += f", or {' or '.join(dates.SERIALS)}"
+    raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
 
 
 def parse_pairs(
@@ -129,10 +111,10 @@ def check_options(options: ClaimsOptions) -> None:
     _refuse_combinations(options)
     parse_switch_day(options)
     _check_date_form(options.date_format)
-    parse_default_source(options)
+    for kind in (options.default_source, *parse_pairs(options, "source_value").values()):
+        check_choice("kind of claims", kind or None, KINDS)
     parse_label_columns(options)
-    for name in ("col", "source_value"):
-        parse_pairs(options, name)
+    parse_pairs(options, "col")
     _check_files(options)
 
 
@@ -162,22 +144,17 @@ def _refuse_combinations(options: ClaimsOptions) -> None:
 
 def _check_files(options: ClaimsOptions) -> None:
     """Raises UserError (not_found, exit 2) for a file that an option names and that is missing."""
-    for path in map(locate_map, map(str, options.phecode_map)):
-        if not is_map_path(path):
-            raise _missing_file_error("phecode_map", path)
-    for name in ("map_overrides", "split_file", "id_key"):
-        path = getattr(options, name)
-        if path and not Path(path).is_file():
-            raise _missing_file_error(name, path)
-
-
-def _missing_file_error(option: str, path: str) -> UserError:
-    flag = _name_flag(option)
-    return usage_error(
-        "no such file",
-        "expected a file",
-        f"Check {flag}",
-        code=Reason.NOT_FOUND,
-        file=str(path),
-        field=flag,
-    )
+    files = [(name, getattr(options, name)) for name in ("map_overrides", "split_file", "id_key")]
+    missing = [(name, path) for name, path in files if path and not Path(path).is_file()]
+    maps = map(locate_map, map(str, options.phecode_map))
+    missing += [("phecode_map", path) for path in maps if not is_map_path(path)]
+    if missing:
+        flag, path = _name_flag(missing[0][0]), str(missing[0][1])
+        raise usage_error(
+            "no such file",
+            "expected a file",
+            f"Check {flag}",
+            code=Reason.NOT_FOUND,
+            file=path,
+            field=flag,
+        )

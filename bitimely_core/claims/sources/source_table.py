@@ -4,7 +4,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,18 +31,34 @@ class OpenTable(NamedTuple):
         """All rows, as `tables.read_table`."""
         return tables.read_table(self.path, self.file, self.columns, self.delimiter)
 
+    def read_blocks(self, *names: str, quotes: bool = True) -> Iterator[pl.DataFrame]:
+        """Blocks with `row`, the columns under their keys without surrounding blanks, and further
+        columns by their names. `quotes`: as of `tables.read_frames`.
+        """
+        wanted = (*self.columns.values(), *names)
+        for block in tables.read_frames(self.path, wanted, delimiter=self.delimiter, quotes=quotes):
+            tables.refuse_faults(block, self.file)
+            yield block.frame.select(
+                "row",
+                *(
+                    tables.strip_blanks(pl.col(name)).alias(key)
+                    for key, name in self.columns.items()
+                ),
+                *names,
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTable:
     """A table of diagnoses."""
 
     table: OpenTable
+    # makes events of a block: row, the columns under their keys, those of `wide`
     shape: Callable[[pl.DataFrame], EventBlock]
-    wide: tuple[str, ...] = ()  # names of further columns that `shape` needs
+    # names of columns of codes: diagnoses are counted then, else records
+    wide: tuple[str, ...] = ()
     dated: tuple[str, str] | None = None  # file and column of its dates, if they are not its own
-    # what is counted: records, or their diagnoses where a record holds several
-    kind: Literal["rows", "codes"] = "rows"
-    form: str | None = None  # `--date-format`, where `shape` does not apply it
+    form: str = ""  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
     others: bool = False  # with codes of other vocabularies, and their values
@@ -58,7 +74,7 @@ class EventBlock(NamedTuple):
 
     # row, subject_id, date, code, and any of vocab, source, claim, position, value
     events: pl.DataFrame
-    # reason -> rows (or codes, see `SourceTable.kind`) left out by a rule of the source
+    # reason -> rows (or codes, see `SourceTable.wide`) left out by a rule of the source
     dropped: Mapping[str, int] = {}
 
 

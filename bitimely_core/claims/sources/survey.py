@@ -7,10 +7,9 @@ vocabulary nothing states.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -23,23 +22,23 @@ from bitimely_core.claims.sources.columns import (
     reformat_dates,
     refuse_unread_dates,
     report_zones,
+    warn_of_rows,
 )
 from bitimely_core.claims.sources.source_table import SourceTable, Stated
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.claims.sources.subject_tables import TableAccounts
+from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.types import SourceRows
 
-MERGED_SUBJECTS = 1 << 20  # subjects of several blocks that are put together at once
 EXAMPLES = 5  # rows that a message shows
 # what a spreadsheet runs as a formula, or a terminal obeys
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"
 SHORT_CODE = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
 # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
 SHARED_CODES = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}
-EVENT_TEXTS = ("subject_id", "date", "code", "vocab", "source", "claim")
 EVENT_KINDS: dict[str, pl.DataType] = {
-    **dict.fromkeys(EVENT_TEXTS, pl.String()),
+    **dict.fromkeys(("subject_id", "date", "code", "vocab", "source", "claim"), pl.String()),
     "position": pl.Int16(),
 }
 
@@ -62,16 +61,9 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return frame.drop(columns)[cells["index"]].with_columns(cells["code"], cells["position"])
 
 
-class EventFrame(NamedTuple):
-    """A block of a table as events."""
-
-    events: pl.DataFrame  # all columns of `ClaimsSource.events`
-    records: int
-    dropped: Mapping[str, int]  # as of `EventBlock`
-
-
-def _iter_event_frames(table: SourceTable) -> Iterator[EventFrame]:
-    """The blocks of a table as events.
+def _iter_event_frames(table: SourceTable) -> Iterator[tuple[pl.DataFrame, int, Mapping[str, int]]]:
+    """The blocks of a table: all columns of `ClaimsSource.events`, the number of records, and what
+    is dropped.
 
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
@@ -85,13 +77,14 @@ def _iter_event_frames(table: SourceTable) -> Iterator[EventFrame]:
             categories=table.categories,
         ):
             tables.refuse_faults(block, table.file)
-            frame, dropped = table.shape(block.frame)
+            keys = (pl.col(name).alias(key) for key, name in source.columns.items())
+            frame, dropped = table.shape(block.frame.select("row", *keys, *table.wide))
             if block.blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
-            if table.form is not None:
+            if table.form:
                 written = frame["date"].cast(pl.String)
                 frame = frame.with_columns(reformat_dates(written, table.form))
-            yield EventFrame(_fill_columns(frame, table), block.seen, dropped)
+            yield _fill_columns(frame, table), block.seen, dropped
 
 
 def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
@@ -100,12 +93,9 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
-    columns = []
-    for name, kind in kinds.items():
-        column = pl.col(name) if name in frame.columns else pl.lit(None)
-        is_category = isinstance(frame.schema.get(name), pl.Categorical)
-        columns.append(column if is_category else column.cast(kind).alias(name))
-    return frame.select(*columns, pl.lit(table.file).alias("file"), "row")
+    absent = kinds.keys() - frame.columns
+    nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
+    return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
 
 
 @dataclass(frozen=True)
@@ -140,18 +130,18 @@ class EventReader:
 
 
 @dataclass(kw_only=True)
-class SourceSurvey:
-    """What the reading of all tables of diagnoses has found; the first fields say how to read."""
+class SourceSurvey(TableAccounts):
+    """What the reading of all tables has found; the first fields say how to read those of
+    diagnoses.
+    """
 
     vocab: str = "icd9cm"  # of rows that carry none
     stated: Stated = "surely"  # what states that vocabulary
     counts_subjects: bool = False  # whether to collect `subjects`
     hint: str = ""  # of the error for tables without any diagnosis
     done: bool = False
-    rows: list[SourceRows] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    events: int = 0
     records: dict[str, int] = field(default_factory=dict)  # file -> records
-    last: int | None = None  # day of a row
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # `hash_ids`
 
     def read(self, source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
@@ -162,21 +152,19 @@ class SourceSurvey:
         column in another form) and ambiguous_code (lost zeros; codes of both vocabularies); at the
         end no_input (no rows at all).
         """
-        subjects: list[np.ndarray] = []
         for table in source_tables:
             tally = _TableTally(table)
-            for frame in _iter_event_frames(table):
-                tally.add(frame)
-                if frame.events.is_empty():
+            for events, records, dropped in _iter_event_frames(table):
+                tally.add(events, records, dropped)
+                if events.is_empty():
                     continue
                 if self.counts_subjects:
-                    subjects.append(hash_ids(frame.events["subject_id"]))
-                    subjects = self._merge_subjects(subjects)
-                yield frame.events
+                    ids = hash_ids(events["subject_id"])
+                    self.subjects = sort_distinct(np.append(self.subjects, ids))
+                yield events
             self._close_table(tally)
-        self.subjects = sort_distinct(np.concatenate([self.subjects, *subjects]))
         self.done = True
-        if not any(row.seen > sum(row.dropped.values()) for row in self.rows):
+        if not self.events:
             raise input_error(
                 Reason.NO_INPUT,
                 f"none of {sum(self.records.values())} records holds a diagnosis",
@@ -184,12 +172,9 @@ class SourceSurvey:
                 file=source_tables[0].file if len(source_tables) == 1 else None,
             )
 
-    def _merge_subjects(self, subjects: list[np.ndarray]) -> list[np.ndarray]:
-        """What is left of the hashes of blocks: nothing when they are enough to be merged."""
-        if sum(map(len, subjects)) <= max(len(self.subjects), MERGED_SUBJECTS):
-            return subjects
-        self.subjects = sort_distinct(np.concatenate([self.subjects, *subjects]))
-        return []
+    def read_all(self, source_tables: Sequence[SourceTable]) -> None:
+        """Read all tables of diagnoses once. Raises UserError: as `read`."""
+        deque(self.read(source_tables), maxlen=0)
 
     def _close_table(self, tally: _TableTally) -> None:
         """Check what only a whole table shows, and enter its counts."""
@@ -199,14 +184,27 @@ class SourceSurvey:
         self.findings += report_zones(dates.zoned, *dated)
         if dates.last is not None:
             self.last = dates.last if self.last is None else max(self.last, dates.last)
-        _refuse_lost_zeros(tally.list_icd9(self.vocab), table.file)
+        icd9 = [
+            texts
+            for vocab, texts in tally.codes.items()
+            if codes.FAMILIES.get(vocab or self.vocab) == "icd9"
+        ]
+        _refuse_lost_zeros(set().union(*icd9), table.file)
         if plain := tally.codes.get(None):
             _refuse_ambiguous_codes(plain, table.file, self.vocab, self.stated)
+        self.events += tally.events
         self.records[table.file] = tally.records
-        seen = tally.events + tally.dropped.total()
+        seen, kind = tally.events + tally.dropped.total(), "codes" if table.wide else "rows"
         dropped = dict(tally.dropped)
-        self.rows.append(SourceRows(file=table.file, kind=table.kind, seen=seen, dropped=dropped))
-        self.findings += tally.report_odd_ids()
+        self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
+        self.findings += warn_of_rows(
+            tally.odd_ids,
+            Reason.LABEL_CHARS,
+            "rows have a subject that looks like a formula or holds control characters",
+            "ids are never written as they are",
+            file=table.file,
+            examples=tally.odd_rows,
+        )
 
 
 @dataclass
@@ -222,60 +220,21 @@ class _TableTally:
     odd_ids: int = 0
     odd_rows: list[int] = field(default_factory=list)  # the first of them
 
-    def add(self, frame: EventFrame) -> None:
+    def add(self, events: pl.DataFrame, records: int, dropped: Mapping[str, int]) -> None:
         """Count a block. Raises UserError: as `_refuse_unknown_words`."""
-        events = frame.events
-        self.records += frame.records
+        self.records += records
         self.events += events.height
-        self.dropped.update(frame.dropped)
+        self.dropped.update(dropped)
         if events.is_empty():
             return
         _refuse_unknown_words(events, self.table)
-        self._add_codes(events)
+        groups = events.group_by("vocab") if events["vocab"].count() else [((None,), events)]
+        for (vocab,), rows in groups:
+            self.codes.setdefault(vocab, set()).update(rows["code"].drop_nulls().unique())
         self.dates.add(events["date"])
         odd = events.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
         self.odd_ids += odd.len()
         self.odd_rows += odd.head(EXAMPLES - len(self.odd_rows)).to_list()
-
-    def _add_codes(self, events: pl.DataFrame) -> None:
-        groups = events.group_by("vocab") if events["vocab"].count() else [((None,), events)]
-        for (vocab,), rows in groups:
-            self.codes.setdefault(vocab, set()).update(rows["code"].drop_nulls().unique())
-
-    def list_icd9(self, default: str) -> set[str]:
-        """The codes in a vocabulary of ICD-9, which is `default` for rows without one."""
-        icd9 = [
-            texts
-            for vocab, texts in self.codes.items()
-            if codes.FAMILIES.get(vocab or default) == "icd9"
-        ]
-        return set().union(*icd9)
-
-    def report_odd_ids(self) -> list[Finding]:
-        """A warning of subjects whose ids are dangerous to show, if there are any."""
-        if not self.odd_ids:
-            return []
-        rows = f"{self.odd_ids} rows have a subject that looks like a formula"
-        return [
-            input_warning(
-                Reason.LABEL_CHARS,
-                f"{rows} or holds control characters",
-                "ids are never written as they are",
-                file=self.table.file,
-                count=self.odd_ids,
-                examples=tuple(map(str, self.odd_rows)),
-            )
-        ]
-
-
-def survey_tables(
-    source_tables: Sequence[SourceTable], *, stated: Stated = "surely", hint: str = ""
-) -> SourceSurvey:
-    """Read all tables of diagnoses once. Arguments and errors: as `SourceSurvey`."""
-    survey = SourceSurvey(stated=stated, hint=hint)
-    for _ in survey.read(source_tables):
-        pass
-    return survey
 
 
 def hash_ids(ids: pl.Series) -> np.ndarray:
@@ -333,11 +292,10 @@ def _refuse_ambiguous_codes(texts: Collection[str], file: str, vocab: str, state
     if not both or stated == "surely":
         return
     if stated == "nowhere" or any(_is_other_vocabulary(text, vocab) for text in texts):
-        text = f"{', '.join(both)} exist in ICD-9 and in ICD-10, and the vocabulary is not stated"
         raise input_error(
             Reason.AMBIGUOUS_CODE,
-            text,
-            "expected a vocabulary",
+            f"{', '.join(both)} exist in ICD-9 and in ICD-10",
+            "expected a stated vocabulary",
             "Give --icd10-from DATE; or for plain claims --col vocab=COLUMN, or --col vocab=icd9",
             file=file,
         )

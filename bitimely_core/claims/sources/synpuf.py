@@ -11,21 +11,16 @@ from __future__ import annotations
 import itertools
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.claims.sources.columns import (
-    check_types,
-    match_columns,
-    open_table,
-    rename_columns,
-)
+from bitimely_core.claims.sources.columns import open_table, warn_of_rows
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
@@ -38,8 +33,8 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, survey_tables, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
+from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
@@ -60,17 +55,17 @@ YEARS = ("2008", "2009", "2010")
 SUBJECT = "DESYNPUF_ID"
 ADMITTING = "ADMTNG_ICD9_DGNS_CD"
 CLAIM_COLUMNS = {
-    "subject_id": (SUBJECT,),
-    "claim": ("CLM_ID",),
-    "date": ("CLM_FROM_DT",),
-    "segment": ("SEGMENT",),
+    "subject_id": SUBJECT,
+    "claim": "CLM_ID",
+    "date": "CLM_FROM_DT",
+    "segment": "SEGMENT",
 }
 CODE = re.compile(r"(LINE_)?ICD9_DGNS_CD_(\d+)", re.IGNORECASE | re.ASCII)
 PERSON = {
-    "subject_id": (SUBJECT,),
-    "birth": ("BENE_BIRTH_DT",),
-    "death": ("BENE_DEATH_DT",),
-    "sex": ("BENE_SEX_IDENT_CD",),
+    "subject_id": SUBJECT,
+    "birth": "BENE_BIRTH_DT",
+    "death": "BENE_DEATH_DT",
+    "sex": "BENE_SEX_IDENT_CD",
 }
 
 
@@ -102,39 +97,34 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     are not understood (exit 2).
     """
     files = _find_files(source, CLAIMS)
-    if not files:
-        raise input_error(
-            Reason.NO_INPUT,
-            f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files",
-            hint="Give the folder that holds the tables of DE-SynPUF",
-        )
     shapes = [_open_table(source, file, options) for file in files]
     source_tables = [table for table, _ in shapes]
-    survey = survey_tables(source_tables)
+    survey = SourceSurvey(hint="Give the folder that holds DE1_0_..._Claims_Sample_...")
+    survey.read_all(source_tables)
     cohort = _find_files(source, BENEFICIARIES)
-    accounts = TableAccounts()
-    subjects, labels = _read_beneficiaries(source, cohort, options, survey.last, accounts)
-    absent = _list_absent(files, cohort)
-    if absent:
-        accounts.findings.append(
-            input_warning(
-                Reason.MISSING_PAIR,
-                f"{len(absent)} tables are missing ({'; '.join(absent[:6])})",
-                hint="Subjects and labels are incomplete without them",
-                count=len(absent),
-                examples=tuple(absent[:5]),
-            )
-        )
+    subjects, labels = _read_beneficiaries(source, cohort, options, survey)
+    present = {(file.sample, file.content) for file in (*files, *cohort)}
+    samples = sorted({file.sample for file in files}, key=int)
+    absent = [
+        f"sample {sample}: {name}"
+        for sample, name in itertools.product(samples, (*KIND, *YEARS))
+        if (sample, name) not in present
+    ]
+    survey.findings += warn_of_rows(
+        len(absent),
+        Reason.MISSING_PAIR,
+        f"tables are missing ({'; '.join(absent[:6])})",
+        "subjects and labels are incomplete without them",
+        examples=absent[:5],
+    )
     return ClaimsSource(
         events=EventReader(source_tables),
         subjects=subjects,
         labels=labels,
         source="outpatient",
         survey=survey,
-        accounts=accounts,
         facts={
             "records": survey.records,
-            "tables": [*survey.records, *(row.file for row in accounts.rows)],
             "absent": absent,
             "segments": {
                 "dates_filled": sum(segments.filled for _, segments in shapes),
@@ -166,35 +156,20 @@ def _is_zip(path: str) -> bool:
 def _name_table(source: Source, path: str) -> str:
     """The name of a table, in an archive of the site that of the table inside."""
     name = PurePosixPath(path).name
-    if _is_zip(path) and name.upper().startswith("DE1_0_") and path in source.files:
-        return _find_member(source.path(path), path) or name
-    return name
-
-
-def _find_member(path: Path, name: str) -> str:
-    """Name of the table in an archive; "" for a table that is only called one."""
-    with locate_errors(name), path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            return ""
+    if not _is_zip(path) or not name.upper().startswith("DE1_0_") or path not in source.files:
+        return name
+    with locate_errors(path), source.path(path).open("rb") as file:
+        if not zipfile.is_zipfile(file):  # a table that is only called an archive
+            return name
         with open_member(file) as (member, _):
             return PurePosixPath(member).name
-
-
-def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -> list[str]:
-    """Usual tables of a sample that this folder does not have."""
-    present = {(file.sample, file.content) for file in (*claims, *cohort)}
-    samples = sorted({file.sample for file in claims}, key=int)
-    usual = itertools.product(samples, (*KIND, *YEARS))
-    return [f"sample {sample}: {name}" for sample, name in usual if (sample, name) not in present]
 
 
 def _open_table(
     source: Source, file: _SynpufFile, options: ClaimsOptions
 ) -> tuple[SourceTable, _ClaimSegments]:
     """A table of claims, ready to be streamed."""
-    path = source.path(file.path)
-    names = tables.read_names(path)
-    columns = match_columns(path, CLAIM_COLUMNS, {"segment"})
+    names = tables.read_names(source.path(file.path))
     wide = _find_code_columns(names, admitting=options.admitting)
     if not wide:
         raise input_error(
@@ -203,20 +178,11 @@ def _open_table(
             f"found {', '.join(map(safe_text, names[:60]))}",
             file=file.path,
         )
-    check_types(path, file.path, {**columns, **{name: name for name in wide}}, wide)
-    segments = _read_segments(path, file.path, columns, wide)
-    columns.pop("segment", None)
-    shape = partial(
-        _shape_block, columns=columns, wide=wide, kind=KIND[file.content], segments=segments
-    )
-    table = SourceTable(
-        table=OpenTable(file.path, path, columns),
-        shape=shape,
-        wide=wide,
-        kind="codes",
-        form=options.date_format or None,
-    )
-    return table, segments
+    table = open_table(source, file.path, CLAIM_COLUMNS, {"segment"}, codes=wide)
+    segments = _read_segments(table, wide)
+    table.columns.pop("segment", None)
+    shape = partial(_shape_block, wide=wide, kind=KIND[file.content], segments=segments)
+    return SourceTable(table=table, shape=shape, wide=wide, form=options.date_format), segments
 
 
 def _find_code_columns(names: Sequence[str], *, admitting: bool) -> tuple[str, ...]:
@@ -228,15 +194,10 @@ def _find_code_columns(names: Sequence[str], *, admitting: bool) -> tuple[str, .
 
 
 def _shape_block(
-    frame: pl.DataFrame,
-    *,
-    columns: Mapping[str, str],
-    wide: Sequence[str],
-    kind: str,
-    segments: _ClaimSegments,
+    frame: pl.DataFrame, *, wide: Sequence[str], kind: str, segments: _ClaimSegments
 ) -> EventBlock:
     """The distinct codes of each claim."""
-    claims = rename_columns(frame, columns, *wide)
+    claims = frame.with_columns(tables.strip_blanks(pl.exclude("row", *wide)))
     if segments.dates.height:
         joined = claims.join(segments.dates, on="claim", how="left", maintain_order="left")
         claims = joined.with_columns(pl.coalesce("date", "first").alias("date")).drop("first")
@@ -253,31 +214,23 @@ def _shape_block(
     return EventBlock(events, count_dropped(Reason.DUPLICATES, repeated))
 
 
-def _read_segments(
-    path: Path, file: str, columns: Mapping[str, str], wide: Sequence[str]
-) -> _ClaimSegments:
+def _read_segments(table: OpenTable, wide: Sequence[str]) -> _ClaimSegments:
     """Read a table of segments twice: which claims have several, then their rows. Only these are in
     memory.
     """
-    if "segment" not in columns:
+    if "segment" not in table.columns:
         return _ClaimSegments()
-
-    def iter_blocks(*names: str) -> Iterator[pl.DataFrame]:
-        for block in tables.read_frames(path, (*columns.values(), *names)):
-            tables.refuse_faults(block, file)
-            yield rename_columns(block.frame, columns, *names)
-
     later = pl.col("segment").is_not_null() & (pl.col("segment") != "1")
     needs_first = later | pl.col("date").is_null()
     several = pl.concat(
-        [block.filter(needs_first).select("claim") for block in iter_blocks()]
+        [block.filter(needs_first).select("claim") for block in table.read_blocks()]
     ).unique()
     if not several.height:
         return _ClaimSegments()
     rows = pl.concat(
         [
             block.join(several, on="claim", how="semi", maintain_order="left")
-            for block in iter_blocks(*wide)
+            for block in table.read_blocks(*wide)
         ]
     )
     number = pl.col("segment").cast(pl.Int32, strict=False)
@@ -285,23 +238,15 @@ def _read_segments(
     first = dated.group_by("claim", maintain_order=True).agg(first=pl.col("date").first())
     undated = rows.filter(pl.col("date").is_null())
     without = undated.join(first, on="claim", how="anti").height
-    return _ClaimSegments(first, _find_repeats(rows, wide), undated.height - without, without)
-
-
-def _find_repeats(rows: pl.DataFrame, wide: Sequence[str]) -> pl.DataFrame:
-    """row, code: the codes of segments that are also on an earlier segment of their claim."""
     codes = unpivot_codes(rows.select("row", "claim", *wide), wide)
     codes = codes.with_columns(pl.col("code").str.strip_chars())
     codes = codes.unique(["row", "code"], maintain_order=True)
-    return codes.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
+    repeats = codes.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
+    return _ClaimSegments(first, repeats, undated.height - without, without)
 
 
 def _read_beneficiaries(
-    source: Source,
-    files: Sequence[_SynpufFile],
-    options: ClaimsOptions,
-    last: int | None,
-    accounts: TableAccounts,
+    source: Source, files: Sequence[_SynpufFile], options: ClaimsOptions, accounts: TableAccounts
 ) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
     """Subjects of all years as one table, and their labels; None without a table of them."""
     wanted = parse_label_columns(options)
@@ -309,47 +254,32 @@ def _read_beneficiaries(
         raise usage_error("--label-column is given", "but there is no table of beneficiaries")
     if not files:
         return None, None
-    _check_years(wanted, {file.content for file in files})
-    columns = PERSON | {label.column: (label.column,) for label in wanted}
-    years = []
+    years = {file.content for file in files}
+    if missing := sorted({label.year for label in wanted if label.year} - years):
+        text = f"--label-column asks for {', '.join(missing)}"
+        raise usage_error(text, f"there are {', '.join(sorted(years))}")
+    columns = PERSON | {label.column: label.column for label in wanted}
+    tables_of_years = []
     for file in files:
-        table = open_table(source, file.path, columns, codes=())
+        table = open_table(source, file.path, columns)
         frame = keep_unique_rows(table.read(), file.path, accounts)
-        years.append(frame.with_columns(pl.lit(file.content).alias("year")))
-    cohort = pl.concat(years).sort("year", maintain_order=True)
+        tables_of_years.append(frame.with_columns(pl.lit(file.content).alias("year")))
+    cohort = pl.concat(tables_of_years).sort("year", maintain_order=True)
     by_subject = cohort.group_by("subject_id", maintain_order=True)
     persons = by_subject.agg(
         pl.col("birth", "sex").drop_nulls().first(), pl.col("death").drop_nulls().last()
     )
     path = files[0].path
-    accounts.findings += _warn_of_conflicting_births(cohort, path)
-    subjects = make_subjects(persons, path, accounts, options.date_format or None, last)
-    return subjects, by_subject.agg(map(_flag_value, wanted)) if wanted else None
-
-
-def _check_years(wanted: Sequence[LabelColumn], years: Collection[str]) -> None:
-    """Raises UserError (config, exit 2) for a label of a year without a table."""
-    absent = sorted({label.year for label in wanted if label.year} - set(years))
-    if absent:
-        raise usage_error(
-            f"--label-column asks for {', '.join(absent)}", f"there are {', '.join(sorted(years))}"
-        )
-
-
-def _warn_of_conflicting_births(cohort: pl.DataFrame, file: str) -> list[Finding]:
     births = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique())
-    conflicting = births.filter(pl.col("birth") > 1).height
-    if not conflicting:
-        return []
-    return [
-        input_warning(
-            Reason.METADATA,
-            f"{conflicting} beneficiaries have different dates of birth in different years",
-            "the first is used",
-            file=file,
-            count=conflicting,
-        )
-    ]
+    accounts.findings += warn_of_rows(
+        births.filter(pl.col("birth") > 1).height,
+        Reason.METADATA,
+        "subjects have different dates of birth in different years",
+        "the first is used",
+        file=path,
+    )
+    subjects = make_subjects(persons, path, accounts, options.date_format)
+    return subjects, by_subject.agg(map(_flag_value, wanted)) if wanted else None
 
 
 def _flag_value(label: LabelColumn) -> pl.Expr:
