@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -204,7 +205,7 @@ def _choose_decimals(cells: Sequence[Any]) -> int | None:
     for cell in cells:
         value = cell.get("value") if isinstance(cell, Mapping) else getattr(cell, "value", cell)
         if isinstance(value, float | np.floating) and value and math.isfinite(value):
-            sizes.append(abs(value))
+            sizes.append(abs(float(value)))
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
 
@@ -214,14 +215,6 @@ def _render_column(values: Sequence[Any], *, numeric: bool) -> list[Cell]:
     cells = [_render_cell(value, digits) for value in values]
     is_long = not numeric and any(len(cell.text) > LONG for cell in cells)
     return [replace(cell, numeric=numeric, long=is_long) for cell in cells]
-
-
-def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds nothing but numbers, metrics, curves and empty cells."""
-    return bool(values) and all(
-        value is None or isinstance(value, Mapping | Sparkline) or is_number(value)
-        for value in values
-    )
 
 
 def _fill_table(block: Block, table: Table) -> None:
@@ -234,7 +227,10 @@ def _fill_table(block: Block, table: Table) -> None:
     cells = []
     for k, name in enumerate(table.columns):
         values = [row[k] for row in table.rows[:ROWS]]
-        numeric = _is_numeric(values)
+        numeric = bool(values) and all(
+            value is None or isinstance(value, Mapping | Sparkline) or is_number(value)
+            for value in values
+        )
         block.columns.append({"name": clean_text(name, 80), "numeric": numeric})
         cells.append(_render_column(values, numeric=numeric))
     block.rows = list(zip(*cells, strict=True))
@@ -307,20 +303,12 @@ def render_index(page: Page) -> str:
     return _fill_template(page, _render_blocks(page, PageParts(alone=True, is_index=True)))
 
 
-def _mark_lead(blocks: Iterable[Block]) -> None:
-    """Move a block to the top, below the sentence, of a page without headline: the first figure, or
-    the first table that leaves room for the rest.
-    """
-    for block in blocks:
-        if block.label and len(block.rows) <= LEADING:
-            block.lead = True
-            return
+def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]] = ()) -> str:
+    """The page as text, of at most `LIMIT` bytes as long as there is something to leave out. Where
+    it has no headline, the first figure, or the first table that leaves room for the rest, stands
+    at the top.
 
-
-def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str] | None = None) -> str:
-    """The page as text, of at most `LIMIT` bytes as long as there is something to leave out.
-
-    `files`: further files to list, name -> content in words.
+    `files`: names of further files to list, each with its content in words.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -329,15 +317,16 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str] | None
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
     script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
+    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
     if not parts.is_index and not parts.headline:
-        _mark_lead(blocks)
+        for block in itertools.islice(leading, 1):
+            block.lead = True
     context = vars(parts) | {
         "title": clean_text(page.title),
         "verdict": clean_text(page.verdict),
         "notices": list(map(clean_text, page.notices)),
         "facts": [tuple(map(clean_text, fact)) for fact in page.facts.items()],
-        "contents": [block for block in blocks if block.label and len(blocks) > 3],
-        "files": [tuple(map(clean_text, file)) for file in (files or {}).items()],
+        "files": [tuple(map(clean_text, file)) for file in files],
         "version": __version__,
         "colours": COLOURS,
         "script": Markup(script),  # noqa: S704  # our own
@@ -414,7 +403,7 @@ def write_report(
             **(others or {}),
             **content,
             "summary.json": storage.encode_json(to_json(summary)) + b"\n",
-            "report.html": _fill_template(page, parts, files).encode(),
+            "report.html": _fill_template(page, parts, (files or {}).items()).encode(),
         },
         gone=(set(_list_former_files(folder)) - content.keys()).union(gone),
     )
