@@ -20,6 +20,8 @@ from bitimely_core.analyses.embedding import (
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, ScatterPanel, ScatterPlot
+from bitimely_core.report.numbers import figure_data
+from bitimely_core.report.svg import draw_figure
 
 
 def clusters(centres, each=20, spread=0.1, seed=0):
@@ -172,16 +174,16 @@ def test_points_of_a_scatter_land_in_its_data():
             groups=["W", "$N1$"],
         ),
     )
-    found = report.figure_data(figure)
+    found = figure_data(figure)
     assert found["panel"].tolist() == ["a", "a", "<b>"]
     assert found["x"].tolist() == [0, 1, 5]
     assert found["group"].tolist() == ["W", "", "$N1$"]
-    svg, _ = report.draw_figure(figure)
+    svg, _ = draw_figure(figure)
     words = "".join(svg.itertext())
     assert "<b>" in words
     assert "$N1$" in words
     empty = Figure(name="e", title="t", caption="c", data=ScatterPlot(panels=[], groups=[]))
-    report.draw_figure(empty)
+    draw_figure(empty)
 
 
 @pytest.mark.parametrize("task", ["multilabel", "regression"])

@@ -35,14 +35,11 @@ from bitimely_core.page import (
     Trace,
     TracePlot,
 )
-from bitimely_core.report import (
-    LIMIT,
-    format_number,
-    reduce_matrix,
-    reduce_trace,
-    to_csv,
-    write_report,
-)
+from bitimely_core.report import LIMIT, write_report
+from bitimely_core.report.canvas import reduce_matrix, reduce_trace
+from bitimely_core.report.numbers import to_csv
+from bitimely_core.report.svg import draw_figure
+from bitimely_core.report.text import clean_text, format_number
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -386,7 +383,7 @@ def test_foreign_text_stays_text(tmp_path):
             or link == "predictions.parquet"
         ), link
     for name in HOSTILE:
-        assert parsed.text.count(report.clean_text(name)) >= 10
+        assert parsed.text.count(clean_text(name)) >= 10
     for drawing in tmp_path.glob("*.svg"):
         tags = {e.tag.rpartition("}")[2] for e in ET.parse(drawing).getroot().iter()}
         assert not tags & {"script", "foreignObject", "a", "style"}
@@ -576,7 +573,7 @@ def test_bars_join_ranks_within_the_critical_difference():
     from 1.5 to 2.4; 4.0 stands alone.
     """
     data = RankPlot(list("abcd"), [1.0, 2.4, 1.5, 4.0], 1.0)
-    svg, _ = report.draw_figure(Figure(name="r", title="", caption="", data=data))
+    svg, _ = draw_figure(Figure(name="r", title="", caption="", data=data))
     blue = [e for e in svg.iter() if report.figures.SERIES[0] in e.get("style", "")]
     ends = [[float(v) for v in e.get("d").split()[1::3]] for e in blue]
     assert len(ends) == 2

@@ -107,9 +107,12 @@ def list_choices(
             check_choice("readout", name, POOLS)
             pool(encoded, model, name)
         names = readouts or [name for name in POOLS if _is_default(name, encoded, model)]
+    depth = len(encoded.hidden)
+    pair = ["last-two"] if depth > 1 else []
     choices = []
     for name in names:
-        choices += [VectorChoice(name, layers) for layers in _list_layers(name, encoded)]
+        others = [] if name == "native" else [*pair, *map(str, range(1, depth))]
+        choices += [VectorChoice(name, layers) for layers in ("last", *others)]
     return choices
 
 
@@ -121,14 +124,6 @@ def _is_default(readout: str, encoded: Encoded, model: Any) -> bool:
         return pool(encoded, model, readout).shape[-1] <= MAX_WIDTH
     except UserError:
         return False
-
-
-def _list_layers(readout: str, encoded: Encoded) -> list[str]:
-    depth = len(encoded.hidden)
-    if readout == "native":
-        return ["last"]
-    pair = ["last-two"] if depth > 1 else []
-    return ["last", *pair, *map(str, range(1, depth))]
 
 
 def extract_vectors(

@@ -276,14 +276,8 @@ def measure_windows(options: WindowOptions, length: int) -> Array:
     """Size of the change of each value of the second of three windows with each value of the
     recording, [length, 3 length].
     """
-    plain = {
-        "bandpass": None,
-        "notch": None,
-        "window": length,
-        "channels": options.channels[:1],
-        "clock": None,
-    }
-    chosen = options.model_copy(update=plain)
+    plain = {"window": length, "channels": options.channels[:1], "clock": None}
+    chosen = options.model_copy(update={**plain, "bandpass": None, "notch": None})
     places = [WindowPlace(0.0, 0, length)]
 
     def make(samples: Array) -> Array:
@@ -421,7 +415,10 @@ def measure_stages(
         length = config.length if options is None else options.window
         rows.append(_measure_normalising(config, dependence, normalise, length))
     if options is not None:
-        rows.append(_measure_cut(config, dependence, options))
+        slopes = measure_windows(options, config.length)
+        places = np.arange(3 * config.length) - config.length
+        action = f"{options.window} values every {options.stride}"
+        rows.append(("windows", action, find_influence(slopes, places, dependence)))
     by_batch = Influence() if dependence.objective.size else jacobian["train"].objective
     rows += [
         ("tokenizer", config.tokenizer, dependence.tokenizer),
@@ -469,10 +466,3 @@ def _measure_normalising(
     influence = find_influence(slopes, np.arange(config.length), dependence)
     reach = find_normalisation_reach(config, normalise, length) if influence.size else 0
     return "normalisation", action, influence._replace(reach=reach)
-
-
-def _measure_cut(config: ModelConfig, dependence: Dependence, options: WindowOptions) -> StageRow:
-    """Cutting of windows."""
-    places = np.arange(3 * config.length) - config.length
-    influence = find_influence(measure_windows(options, config.length), places, dependence)
-    return "windows", f"{options.window} values every {options.stride}", influence

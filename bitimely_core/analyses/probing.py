@@ -333,32 +333,24 @@ def _score_fine_tuned(
     first = min(choices, key=lambda name: choices[name] != probed.default)
     others = {name: part for name, part in predictions.items() if name != first}
     between = test.score(predictions[first], others)
-    return {
-        name: _score_beside_probe(
-            test,
+    tuned = {}
+    for name, choice in choices.items():
+        probe = probed.probes.get(make_key("trained", choice))
+        baselines = {} if probe is None else {"frozen": probe.prediction}
+        scores = test.score(predictions[name], baselines)
+        frozen, difference = MetricValue(), None
+        if probe is not None:
+            frozen = scores.baselines["frozen"].metrics.get(probed.main, frozen)
+        if name != first:  # reference less run
+            difference = between.baselines[name].metrics[probed.main].difference
+        tuned[name] = FineTunedScores(
             choice,
-            predictions[name],
-            probed.probes.get(make_key("trained", choice)),
-            None if name == first else between.baselines[name].metrics[probed.main].difference,
+            scores.metrics[probed.main],
+            difference and negate_difference(difference),
+            frozen.value,
+            frozen.difference,
         )
-        for name, choice in choices.items()
-    }
-
-
-def _score_beside_probe(
-    test: features.TestSplit,
-    choice: features.VectorChoice,
-    prediction: Array,
-    probe: LinearProbe | None,
-    difference: Difference | None,
-) -> FineTunedScores:
-    """Scores of a run with its `difference`, reference less run, and of the probe of its vector."""
-    scores = test.score(prediction, {} if probe is None else {"frozen": probe.prediction})
-    main, frozen = str(scores.main), MetricValue()
-    if probe is not None:
-        frozen = scores.baselines["frozen"].metrics.get(main, frozen)
-    negated = None if difference is None else negate_difference(difference)
-    return FineTunedScores(choice, scores.metrics[main], negated, frozen.value, frozen.difference)
+    return tuned
 
 
 def make_key(source: str, choice: features.VectorChoice) -> str:

@@ -14,7 +14,7 @@ Legend: H heads, N tokens, K key width of a head, T samples, L layers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -136,9 +136,9 @@ def _check_limits(runs: list[Run], start: float | None, stop: float | None) -> L
     """The region of interest, None without one. Raises UserError (config, exit 2) for half of one,
     and as `place_region`.
     """
-    if start is None and stop is None:
-        return None
     if start is None or stop is None:
+        if start == stop:
+            return None
         raise usage_error(
             "half a region", "expected --start together with --stop, in seconds", field="--start"
         )
@@ -180,7 +180,7 @@ class DrawnSequences(NamedTuple):
     """Sequences that are shown."""
 
     rows: npt.NDArray[np.int64]
-    limits: list[Limits | None]  # of the region of interest in each
+    limits: Sequence[Limits | None]  # of the region of interest in each
     split: str
 
 
@@ -197,7 +197,7 @@ def _draw_sequences(
         return DrawnSequences(rows, [limits] * len(rows), split)
     chosen = sample.windows
     closest = np.argsort(chosen.distance, kind="stable")[:count]
-    spans: list[Limits | None] = [chosen.find_span(k, windows.rate) for k in closest]
+    spans = [chosen.find_span(k, windows.rate) for k in closest]
     return DrawnSequences(chosen.rows[closest], spans, chosen.split)
 
 
@@ -259,14 +259,12 @@ def _summarize(
     sequence_maps: list[SequenceAttention],
     on_shapelets: dict[str, ShapeletAttention],
 ) -> dict[str, object]:
-    summary: dict[str, object] = {}
-    for run in runs:
-        run_maps = [maps for maps in sequence_maps if maps.run is run]
-        entries: dict[str, object] = {str(maps.number + 1): maps.summarize() for maps in run_maps}
-        if run.name in on_shapelets:
-            entries["shapelets"] = on_shapelets[run.name].to_json()
-        summary[run.name] = entries
-    return summary
+    summary: dict[str, dict[str, object]] = {run.name: {} for run in runs}
+    for maps in sequence_maps:
+        summary[maps.run.name][str(maps.number + 1)] = maps.summarize()
+    for name, part in on_shapelets.items():
+        summary[name]["shapelets"] = part.to_json()
+    return dict(summary)
 
 
 CORRELATION = (
@@ -287,17 +285,10 @@ def _add_shapelets(
     page.text(HOW_TO_READ)
     columns = ["run", "ratio", "inside / outside", *regions.CONTROLS, "correlation, random weights"]
     findings = regions.judge_measures(measures)
-    rows = [
-        [
-            name,
-            measured.ratio,
-            measured.inside_over_outside,
-            *measured.controls(),
-            *findings[name].cells(),
-            measured.correlation_with_random_weights,
-        ]
-        for name, measured in measures.items()
-    ]
+    rows = []
+    for name, m in measures.items():
+        cells = [m.ratio, m.inside_over_outside, *m.controls(), *findings[name].cells()]
+        rows.append([name, *cells, m.correlation_with_random_weights])
     caption = f"{regions.describe_family(findings)} {CORRELATION}"
     page.table("shapelets", "Inside and outside", caption, columns, rows)
     ratios = {"all heads": {name: part.ratio for name, part in on_shapelets.items()}}
@@ -406,9 +397,8 @@ class SequenceAttention(NamedTuple):
     def summarize(self) -> dict[str, object]:
         """Numbers of this sequence."""
         share, control, (maps, name) = self.share, self.control_share, last_map(self.layers)
-        correlation = None
-        if share.std() > 0 and control.std() > 0:
-            correlation = float(np.corrcoef(share, control)[0, 1])
+        varies = share.std() > 0 and control.std() > 0
+        correlation = float(np.corrcoef(share, control)[0, 1]) if varies else None
         numbers: dict[str, object] = {
             "window": self.position,
             "map": name,
@@ -463,16 +453,15 @@ def place_region(start: float, stop: float, samples: int, rate: float | None) ->
 
     Raises UserError (config, exit 2) for a region that is empty or reaches beyond the sequence.
     """
-    first, end = round(start * (rate or 1.0)), round(stop * (rate or 1.0))
-    unit, longest = ("events", samples) if rate is None else ("s", samples / rate)
-    if first < 0 or end > samples:
-        requirement = f"expected a part of the sequence, 0 to {longest:g} {unit}"
-    elif first >= end:
-        requirement = "expected a stop after the start"
-    else:
+    scale, unit = (1.0, "events") if rate is None else (rate, "s")
+    first, end = round(start * scale), round(stop * scale)
+    if 0 <= first < end <= samples:
         return first, end
-    field = "--start" if first < 0 else "--stop"
-    raise usage_error(f"{start:g} to {stop:g} {unit}", requirement, field=field)
+    raise usage_error(
+        f"{start:g} to {stop:g} {unit}",
+        f"expected a part of the sequence, 0 to {samples / scale:g} {unit}",
+        field="--start" if first < 0 else "--stop",
+    )
 
 
 def compare_region(share: Array, start: float, stop: float, rate: float | None) -> RegionShare:

@@ -112,11 +112,9 @@ def _make_mixing(layer: Tensor, call: MixerCall | None, tokens: Tensor) -> Layer
         return maps[:, tokens][:, :, tokens].cpu().numpy()
 
     maps = select(layer)
-    direction = "both"
+    direction = "both" if np.tril(maps, -1).any() else "backward"
     if not np.triu(maps, 1).any():
         direction = "forward"
-    elif not np.tril(maps, -1).any():
-        direction = "backward"
     if call is None:
         return LayerMixing(maps, direction)
     q, k, alone, gammas = _read_mixer(call, direction)

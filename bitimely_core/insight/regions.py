@@ -160,7 +160,12 @@ def find_shapelet_windows(
     from. Raises UserError: no_input, where nothing is held out; config (exit 2), where no shapelet
     is of a channel and rate of these windows.
     """
-    fitting = [k for k, shapelet in enumerate(shapelets) if _fits(shapelet, windows)]
+    fitting = [
+        k
+        for k, shapelet in enumerate(shapelets)
+        if (shapelet.channel in windows.channel_names and shapelet.rate == windows.rate)
+        and len(shapelet.values) <= windows.length
+    ]
     if not fitting:
         raise usage_error(
             f"no shapelet is of a channel of {windows.name} at {windows.rate:g} Hz",
@@ -186,24 +191,15 @@ def find_shapelet_windows(
     near = np.sort(np.random.default_rng([seed, 4]).permutation(near)[:count])
     which = rank.argmin(0)[near]
     lengths = np.array([len(shapelets[k].values) for k in which], np.int64)
-    subject_by_row = dict(zip(windows.rows.tolist(), windows.subjects().tolist(), strict=True))
     return ShapeletWindows(
         pool[near],
         which,
         starts[which, near],
         lengths,
         distance[which, near],
-        np.array([subject_by_row[row] for row in pool[near].tolist()]),
+        windows.subjects()[np.searchsorted(windows.rows, pool[near])],
         split,
         len(pool),
-    )
-
-
-def _fits(shapelet: Shapelet, windows: Windows) -> bool:
-    return (
-        shapelet.channel in windows.channel_names
-        and shapelet.rate == windows.rate
-        and len(shapelet.values) <= windows.length
     )
 
 
@@ -325,8 +321,8 @@ def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
     """
     rng = np.random.default_rng([seed, 5])
     defined = np.isfinite(maps).all(1)
-    maps, length = maps[defined], length[defined]
-    sums, last = _sum_up_to(maps), maps.shape[1] - length + 1
+    sums, length = _sum_up_to(maps[defined]), length[defined]
+    last = maps.shape[1] - length + 1
     return np.array(
         [_ratios_from_sums(sums, rng.integers(0, last), length).mean() for _ in range(draws)]
     )
@@ -415,12 +411,6 @@ class RegionMeasures(NamedTuple):
             self.beyond_signal_size,
             self.p_places,
         ]
-
-    def list_p(self) -> dict[str, float | None]:
-        """The p of each of `TESTS`, None without it."""
-        return {name: test.p for name, test in self.tests.items()} | {
-            "random places": self.p_places
-        }
 
 
 def compare_with_controls(
@@ -515,7 +505,8 @@ def judge_measures(measures: Mapping[Key, RegionMeasures]) -> dict[Key, RegionFi
     """The findings of maps, of which all tests are one family."""
     p: dict[tuple[Key, str], float | None] = {}
     for key, measured in measures.items():
-        p |= {(key, name): value for name, value in measured.list_p().items()}
+        p |= {(key, name): test.p for name, test in measured.tests.items()}
+        p[key, "random places"] = measured.p_places
     corrected = {
         test: None if pair is None else pair[0]
         for test, pair in zip(p, evaluate.holm(list(p.values())), strict=True)
@@ -617,7 +608,7 @@ def add_headline(
     places = next(iter(measures.values())).random_places
     if places is not None:
         bars["random places"] = MetricValue(value=1.0, lo=places.lo, hi=places.hi)
-    values, lo, hi = ([getattr(bar, key) for bar in bars.values()] for key in ("value", "lo", "hi"))
+    values, lo, hi = zip(*((bar.value, bar.lo, bar.hi) for bar in bars.values()), strict=True)
     plot = BarPlot(list(bars), values, lo, hi, f"share of {what} / share of length")
     page.figure("main-score", title, HEADLINE.format(what=what), plot)
 

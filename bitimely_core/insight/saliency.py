@@ -280,7 +280,7 @@ def _choose_layer(maps: SaliencyMaps, layer: int) -> int | None:
     if 0 < layer <= len(maps.layers):
         return layer - 1
     alive = [k for k, part in enumerate(maps.layers) if np.isfinite(part).any()]
-    return alive[-1] if alive else None
+    return max(alive, default=None)
 
 
 def judge_runs(measured: Mapping[str, RunSaliency]) -> dict[tuple[str, str], regions.RegionFinding]:
@@ -417,14 +417,10 @@ def _add_layers(page: PageBuilder, measured: Mapping[str, RunSaliency]) -> None:
     """The ratio at every layer of the runs with several."""
     lines = []
     for name, run in measured.items():
-        layers = list(run.by_layer.values())
-        if len(layers) > 1:
-            lines += [
-                _make_layer_line(name, [layer.trained for layer in layers]),
-                _make_layer_line(
-                    f"{name}, random weights", [layer.random_weights for layer in layers]
-                ),
-            ]
+        if len(run.by_layer) > 1:
+            trained, random = zip(*run.by_layer.values(), strict=True)
+            lines.append(_make_layer_line(name, trained))
+            lines.append(_make_layer_line(f"{name}, random weights", random))
     if lines:
         plot = LinePlot(lines, xlabel="layer", ylabel=YLABEL)
         page.figure("layers", "Saliency by layer", LAYERS, plot)

@@ -255,7 +255,16 @@ def _add_blocks(
     ]
     plot = LinePlot(shapes, xlabel="seconds", ylabel="standardised")
     page.figure("shapelets", "The shapelets", SHAPES, plot)
-    _add_source(page, first, mined.drawn, windows)
+    drawn, v, start = mined.drawn, windows.channel_names.index(first.channel), first.start
+    row = int(np.flatnonzero(drawn.rows == first.window)[0])
+    span = TimeSpan(start / first.rate, start / first.rate + first.seconds, "shapelet")
+    page.figure(
+        "source",
+        "Source of shapelet 1",
+        f"Training window {first.window} of class {windows.class_names[drawn.labels[row]]}, "
+        "as models read it.",
+        TracePlot(windows.rate, [Trace(first.channel, drawn.values[row, :, v].numpy())], [span]),
+    )
     if held_out is not None:
         _add_held_out(page, first, held_out, windows, normalised=options.normalised)
     if len(mined.null):
@@ -269,23 +278,6 @@ def _add_blocks(
         test = (None, None, None) if held_out is None else held_out.scores[k][:3]
         rows.append([names[k], s.window, s.start / s.rate, s.f, s.gain, s.p, *test])
     page.table("table", "Shapelets, best first", TABLE, COLUMNS, rows)
-
-
-def _add_source(
-    page: PageBuilder, first: Shapelet, drawn: LabelledWindows, windows: Windows
-) -> None:
-    """The window of shapelet 1."""
-    row = int(np.flatnonzero(drawn.rows == first.window)[0])
-    values = drawn.values[row, :, windows.channel_names.index(first.channel)].numpy()
-    start = first.start / first.rate
-    span = TimeSpan(start, start + first.seconds, "shapelet")
-    page.figure(
-        "source",
-        "Source of shapelet 1",
-        f"Training window {first.window} of class {windows.class_names[drawn.labels[row]]}, "
-        "as models read it.",
-        TracePlot(windows.rate, [Trace(first.channel, values)], [span]),
-    )
 
 
 def _add_held_out(

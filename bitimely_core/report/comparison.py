@@ -121,14 +121,20 @@ def _add_blocks(
         page.text(METHOD)
 
 
-def _score_figures(table: ResultTable, scored: Sequence[Scores]) -> list[Figure]:
-    """The main score of all runs on the data of the first, beside its baselines."""
+def _list_main(scored: Sequence[Scores]) -> dict[str, MetricValue]:
+    """The main metric of the first run, of all runs on its data."""
     first, name = scored[0], main_metric(scored[0])
-    bars = {
+    return {
         scores.run: scores.metrics.get(name, MetricValue())
         for scores in scored
         if scores.data == first.data
     }
+
+
+def _score_figures(table: ResultTable, scored: Sequence[Scores]) -> list[Figure]:
+    """The main score of all runs on the data of the first, beside its baselines."""
+    first, name = scored[0], main_metric(scored[0])
+    bars = _list_main(scored)
     is_defined = any(metric.value is not None for metric in bars.values())
     for baseline, value in baseline_values(first, name).items():
         bars[f"{baseline} baseline"] = MetricValue(value=value)
@@ -149,13 +155,8 @@ def _describe_scores(table: ResultTable, scored: Sequence[Scores]) -> str:
     """
     first, name = scored[0], main_metric(scored[0])
     words = name.replace("_", " ")
-    metrics = {
-        scores.run: scores.metrics.get(name, MetricValue())
-        for scores in scored
-        if scores.data == first.data
-    }
     text = f"{words} is undefined for all runs"
-    if reached := _list_values(name, metrics):
+    if reached := _list_values(name, _list_main(scored)):
         text = f"{words.capitalize()} of {reached}"
     text += f"{describe_baselines(first, name)}."
     runs = [run for run in table.found if run.data == first.data]
@@ -182,9 +183,8 @@ def _score_tables(scored: Sequence[Scores]) -> list[Table]:
     tables = []
     for task in dict.fromkeys(scores.task for scores in scored):
         members = [scores for scores in scored if scores.task == task]
-        metrics = evaluate.METRICS.get(task or "", ())
-        if not metrics:
-            metrics = tuple(dict.fromkeys(itertools.chain(*(scores.metrics for scores in members))))
+        measured = itertools.chain(*(scores.metrics for scores in members))
+        metrics = evaluate.METRICS.get(task or "", tuple(dict.fromkeys(measured)))
         title = "All scores"
         if len(members) < len(scored):
             title += f": {task or 'pre-training'}"

@@ -170,11 +170,10 @@ class WorkspaceReader:
         view = f"{options.dataset}/{options.view}" if options.view else options.dataset
         cells: list[Any] = [None, None, None]
         if isinstance(manifest, WindowManifest):
-            subjects = None
-            if options.split in {"subject", "official"}:
-                subjects = sum(count.subjects for count in manifest.counts.values())
             rate = f"{manifest.options.rate:g} Hz, {manifest.options.length:g} s"
-            cells = [manifest.windows, subjects, rate]
+            cells = [manifest.windows, None, rate]
+            if options.split in {"subject", "official"}:
+                cells[1] = sum(count.subjects for count in manifest.counts.values())
         classes = ", ".join(manifest.class_names) or None
         page = self.link(folder, "report.html")
         return [page, view, options.task, options.split, *cells, classes]
@@ -214,19 +213,16 @@ class LogPoint(NamedTuple):
 def read_curves(folder: Path) -> Sparkline | None:
     """Training and validation curve of a run, thinned; None without any."""
     path = folder / "metrics.jsonl"
-    lines: dict[str, list[bytes]] = {"train": [], "validation": []}
-    for line in read_result(path).splitlines() if has_result(path) else []:
-        match = re.search(rb'"split": ?"(train|validation)"', line)
-        if match:
-            lines[match[1].decode()].append(line)
-    points = {
-        split: list(filter(None, map(parse_point, thin(logged)))) for split, logged in lines.items()
-    }
+    lines = read_result(path).splitlines() if has_result(path) else []
+    points = {split: read_points(lines, split) for split in ("train", "validation")}
     has_rel = any(point.rel is not None for point in itertools.chain(*points.values()))
     curves = {}
     for split, logged in points.items():
-        values = [(point.step, point.rel if has_rel else point.loss) for point in logged]
-        curve = [(step, value) for step, value in values if value is not None]
+        curve = []
+        for step, loss, rel in logged:
+            value = rel if has_rel else loss
+            if value is not None:
+                curve.append((step, value))
         if curve:
             curves[split] = curve
     if not curves:
@@ -238,11 +234,12 @@ def read_curves(folder: Path) -> Sparkline | None:
     return Sparkline(last, list(curves.values()), about)
 
 
-def thin(lines: Sequence[bytes]) -> list[bytes]:
-    """At most `POINTS` lines, evenly, with the first and the last."""
-    if len(lines) <= POINTS:
-        return list(lines)
-    return [lines[round(k * (len(lines) - 1) / (POINTS - 1))] for k in range(POINTS)]
+def read_points(lines: Sequence[bytes], split: str) -> list[LogPoint]:
+    """At most `POINTS` points of a split, evenly, with the first and the last."""
+    logged = list(filter(re.compile(rb'"split": ?"%b"' % split.encode()).search, lines))
+    if len(logged) > POINTS:
+        logged = [logged[round(k * (len(logged) - 1) / (POINTS - 1))] for k in range(POINTS)]
+    return list(filter(None, map(parse_point, logged)))
 
 
 def parse_point(line: bytes) -> LogPoint | None:
@@ -365,9 +362,9 @@ def describe_best(scores: Sequence[ScoreLine]) -> list[str]:
     """The sentence of the best run of the key figure."""
     if not scores:
         return []
-    first = scores[0]
-    value, interval = first.value, ""
-    if value.lo is not None and value.hi is not None:
+    first, interval = scores[0], ""
+    value = first.value
+    if value.lo is not None:
         interval = f" (95 % CI {value.lo:.3f} to {value.hi:.3f})"
     rank = words = NAMES.get(first.metric, first.metric)
     if len(scores) > 1:

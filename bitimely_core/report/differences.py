@@ -13,7 +13,7 @@ from typing import Any
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate import verdicts
-from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn
+from bitimely_core.evaluate.result_table import Key, ResultTable
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, Table, make_table, make_tables
 from bitimely_core.report.text import scale_number, text_cell
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue
@@ -118,9 +118,11 @@ def difference_figure(table: ResultTable) -> list[Figure]:
     panels = []
     for column in table.columns:
         cells = [table.differences.get((row, column.key)) for row in rows]
-        units = [d.unit for d in cells if d is not None and d.unit not in {None, "1"}]
-        name = table.name(column.key) + (f" ({units[0]})" if units else "")
-        values, lo, hi = scale_fields(cells, column, "difference", "corrected_lo", "corrected_hi")
+        name, units = table.name(column.key), {d.unit for d in filter(None, cells)} - {None, "1"}
+        if units:
+            name += f" ({units.pop()})"
+        fields = ("difference", "corrected_lo", "corrected_hi")
+        values, lo, hi = scale_fields(cells, column.factor, *fields)
         if any(cells):
             panels.append(ForestPanel(name, values, lo, hi, zero=True))
     lower = [table.name(column.key) for column in table.columns if column.lower]
@@ -131,19 +133,19 @@ def difference_figure(table: ResultTable) -> list[Figure]:
         f"Dots: paired difference, row minus {table.name(reference)}; lines: 95 % CI after Holm "
         "correction for all comparisons of the page. If a line crosses 0, the difference is not "
         "significant; a dot without a line has no CI. " + (side if lower else "Right is better."),
-        ForestPlot([table.name(row) for row in rows], panels, "difference"),
+        ForestPlot(list(map(table.name, rows)), panels, "difference"),
     )
     return [figure] if panels else []
 
 
 def scale_fields(
-    cells: Sequence[object], column: ScoreColumn, *names: str
+    cells: Sequence[object], factor: float, *names: str
 ) -> Iterator[list[float | None]]:
-    """Of each field the values of all cells in the units of the column, None where there is no cell
-    or no value.
+    """Of each field the values of all cells times `factor`, None where there is no cell or no
+    value.
     """
     for name in names:
-        yield [scale_number(getattr(cell, name, None), column.factor) for cell in cells]
+        yield [scale_number(getattr(cell, name, None), factor) for cell in cells]
 
 
 # ---- differences to baselines
@@ -168,13 +170,13 @@ def _find_sign(table: ResultTable, key: str) -> int:
 def baseline_difference_table(table: ResultTable) -> list[Table]:
     """Every row minus each of its baselines."""
     rows, families, unit = [], _group_by_cell(table), table.unit()
-    for pair, d in table.baseline_differences.items():
-        family, sign = families.get((pair.row, pair.column), {}), _find_sign(table, pair.column)
+    for (row, column, baseline), d in table.baseline_differences.items():
+        family, sign = families.get((row, column), {}), _find_sign(table, column)
         lifts = {name: sign * (other.difference or 0.0) for name, other in family.items()}
         best = min(lifts, key=lambda name: (lifts[name], name), default=None)
-        names = (table.name(pair.row), table.name(pair.column))
-        baseline = pair.baseline + (" (best)" if pair.baseline == best else "")
-        rows.append([*names, baseline, *_difference_cells(d, table.metric(pair.column))])
+        name = baseline + (" (best)" if baseline == best else "")
+        cells = _difference_cells(d, table.metric(column))
+        rows.append([table.name(row), table.name(column), name, *cells])
     return make_tables(
         "baseline-differences",
         "Paired differences to baselines",
@@ -194,8 +196,8 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
 def nest_baselines(table: ResultTable) -> dict[str, dict[str, dict[str, CorrectedDifference]]]:
     """The differences to baselines for summary.json: column -> row -> baseline."""
     columns: dict[str, dict[str, dict[str, CorrectedDifference]]] = {}
-    for pair, d in table.baseline_differences.items():
-        columns.setdefault(pair.column, {}).setdefault(pair.row, {})[pair.baseline] = d
+    for (row, column, baseline), d in table.baseline_differences.items():
+        columns.setdefault(column, {}).setdefault(row, {})[baseline] = d
     return columns
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from bitimely_core.evaluate.verdicts import PrintedMetric
 from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder, make_tables
+from bitimely_core.report.differences import scale_fields
 from bitimely_core.report.text import scale_number
 from bitimely_core.schemas.scores import RegisteredResult
 
@@ -33,19 +34,16 @@ def make_families_page(
     """The page of all tests; `questions`: family -> what it asks."""
     page = PageBuilder(title)
     judged = [result for result in results if result.verdict is not None]
-    _add_tests(page, judged, [result for result in results if not result.descriptive])
-    _add_descriptions(page, [result for result in results if result.descriptive])
-    if judged:
-        rows = [
-            (
-                *list_names(result),
-                print_difference(result, result.difference),
-                print_difference(result, result.medians),
-            )
-            for result in judged
-        ]
-        caption = "Medians over seeds in the place of means."
-        page.table("sensitivity", "Sensitivity, without verdicts", caption, SENSITIVITY, rows)
+    _add_tests(page, judged, results)
+    _add_descriptions(page, results)
+    rows = []
+    for result in judged:
+        values = (result.difference, result.medians)
+        numbers = (print_difference(result, value) for value in values)
+        rows.append((*list_names(result), *numbers))
+    caption = "Medians over seeds in the place of means."
+    title = "Sensitivity, without verdicts"
+    page.add(*make_tables("sensitivity", title, caption, SENSITIVITY, rows))
     counts = []
     for family, question in questions.items():
         page.section(family)
@@ -57,7 +55,7 @@ def make_families_page(
 
 
 def _add_tests(
-    page: PageBuilder, judged: Sequence[RegisteredResult], tests: Sequence[RegisteredResult]
+    page: PageBuilder, judged: Sequence[RegisteredResult], results: Sequence[RegisteredResult]
 ) -> None:
     """The tests with their verdicts, as a figure where there are some, and as a table."""
     if judged:
@@ -72,13 +70,14 @@ def _add_tests(
         "Means over seeds; each family is corrected by itself, and none is judged before all of "
         "its cells have run. The intervals match the tests and are not simultaneous."
     )
-    rows = map(format_result, tests)
+    rows = [format_result(result) for result in results if not result.descriptive]
     page.add(*make_tables("families", "Registered tests", caption, COLUMNS, rows))
 
 
 def _add_descriptions(page: PageBuilder, results: Sequence[RegisteredResult]) -> None:
     """The differences of descriptive families, as a figure where there are some, and as a table."""
-    drawn = [result for result in results if result.difference is not None]
+    members = [result for result in results if result.descriptive]
+    drawn = [result for result in members if result.difference is not None]
     if drawn:
         page.figure(
             "undecided",
@@ -91,7 +90,7 @@ def _add_descriptions(page: PageBuilder, results: Sequence[RegisteredResult]) ->
         "Means over seeds. Each interval stands by itself: of many, some leave out the true "
         "difference by chance."
     )
-    rows = map(format_description, results)
+    rows = map(format_description, members)
     page.add(*make_tables("descriptive", "Differences in numbers", caption, DESCRIPTIVE, rows))
 
 
@@ -119,16 +118,14 @@ def draw_differences(results: Sequence[RegisteredResult]) -> ForestPlot:
         of_data = [result for result in results if result.data == data]
         cells = {(result.family, result.rival): result for result in of_data}
         metric, unit = PrintedMetric(of_data[0].metric), of_data[0].unit
-        values, lo, hi, margins = (
-            [scale_number(getattr(cells.get(row), name, None), metric.factor) for row in rows]
-            for name in ("difference", "lo", "hi", "margin")
+        values, lo, hi, margins = scale_fields(
+            [cells.get(row) for row in rows], metric.factor, "difference", "lo", "hi", "margin"
         )
         worst = [scale_number(margin, -metric.sign) for margin in margins]  # on the worse side
-        has_margin = any(margin is not None for margin in margins)
+        lines = worst if set(margins) - {None} else None
         name = f"{data} ({unit})" if unit else data
-        lines = worst if has_margin else None
         panels.append(ForestPanel(name, values, lo, hi, zero=True, margins=lines))
-    return ForestPlot([f"{family}: {rival}" for family, rival in rows], panels, "difference")
+    return ForestPlot(list(map(": ".join, rows)), panels, "difference")
 
 
 def list_names(result: RegisteredResult) -> tuple[str, str, str, str]:

@@ -45,7 +45,7 @@ from bitimely_core.report.canvas import (
 from bitimely_core.report.numbers import (
     Array,
     fill_missing,
-    join_parts,
+    join_field,
     matrix_panels,
     to_array,
     to_texts,
@@ -92,13 +92,10 @@ def _draw_line(axes: Axes, line: Line, position: int) -> Any:
 
 def _scale_axes(axes: Axes, data: LinePlot) -> None:
     """Axes with their labels; logarithmic ones only where some value is positive."""
-    x = join_parts(to_array(line.x) for line in data.series)
-    y = join_parts(to_array(line.y) for line in data.series)
+    x, y = join_field(data.series, "x"), join_field(data.series, "y")
     logx, logy = data.logx and bool((x > 0).any()), data.logy and bool((y > 0).any())
-    if logx:
-        axes.set_xscale("log")
-    if logy:
-        axes.set_yscale("log")
+    scales = {True: "log", False: "linear"}
+    axes.set(xscale=scales[logx], yscale=scales[logy])
     axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
     axes.margins(x=0.02)
     set_plain_ticks(axes.xaxis, log=logx)

@@ -30,7 +30,14 @@ from bitimely_core.report.canvas import (
     separate_strokes,
     set_plain_ticks,
 )
-from bitimely_core.report.numbers import Array, join_parts, stage_indices, to_array, to_texts
+from bitimely_core.report.numbers import (
+    Array,
+    join_field,
+    join_parts,
+    stage_indices,
+    to_array,
+    to_texts,
+)
 from bitimely_core.report.text import clean_text
 
 if TYPE_CHECKING:
@@ -273,7 +280,7 @@ def _draw_timelines(data: TimelinePlot) -> Canvas:
     lanes = data.lanes
     canvas = new_canvas(0.9 + 0.24 * max(len(lanes), 1))
     axes = canvas.add_subplot()
-    times = join_parts(to_array(lane.times) for lane in lanes)
+    times = join_field(lanes, "times")
     groups = join_parts((np.asarray(lane.groups, int) for lane in lanes), int)
     heights = np.repeat(np.arange(len(lanes)), [len(lane.times) for lane in lanes])
     handles = []

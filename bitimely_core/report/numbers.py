@@ -45,6 +45,11 @@ def join_parts(parts: Iterable[Array], kind: type = float) -> Array:
     return np.concatenate([np.empty(0, kind), *parts])
 
 
+def join_field(parts: Iterable[object], name: str) -> Array:
+    """The numbers in one field of all parts, one part after another."""
+    return join_parts(to_array(getattr(part, name)) for part in parts)
+
+
 def _repeat_names(parts: Iterable[tuple[str, Sized]]) -> Array:
     """Each name as often as its values have entries."""
     return join_parts((np.full(len(values), clean_text(name)) for name, values in parts), str)
@@ -78,18 +83,13 @@ def figure_data(figure: Figure) -> Columns:
     """All numbers of a figure as columns of one table. Raises ValueError for data that are no kind
     of figure.
     """
-    if type(figure.data) not in list_columns.registry:
-        kind = type(figure.data).__name__
-        raise ValueError(
-            f"figure {figure.name!r} has data of type {kind}, which is no kind of figure"
-        )
     return list_columns(figure.data)
 
 
 @singledispatch
 def list_columns(data: object) -> Columns:
     """The columns of one kind of figure; each kind is registered below."""
-    raise NotImplementedError
+    raise ValueError(f"data of type {type(data).__name__} are no kind of figure")
 
 
 @list_columns.register
@@ -125,12 +125,9 @@ def _(data: page.FlowPlot) -> Columns:
 
 @list_columns.register
 def _(data: page.BarPlot) -> Columns:
-    ends = {name: end for name, end in (("lo", data.lo), ("hi", data.hi)) if end is not None}
-    return {
-        "name": to_texts(data.names),
-        "value": to_array(data.values),
-        **{name: to_array(end) for name, end in ends.items()},
-    }
+    ends = {"value": data.values, "lo": data.lo, "hi": data.hi}
+    columns = {name: to_array(end) for name, end in ends.items() if end is not None}
+    return {"name": to_texts(data.names), **columns}
 
 
 @list_columns.register
@@ -161,7 +158,7 @@ def _(data: page.TracePlot) -> Columns:
     return {
         "signal": _repeat_names((signal.name, signal.values) for signal in data.signals),
         "seconds": join_parts(np.arange(len(signal.values)) / data.rate for signal in data.signals),
-        "value": join_parts(to_array(signal.values) for signal in data.signals),
+        "value": join_field(data.signals, "values"),
         "unit": _repeat_names((signal.unit, signal.values) for signal in data.signals),
     }
 
@@ -193,7 +190,7 @@ def _(data: page.TimelinePlot) -> Columns:
     groups = to_texts(data.groups)
     return {
         "lane": _repeat_names((lane.name, lane.times) for lane in data.lanes),
-        "time": join_parts(to_array(lane.times) for lane in data.lanes),
+        "time": join_field(data.lanes, "times"),
         "group": join_parts((groups[np.asarray(lane.groups, int)] for lane in data.lanes), str),
     }
 
@@ -203,8 +200,8 @@ def _(data: page.ScatterPlot) -> Columns:
     groups = to_texts([*data.groups, ""])  # the last, of index -1: no group
     return {
         "panel": _repeat_names((panel.name, panel.x) for panel in data.panels),
-        "x": join_parts(to_array(panel.x) for panel in data.panels),
-        "y": join_parts(to_array(panel.y) for panel in data.panels),
+        "x": join_field(data.panels, "x"),
+        "y": join_field(data.panels, "y"),
         "group": join_parts((groups[np.asarray(panel.group, int)] for panel in data.panels), str),
     }
 
@@ -215,14 +212,11 @@ def table_data(table: Table) -> Columns:
     """
     columns: Columns = {}
     for k, name in enumerate(table.columns):
-        cells = [_read_cell(row[k]) for row in table.rows]
-        columns |= _list_cell_columns(clean_text(name), cells)
+        cells = [row[k] for row in table.rows]
+        cells = [cell.text if isinstance(cell, Link) else cell for cell in cells]
+        values = [getattr(cell, "value", cell) for cell in cells]  # of sparklines, too
+        columns |= _list_cell_columns(clean_text(name), values)
     return columns
-
-
-def _read_cell(cell: Any) -> Any:
-    """The text of a link, the value of a sparkline, any other cell as it is."""
-    return cell.text if isinstance(cell, Link) else getattr(cell, "value", cell)
 
 
 def _list_cell_columns(label: str, cells: Sequence[Any]) -> Columns:

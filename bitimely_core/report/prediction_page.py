@@ -19,7 +19,6 @@ from bitimely_core.page import (
     Page,
     PageBuilder,
     StageTrack,
-    Table,
     make_tables,
 )
 from bitimely_core.report.text import format_number
@@ -153,7 +152,12 @@ def recording_page(
         verdict = _add_labels(page, made)
     else:
         verdict = _add_values(page, made)
-    page.add(*_endpoint_tables(made.endpoints))
+    rows = [
+        [name.replace("_", " "), endpoint.value, endpoint.unit, endpoint.undefined_reason or ""]
+        for name, endpoint in made.endpoints.items()
+    ]
+    columns = ["endpoint", "value", "unit", "undefined because"]
+    page.add(*make_tables("endpoints", "Sleep endpoints", ENDPOINTS, columns, rows))
     summary = {"recording": name, "windows": count, "endpoints": dict(made.endpoints)}
     return page.finish(verdict, summary)
 
@@ -228,16 +232,6 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
 
 def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> float | None:
     return None if values is None or not keep.any() else float(values[keep].mean())
-
-
-def _endpoint_tables(endpoints: Mapping[str, EndpointValue]) -> list[Table]:
-    """The endpoints of sleep stages; none of other classes."""
-    rows = [
-        [name.replace("_", " "), endpoint.value, endpoint.unit, endpoint.undefined_reason or ""]
-        for name, endpoint in endpoints.items()
-    ]
-    columns = ["endpoint", "value", "unit", "undefined because"]
-    return make_tables("endpoints", "Sleep endpoints", ENDPOINTS, columns, rows)
 
 
 # ---- all recordings of a call

@@ -12,7 +12,7 @@ table).
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +39,13 @@ from bitimely_core.page import (
 )
 from bitimely_core.report import differences, result_blocks, run_page
 from bitimely_core.report.recipe_tables import (
+    MISSING_COLUMNS,
     MissingCell,
     PaperPair,
     PaperValues,
     PlannedCell,
     RecipeResults,
-    group_missing,
+    list_missing,
     main_table,
     render_latex,
     render_markdown,
@@ -93,7 +94,7 @@ class ResultPlan:
     margins: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResultSource:
     """Where the scores and predictions of a recipe's runs come from."""
 
@@ -119,9 +120,7 @@ def write_results(
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError:
     config (exit 2) for a `[paper]` that cannot be read; those of writing.
     """
-    source = ResultSource(
-        workspace=workspace, keep=out / "kept", open_windows=open_windows, progress=progress
-    )
+    source = ResultSource(workspace, out / "kept", open_windows, progress)
     results, remarks = _gather_results(plan, source)
     table, cells, missing = results.table, plan.cells, results.missing
     total = len(cells) - sum(cell.state == "left out" for cell in missing)
@@ -337,7 +336,16 @@ def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> No
         page.add(*result_blocks.secondary_table(table), *result_blocks.variance_table(table))
     if results.missing:
         page.section("Missing cells")
-        page.add(_missing_table(results))
+        page.table(
+            "missing",
+            "Missing cells and reasons",
+            "Cells of the recipe without a score; this page supports no conclusion about them.",
+            MISSING_COLUMNS,
+            [
+                [*cells, reason or "no reason was given"]
+                for *cells, reason in list_missing(results.missing, table.name)
+            ],
+        )
     if table.found:
         page.section("Training")
         page.add(result_blocks.data_table(table), result_blocks.row_table(table))
@@ -347,29 +355,16 @@ def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> No
     page.add(*METHOD)
 
 
-def _missing_table(results: RecipeResults) -> Table:
-    """Cells of one column without a score for one reason, in one line."""
-    rows = []
-    for group in group_missing(results.missing):
-        names = ", ".join(map(results.table.name, group.rows))
-        seeds, reason = ", ".join(map(str, group.seeds)), group.detail or "no reason was given"
-        rows.append([names, results.table.name(group.column), seeds, group.state, reason])
-    caption = "Cells of the recipe without a score; this page supports no conclusion about them."
-    columns = ["rows", "column", "seeds", "state", "reason"]
-    return make_table("missing", "Missing cells and reasons", caption, columns, rows)
-
-
 def _interval_figures(results: RecipeResults) -> list[Figure]:
     """Our values with intervals beside the paper's, a panel for each of our columns."""
     table, panels = results.table, []
-    scored = {row for row, _ in table.cells}
-    rows = [row for row in table.rows if row in scored]
+    rows = result_blocks.list_scored(table)
     for column in table.columns:
         cells = [table.cells.get((row, column.key)) for row in rows]
-        values, lo, hi = differences.scale_fields(cells, column, "value", "lo", "hi")
+        values, lo, hi = differences.scale_fields(cells, column.factor, "value", "lo", "hi")
         pairs = [results.paper.get((row, column.key)) for row in rows]
         other = [pair[0] if pair else None for pair in pairs] if any(pairs) else None
-        if any(value is not None for value in values):
+        if set(values) - {None}:
             panels.append(ForestPanel(table.name(column.key), values, lo, hi, other))
     title = "Our results and the paper's"
     caption = (
@@ -395,7 +390,7 @@ def _baseline_table(results: RecipeResults) -> Table:
     for column in table.columns:
         values = {row: table.value(row, column) for row in table.rows}
         scored = {row: value for row, value in values.items() if value is not None}
-        sign = -1 if column.lower else 1
+        sign = column.sign
         for name, metric in results.baselines(column).items():
             below = []
             if metric.value is not None:
@@ -473,9 +468,9 @@ def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:
 
 def _nest_cells(cells: Mapping[Key, object]) -> dict[str, dict[str, object]]:
     """Row -> column -> cell."""
-    rows: dict[str, dict[str, object]] = {}
+    rows: dict[str, dict[str, object]] = defaultdict(dict)
     for (row, column), cell in cells.items():
-        rows.setdefault(row, {})[column] = cell
+        rows[row][column] = cell
     return rows
 
 

@@ -4,7 +4,7 @@ LaTeX and as CSV.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from bitimely_core.report.text import markdown_text, scale_number, tex_text, tex
 from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
 
 EVENT_BASELINES = ("length_only", "single_code")  # shortcut baselines of claims, with labels
+MISSING_COLUMNS = ("rows", "column", "seeds", "state", "reason")
 PaperPair = tuple[float, float | None]  # value, standard error
 PaperValues = dict[Key, PaperPair]
 
@@ -39,16 +40,6 @@ class MissingCell(NamedTuple):
     row: str
     column: str
     seed: int
-    state: str
-    detail: str
-
-
-class MissingGroup(NamedTuple):
-    """Missing cells of one column for one reason."""
-
-    rows: list[str]
-    column: str
-    seeds: list[int]
     state: str
     detail: str
 
@@ -243,30 +234,28 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
     source = f", {markdown_text(results.source)}" if results.source else ""
     lines += ["", f"Ours (standard error over test {results.unit}){beside}{source}."]
     if results.missing:
-        head = ["rows", "column", "seeds", "state", "reason"]
-        lines += ["", "## Missing cells", "", _markdown_line(head), _markdown_line(["---"] * 5)]
-    for group in group_missing(results.missing):
-        seeds = ", ".join(map(str, group.seeds))
-        cells = [", ".join(group.rows), group.column, seeds, group.state, group.detail]
+        lines += ["", "## Missing cells", "", _markdown_line(MISSING_COLUMNS)]
+        lines.append(_markdown_line(["---"] * 5))
+    for cells in list_missing(results.missing):
         lines.append(_markdown_line(map(markdown_text, cells)))
     return "\n".join([*lines, ""])
 
 
-def group_missing(missing: Sequence[MissingCell]) -> list[MissingGroup]:
-    """Missing cells of one column with the same reason as one."""
+def list_missing(
+    missing: Sequence[MissingCell], name: Callable[[str], str] = str
+) -> list[list[str]]:
+    """The cells of `MISSING_COLUMNS`: missing cells of one column with the same reason in one line;
+    `name` gives the printed name of a row or column.
+    """
     groups: dict[tuple[str, str, str], list[MissingCell]] = {}
     for cell in missing:
         groups.setdefault((cell.column, cell.state, cell.detail), []).append(cell)
-    return [
-        MissingGroup(
-            list(dict.fromkeys(cell.row for cell in cells)),
-            column,
-            list(dict.fromkeys(cell.seed for cell in cells)),
-            state,
-            detail,
-        )
-        for (column, state, detail), cells in groups.items()
-    ]
+    lines = []
+    for (column, state, detail), cells in groups.items():
+        rows = ", ".join(map(name, dict.fromkeys(cell.row for cell in cells)))
+        seeds = ", ".join(map(str, dict.fromkeys(cell.seed for cell in cells)))
+        lines.append([rows, name(column), seeds, state, detail])
+    return lines
 
 
 def write_long_csv(cells: Sequence[PlannedCell], results: RecipeResults) -> str:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,8 +106,8 @@ class PageParts:
 
 def _round_axis(values: np.ndarray) -> tuple[float, float]:
     """The ends of an axis for values: 0 to 1 for shares, else round numbers around them and 0."""
-    values = values[np.isfinite(values)]
-    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    values = np.append(values[np.isfinite(values)], 0.0)
+    low, high = float(values.min()), float(values.max())
     if high <= 1.0 and low >= 0.0:
         return 0.0, 1.0
     step = 10.0 ** math.floor(math.log10(max(high, -low, 1e-12)))
@@ -119,19 +121,22 @@ def _fill_headline(block: Block, data: BarPlot) -> None:
     low, high = _round_axis(np.concatenate([values, lo, hi]))
 
     def place(value: float) -> float:
-        return round(100 * (float(value) - low) / ((high - low) or 1.0), 2)
+        return round(100 * (value - low) / ((high - low) or 1.0), 2)
 
     rows = []
-    for k in np.flatnonzero(np.isfinite(values)).tolist():
+    for name, *numbers in zip(data.names, values.tolist(), lo.tolist(), hi.tolist(), strict=True):
+        value, start, stop = numbers
+        if not math.isfinite(value):
+            continue
         row: Context = {
-            "name": clean_text(data.names[k], 60),
-            "text": format_number(float(values[k])),
+            "name": clean_text(name, 60),
+            "text": format_number(value),
             "interval": "",
-            "at": place(values[k]),
+            "at": place(value),
         }
-        if math.isfinite(lo[k]) and math.isfinite(hi[k]):
-            row["interval"] = f"{format_number(float(lo[k]))} to {format_number(float(hi[k]))}"
-            row |= {"left": place(lo[k]), "width": round(place(hi[k]) - place(lo[k]), 2)}
+        if math.isfinite(start) and math.isfinite(stop):
+            row["interval"] = f"{format_number(start)} to {format_number(stop)}"
+            row |= {"left": place(start), "width": round(place(stop) - place(start), 2)}
         rows.append(row)
     block.rows = rows
     marks = [low + (high - low) * k / 4 for k in range(5)]
@@ -159,10 +164,10 @@ def _render_cell(value: Any, digits: int | None) -> Cell:
         return _render_metric(value, digits)
     if isinstance(value, bool | np.bool_):
         value = "yes" if value else "no"
-    if not is_number(value):
-        return Cell("–", none=True) if value is None else Cell(clean_text(value), clean_text(value))
-    if math.isnan(value):
+    if value is None or (is_number(value) and math.isnan(value)):
         return Cell("–", none=True)
+    if not is_number(value):
+        return Cell(clean_text(value), clean_text(value))
     number = value.item() if isinstance(value, np.number) else value
     return Cell(format_number(number, digits), repr(number))
 
@@ -196,12 +201,11 @@ def _render_sparkline(data: Sparkline) -> Context:
 
 def _choose_decimals(cells: Sequence[Any]) -> int | None:
     """Decimals of a column, to align its points; None: by number."""
-    values = [
-        cell.get("value") if isinstance(cell, Mapping) else getattr(cell, "value", cell)
-        for cell in cells
-    ]
-    fractions = [abs(float(value)) for value in values if isinstance(value, float | np.floating)]
-    sizes = [size for size in fractions if size and math.isfinite(size)]
+    sizes = []
+    for cell in cells:
+        value = cell.get("value") if isinstance(cell, Mapping) else getattr(cell, "value", cell)
+        if isinstance(value, float | np.floating) and value and math.isfinite(value):
+            sizes.append(abs(float(value)))
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
 
@@ -213,26 +217,20 @@ def _render_column(values: Sequence[Any], *, numeric: bool) -> list[Cell]:
     return [replace(cell, numeric=numeric, long=is_long) for cell in cells]
 
 
-def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds nothing but numbers, metrics, curves and empty cells."""
-    numbers = (
-        value is None or isinstance(value, Mapping | Sparkline) or is_number(value)
-        for value in values
-    )
-    return bool(values) and all(numbers)
-
-
 def _fill_table(block: Block, table: Table) -> None:
     """The columns and the first rows of a table. Raises ValueError for a row that is too short or
     too long.
     """
-    if any(len(row) != len(table.columns) for row in table.rows):
-        expected = f"{len(table.columns)} cells"
-        raise ValueError(f"table {table.name!r} has rows that do not have {expected}")
+    count = len(table.columns)
+    if any(len(row) != count for row in table.rows):
+        raise ValueError(f"table {table.name!r} has rows that do not have {count} cells")
     cells = []
     for k, name in enumerate(table.columns):
         values = [row[k] for row in table.rows[:ROWS]]
-        numeric = _is_numeric(values)
+        numeric = bool(values) and all(
+            value is None or isinstance(value, Mapping | Sparkline) or is_number(value)
+            for value in values
+        )
         block.columns.append({"name": clean_text(name, 80), "numeric": numeric})
         cells.append(_render_column(values, numeric=numeric))
     block.rows = list(zip(*cells, strict=True))
@@ -245,7 +243,7 @@ def _fill_table(block: Block, table: Table) -> None:
 
 def _render_blocks(page: Page, parts: PageParts) -> PageParts:
     """`parts` with the blocks of a page and their files."""
-    counts = {"Figure": 0, "Table": 0}
+    counts: Counter[str] = Counter()
     headline, level = _find_headline(page), 2
     for block in page.blocks:
         if isinstance(block, str):
@@ -273,8 +271,7 @@ def _render_blocks(page: Page, parts: PageParts) -> PageParts:
 def _start_block(block: Figure | Table, parts: PageParts) -> Block:
     """A figure or table with its name, its texts and its data."""
     columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
-    entry = Block("figure" if isinstance(block, Figure) else "table")
-    entry.slug = make_slug(block.name, parts.slugs)
+    entry = Block(type(block).__name__.lower(), slug=make_slug(block.name, parts.slugs))
     entry.title, entry.caption = clean_text(block.title), clean_text(block.caption)
     entry.csv, has_text = csv_link(columns)
     parts.quoted |= has_text
@@ -306,20 +303,12 @@ def render_index(page: Page) -> str:
     return _fill_template(page, _render_blocks(page, PageParts(alone=True, is_index=True)))
 
 
-def _mark_lead(parts: PageParts) -> None:
-    """Move a block to the top, below the sentence, where a page has no headline: the first figure,
-    or the first table that leaves room for the rest.
-    """
-    for block in parts.blocks:
-        if block.label and len(block.rows) <= LEADING and not parts.headline:
-            block.lead = True
-            return
+def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]] = ()) -> str:
+    """The page as text, of at most `LIMIT` bytes as long as there is something to leave out. Where
+    it has no headline, the first figure, or the first table that leaves room for the rest, stands
+    at the top.
 
-
-def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str] | None = None) -> str:
-    """The page as text, of at most `LIMIT` bytes as long as there is something to leave out.
-
-    `files`: further files to list, name -> content in words.
+    `files`: names of further files to list, each with its content in words.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -328,27 +317,18 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str] | None
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
     script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
-    light, dark = (
-        Markup(" ".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()))  # noqa: S704
-        for side in (0, 1)
-    )
-    style = templates.get_template("style.html.j2").render(light=light, dark=dark)
-    if not parts.is_index:
-        _mark_lead(parts)
-    context = {
+    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
+    if not parts.is_index and not parts.headline:
+        for block in itertools.islice(leading, 1):
+            block.lead = True
+    context = vars(parts) | {
         "title": clean_text(page.title),
         "verdict": clean_text(page.verdict),
         "notices": list(map(clean_text, page.notices)),
         "facts": [tuple(map(clean_text, fact)) for fact in page.facts.items()],
-        "contents": [block for block in blocks if block.label and len(blocks) > 3],
-        "headline": parts.headline,
-        "alone": parts.alone,
-        "is_index": parts.is_index,
-        "blocks": blocks,
-        "files": [tuple(map(clean_text, file)) for file in (files or {}).items()],
-        "cells_quoted": parts.quoted,
+        "files": [tuple(map(clean_text, file)) for file in files],
         "version": __version__,
-        "style": Markup(style),  # noqa: S704  # our own
+        "colours": COLOURS,
         "script": Markup(script),  # noqa: S704  # our own
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
@@ -405,7 +385,7 @@ def write_report(
         UserError: the disk is full or cannot be written (exit 6).
     """
     folder, parts = Path(folder), _render_blocks(page, PageParts())
-    content = {name: bytes(data) for name, data in parts.files.items()}
+    content = parts.files
     info = ReportInfo(
         title=page.title,
         verdict=page.verdict,
@@ -423,7 +403,7 @@ def write_report(
             **(others or {}),
             **content,
             "summary.json": storage.encode_json(to_json(summary)) + b"\n",
-            "report.html": _fill_template(page, parts, files).encode(),
+            "report.html": _fill_template(page, parts, (files or {}).items()).encode(),
         },
         gone=(set(_list_former_files(folder)) - content.keys()).union(gone),
     )

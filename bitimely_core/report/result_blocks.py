@@ -4,7 +4,7 @@ and loss curves. Rows and columns are those of `differences`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,10 +44,16 @@ Speed = tuple[float | None, float | None]  # seconds of training, windows per se
 
 def _group_runs(table: ResultTable) -> dict[str, list[ScoredRun]]:
     """Row -> its runs, each fold by itself."""
-    rows: dict[str, list[ScoredRun]] = {}
+    rows: dict[str, list[ScoredRun]] = defaultdict(list)
     for scored_run in table.found:
-        rows.setdefault(scored_run.row, []).extend(scored_run.runs)
+        rows[scored_run.row] += scored_run.runs
     return rows
+
+
+def list_scored(table: ResultTable) -> list[str]:
+    """The rows with a score in some column."""
+    scored = {row for row, _ in table.cells}
+    return [row for row in table.rows if row in scored]
 
 
 # ---- scores
@@ -97,7 +103,7 @@ def _rank_table(table: ResultTable, columns: Sequence[ScoreColumn]) -> Table:
     lines = []
     for k, row in enumerate(rows):
         places = [ranks[column.key][k] for column in columns]
-        defined = [place for place in places if place is not None]
+        defined = list(filter(None, places))
         mean = float(np.mean(defined))
         cells = [None if place is None else text_cell(place, f"{place:g}") for place in places]
         line = [table.name(row), text_cell(mean, f"{mean:.2f}"), len(defined), *cells]
@@ -143,8 +149,7 @@ def _rank_figures(table: ResultTable, columns: Sequence[ScoreColumn]) -> list[Fi
 
 def win_table(table: ResultTable) -> list[Table]:
     """How often one row beats another, out of the columns that both have."""
-    scored = {row for row, _ in table.cells}
-    rows = [row for row in table.rows if row in scored]
+    rows = list_scored(table)
     if len(rows) < 2:
         return []
     return make_tables(
@@ -163,7 +168,7 @@ def _count_wins(table: ResultTable, row: str, other: str) -> str | None:
     for column in table.columns:
         value, rival = table.value(row, column), table.value(other, column)
         if value is not None and rival is not None:
-            leads.append(rival - value if column.lower else value - rival)
+            leads.append(column.sign * (value - rival))
     ties = leads.count(0)
     text = f"{sum(lead > 0 for lead in leads)}/{len(leads)}{f', {ties} equal' if ties else ''}"
     return text if leads and row != other else None

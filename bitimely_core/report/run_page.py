@@ -226,7 +226,11 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     windows, parent = run.windows(), name_parent(run.record)
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
-    page.add_facts(run_facts(run.record) | list_lift(scores))
+    page.add_facts(run_facts(run.record))
+    if scores.lift is not None:
+        metric = PrintedMetric(str(scores.main), scores.unit)
+        lift = describe_lift(scores.lift, metric)
+        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
     compared = [comparison_table(scores.comparison, scores.run)] if scores.comparison else []
     add_score_blocks(page, windows[scores.split], scores, columns, compared)
     page.add(*loss_curves(run.folder))
@@ -288,7 +292,15 @@ def verdict_text(scores: Scores) -> str:
     if metric.value is None:
         return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
     unit, printed = evaluate.name_unit(scores), PrintedMetric(name, scores.unit)
-    verdict, text = judge_baselines(scores, scores.data), _describe_score(scores, name, metric)
+    verdict, places = judge_baselines(scores, scores.data), find_places(name, metric)
+    interval = "no CI"
+    if metric.lo is not None:
+        interval = f"95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f}"
+    scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
+    text = (
+        f"{words.capitalize()} {metric.value:.{places}f} ({interval}) on {scored}"
+        f"{describe_baselines(scores, name)}."
+    )
     sentences = [verdict.sentence, text]
     if verdict.case in {"exceeds", "none"}:
         sentences = [text, verdict.sentence]
@@ -297,26 +309,6 @@ def verdict_text(scores: Scores) -> str:
         for other, difference in compare_models(scores).items()
     ]
     return str(rename_units(" ".join(filter(None, sentences)), unit))
-
-
-def _describe_score(scores: Scores, name: str, metric: MetricValue) -> str:
-    """The main score with its interval, and what the main baselines reach."""
-    places = find_places(name, metric)
-    interval = "no CI"
-    if metric.lo is not None:
-        interval = f"95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f}"
-    scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
-    score = f"{name.replace('_', ' ').capitalize()} {metric.value:.{places}f}"
-    return f"{score} ({interval}) on {scored}{describe_baselines(scores, name)}."
-
-
-def list_lift(scores: Scores) -> dict[str, str]:
-    """The lift over the best baseline as a fact of a page."""
-    if scores.lift is None:
-        return {}
-    metric = PrintedMetric(str(scores.main), scores.unit)
-    name = f"Lift in {NAMES[metric.name]} over the best baseline"
-    return {name: describe_lift(scores.lift, metric)}
 
 
 def describe_baselines(scores: Scores, metric: str) -> str:

@@ -34,7 +34,6 @@ from bitimely_core.schemas.scores import (
     ClassScores,
     Comparison,
     CorrectedDifference,
-    EventScores,
     MetricValue,
     NightScores,
     RiskGroups,
@@ -86,17 +85,37 @@ def add_score_blocks(
         page.add(figure)
     page.add(metric_table(scores), *baseline_table(scores), *compared)
     for label, groups in (scores.risk_groups or {}).items():
-        page.add(*_risk_blocks(label, groups))
+        page.add(*_incidence_figures(label, groups), _at_risk_table(label, groups))
+        page.add(_calibration_table(label, groups), *_calibration_figures(label, groups))
     if scores.by_class:
         page.add(class_table(scores))
     if scores.confusion:
-        page.add(confusion_figure(scores.confusion, rows.class_names))
+        names, matrix = list(rows.class_names), np.array(scores.confusion, dtype=float)
+        page.figure(
+            "confusion",
+            "Confusion matrix",
+            "Row: true class; column: predicted class. Rows sum to the support of the class. "
+            "Confusion of neighbouring classes is usual; a column that holds all rows is a "
+            "classifier that predicts one class.",
+            HeatMap(matrix, "predicted", "true", row_names=names, column_names=names),
+        )
     if rows.task == "classification" and len(columns.get("target", ())):
         page.add(*_hypnogram_figures(rows, columns))
     if scores.nights is not None:
         _add_nights(page, scores.nights, rows, columns)
-    if scores.events is not None:
-        page.add(_event_table(scores.events))
+    if events := scores.events:
+        page.table(
+            "events",
+            "Detection of events",
+            "Successive windows of the second class are one event; it is found where any predicted "
+            "event overlaps it, and predicted events that overlap none are false alarms: "
+            f"{events.false_alarms:,} in {events.hours:.3g} h. 95 % CI over subjects.",
+            ["measure", "events", "value"],
+            [
+                ["sensitivity", events.events, events.sensitivity],
+                ["false alarms an hour", None, events.false_alarms_per_hour],
+            ],
+        )
 
 
 # ---- metrics and baselines
@@ -185,19 +204,6 @@ def class_table(scores: TaskScores) -> Table:
     return make_table("classes", "Scores by class", caption, ["class", *columns], rows)
 
 
-def confusion_figure(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
-    """The confusion matrix."""
-    names, matrix = list(class_names), np.array(confusion, dtype=float)
-    return Figure(
-        "confusion",
-        "Confusion matrix",
-        "Row: true class; column: predicted class. Rows sum to the support of the class. Confusion "
-        "of neighbouring classes is usual; a column that holds all rows is a classifier that "
-        "predicts one class.",
-        HeatMap(matrix, "predicted", "true", row_names=names, column_names=names),
-    )
-
-
 # ---- risk groups
 
 
@@ -207,18 +213,6 @@ def _draw_incidence(name: str, x: Sequence[float], points: Sequence[RiskPoint]) 
         [100 * float(getattr(point, key)) for point in points] for key in ("incidence", "lo", "hi")
     )
     return Line(name, x, y, lo, hi)
-
-
-def _risk_blocks(label: str, groups: RiskGroups) -> list[Figure | Table]:
-    """Observed incidence by predicted risk: curves, numbers at risk, and calibration at the
-    horizons.
-    """
-    return [
-        *_incidence_figures(label, groups),
-        _at_risk_table(label, groups),
-        _calibration_table(label, groups),
-        *_calibration_figures(label, groups),
-    ]
 
 
 def _incidence_figures(label: str, groups: RiskGroups) -> list[Figure]:
@@ -246,11 +240,10 @@ def _at_risk_table(label: str, groups: RiskGroups) -> Table:
     """People under observation at the horizons and at about four days more."""
     days = [point.day for point in groups.groups[0].points] if groups.groups else []
     quarter = max(len(days) // 4, 1)
-    shown_days = {*groups.horizons, *days[quarter - 1 :: quarter]}
-    days = [day for day in days if day in shown_days]
+    days = sorted({*groups.horizons, *days[quarter - 1 :: quarter]} & set(days))
     rows = []
     for group in groups.groups:
-        at_risk = [point.at_risk for point in group.points if point.day in shown_days]
+        at_risk = [point.at_risk for point in group.points if point.day in days]
         rows.append([group.name, *map(show_count, (group.n, *at_risk))])
     return make_table(
         f"at-risk-{label}",
@@ -293,9 +286,10 @@ def _calibration_figures(label: str, groups: RiskGroups) -> list[Figure]:
     for h, day in enumerate(groups.horizons):
         predicted, points = [], []
         for tenth in groups.deciles or []:
-            if tenth.predicted and tenth.points[h].incidence is not None:
+            point = tenth.points[h]
+            if tenth.predicted and point.incidence is not None:
                 predicted.append(100 * tenth.predicted[h])
-                points.append(tenth.points[h])
+                points.append(point)
         if points:
             lines.append(_draw_incidence(f"within {day:g} days", predicted, points))
     if not lines:
@@ -373,19 +367,4 @@ def _add_nights(
         "Each point is a night: across, the mean of the predicted and the scored value; up, "
         "predicted less scored. Points around 0 agree.",
         ScatterPlot(panels, (), "mean of both", "predicted - scored", ticks=True),
-    )
-
-
-def _event_table(scores: EventScores) -> Table:
-    return make_table(
-        "events",
-        "Detection of events",
-        "Successive windows of the second class are one event; it is found where any predicted "
-        "event overlaps it, and predicted events that overlap none are false alarms: "
-        f"{scores.false_alarms:,} in {scores.hours:.3g} h. 95 % CI over subjects.",
-        ["measure", "events", "value"],
-        [
-            ["sensitivity", scores.events, scores.sensitivity],
-            ["false alarms an hour", None, scores.false_alarms_per_hour],
-        ],
     )
