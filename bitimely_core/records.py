@@ -56,6 +56,13 @@ def omit_none(description: str = "") -> Any:
     return Field(None, description=description, exclude_if=_is_none)
 
 
+def describe_invalid(error: ValidationError) -> tuple[str, str, str]:
+    """Field, value and message of the first fault that a check of types has found."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, first["loc"])), f"found {safe_text(first.get('input'))}", message
+
+
 class Part(BaseModel):
     """A part of a stored record."""
 
@@ -103,15 +110,8 @@ class StoredRecord(Part):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise integrity_error(
-                str(path),
-                f"found {safe_text(first.get('input'))}",
-                str(first["msg"]),
-                cls.REPAIR,
-                field=field,
-            ) from error
+            field, found, message = describe_invalid(error)
+            raise integrity_error(str(path), found, message, cls.REPAIR, field=field) from error
 
     @classmethod
     def _check_version(cls, version: object, path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 from bitimely_cli.main import app, main
 from bitimely_core import workflows
 from bitimely_core.errors import UserError
-from bitimely_core.records import write_results
 from bitimely_core.workflows import demo
 
 SMALL = ["--set", "model.tokenizer=patch", "--batch-size", "8", "--steps", "4"]
@@ -310,32 +309,6 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(
     assert code == 2
     assert "settings.train.lr" in err
     assert "--force-new" in err
-
-
-def test_a_run_of_a_version_without_some_setting_is_still_that_run(
-    capsys: pytest.CaptureFixture[str], workspace: Path
-) -> None:
-    path = workspace / "runs" / "tiny" / "run.json"
-    before = path.read_bytes()
-    body = json.loads(before)
-    del body["settings"]["model"]["xpos_scale"]
-    write_results(path.parent, {path.name: json.dumps(body).encode()})
-    try:
-        code, out, err = call(
-            capsys,
-            "pretrain",
-            "--preset",
-            "tiny",
-            "--data",
-            "synthetic/staging",
-            *SMALL,
-            "-w",
-            workspace,
-        )
-        assert code == 0, err
-        assert "nothing to do" in out
-    finally:
-        write_results(path.parent, {path.name: before})
 
 
 def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:

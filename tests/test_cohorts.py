@@ -477,7 +477,7 @@ def test_controls_are_matched(seed: int) -> None:
         ({"controls": {"ratio": 0}}, "greater"),
         ({"controls": {"ratio": 1, "caliper": 2}}, "caliper"),
         ({"index": {"after_days": "3"}}, "integer"),
-        ({"rule": [DIABETES | {"any": []}]}, "clause"),
+        ({"rule": [DIABETES | {"any": []}]}, "rule.0.any: .* at least 1 item"),
         ({"name": "Über"}, "pattern"),
     ],
 )

@@ -17,7 +17,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.pipeline import costs
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.tokens.kind import estimate_windows
-from bitimely_core.train.estimate import estimate
+from bitimely_core.train.step_cost import estimate
 from bitimely_core.types import Batch
 
 
@@ -129,7 +129,7 @@ def test_estimates_of_irregular_data_count_what_is_observed(
         seen.append(batch)
         return {"seconds_per_step": 1.0}
 
-    monkeypatch.setattr("bitimely_core.train.estimate.estimate", record_batch)
+    monkeypatch.setattr("bitimely_core.train.step_cost.estimate", record_batch)
     plan = plan_experiment(pipeline.load("open-p12"), "open-p12", tmp_path, assignments=[])
     for run in ("times-fold-1-seft-0-mortality", "hours-fold-1-bitimelygpt-0-mortality-grid"):
         costs.estimate_training(plan, f"finetune open-p12-{run}", tmp_path, timed=True)

@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bitimely_core.claims import dates, label_rules, labels
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule
-from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.errors import Reason, clean, usage_error
+from bitimely_core.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {
@@ -182,10 +183,9 @@ def load_cohort(name: str | Path) -> CohortRules:
     except ValueError as error:
         problem, field = str(error), ""
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            problem, field = first["msg"], ".".join(map(str, first["loc"]))
+            field, _, problem = describe_invalid(error)
         raise usage_error(
-            safe_text(problem), hint="Correct the definition", file=str(path), field=field or None
+            clean(problem, 200), hint="Correct the definition", file=str(path), field=field or None
         ) from None
 
 

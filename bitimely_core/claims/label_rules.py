@@ -28,6 +28,7 @@ from pydantic import (
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.claims.distinct import find_starts, sort_distinct
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
@@ -106,10 +107,10 @@ def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     try:
         parsed = TypeAdapter(tuple[LabelRule, ...]).validate_python(rules)
     except ValidationError as error:
-        first = error.errors()[0]
-        text = f"{'.'.join(map(str, ('rule', *first['loc'])))}: {first['msg']}"
-        if first["type"] == "extra_forbidden":
-            part = RuleClause if "any" in first["loc"] else LabelRule
+        field, found, message = describe_invalid(error)
+        text = f"rule.{field}: {message}, {found}"
+        if error.errors()[0]["type"] == "extra_forbidden":
+            part = RuleClause if ".any." in field else LabelRule
             fields = (field.alias or name for name, field in part.model_fields.items())
             text = f"{text}, known are {', '.join(sorted(fields))}"
         raise ValueError(text) from None

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitimely_core import registry
 from bitimely_core.errors import check_choice, safe_text, usage_error
+from bitimely_core.records import describe_invalid
 
 NAME = "synthetic-claims"
 RECIPE = "demo_claims.toml"
@@ -134,12 +135,8 @@ def resolve_config(values: Mapping[str, object]) -> CohortConfig:
     try:
         return CohortConfig.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise usage_error(
-            f"found {safe_text(first['input'])}",
-            first["msg"],
-            field=".".join(map(str, ("config", *first["loc"]))),
-        ) from error
+        field, found, message = describe_invalid(error)
+        raise usage_error(found, message, field=f"config.{field}") from error
 
 
 def _merge_config(

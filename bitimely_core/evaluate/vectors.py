@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, safe_text, usage_error
 from bitimely_core.formats.units import MAX_FLOAT32
+from bitimely_core.records import describe_invalid
 from bitimely_core.schemas.scores import EncoderDeclaration
 from bitimely_core.system_errors import raise_system_error
 
@@ -261,10 +262,8 @@ def _read_declaration(path: Path, metadata: Mapping[bytes, bytes]) -> EncoderDec
             values |= added
         return EncoderDeclaration.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        problem, field = f"found {safe_text(first.get('input'))}", ".".join(map(str, first["loc"]))
-        message = str(first["msg"])
-        raise input_error(Reason.METADATA, problem, message, file=where, field=field) from None
+        field, found, message = describe_invalid(error)
+        raise input_error(Reason.METADATA, found, message, file=where, field=field) from None
     except (ValueError, RecursionError) as error:
         problem, wanted = f"not readable: {safe_text(str(error))}", "expected TOML or JSON in UTF-8"
         raise input_error(Reason.METADATA_SYNTAX, problem, wanted, file=where) from None

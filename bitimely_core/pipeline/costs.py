@@ -288,7 +288,7 @@ def _time_window(config: ModelConfig, objective: str, batch: int, observed: floa
     import torch
 
     from bitimely_core import models, objectives
-    from bitimely_core.train.estimate import estimate
+    from bitimely_core.train.step_cost import estimate
     from bitimely_core.types import Batch
 
     try:

@@ -315,8 +315,8 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate
     search apart.
     """
-    from bitimely_core.train.estimate import estimate
     from bitimely_core.train.loop import require_validation
+    from bitimely_core.train.step_cost import estimate
 
     record, train = job.record, job.settings.train
     steps = train.count_steps(job.batches.steps)
