@@ -490,7 +490,8 @@ def test_an_error_is_shown_once_by_the_process_that_has_it(
     assert codes == [Exit.REFUSED if rank in failed else Exit.RESOURCES for rank in range(3)]
     shown = "".join((tmp_path / f"shown{rank}").read_text() for rank in range(3)).splitlines()
     (line,) = (line for line in shown if line.startswith("error[corrupt]"))
-    assert line in {f"error[corrupt] what process {rank} has found." for rank in failed}
+    hint = "Download it again."
+    assert line in {f"error[corrupt] what process {rank} has found. {hint}" for rank in failed}
     losses = sum(line.startswith("error[incomplete]") for line in shown)
     assert losses <= (failed == [0])  # its store has ended with it: it may have been killed
 
