@@ -42,6 +42,7 @@ from bitimely_core.report.numbers import (
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.report.text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.schemas.reports import ReportInfo, Summary
+from bitimely_core.system_errors import raise_system_error
 
 LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap
@@ -355,7 +356,8 @@ def _list_former_files(folder: Path) -> list[str]:
     """Files of an earlier report in `folder`, by its own list."""
     try:
         names = Summary.load(folder / "summary.json").report.files
-    except UserError:
+    except UserError as error:
+        raise_system_error(error)
         return []
     return [name for name in names if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", name)]
 
