@@ -25,19 +25,20 @@ from bitimely_core.errors import (
 )
 from bitimely_core.system_errors import RETRY_HINT, describe_os_error, raise_system_error
 
+Manifest = dict[str, Any]  # with `files`, `generation`, `manifest_sha256` and keys of its kind
+FileFacts = dict[str, Any]  # of a file in a manifest: `sha256`, `size` and keys of its kind
+
 MANIFEST = "manifest.json"
 OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
 
 
-def sign_manifest(body: dict[str, Any]) -> dict[str, Any]:
+def sign_manifest(body: Manifest) -> Manifest:
     """A manifest with the hash of its other keys as `manifest_sha256`."""
     unsigned = {key: value for key, value in body.items() if key != "manifest_sha256"}
     return {**unsigned, "manifest_sha256": storage.fingerprint(unsigned)}
 
 
-def publish(
-    folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int
-) -> dict[str, Any]:
+def publish(folder: Path, body: Manifest, files: dict[str, FileFacts], generation: int) -> Manifest:
     """Last step of a commit: make `files` the content of `folder`. The caller holds the lock.
 
     Args:
@@ -92,7 +93,7 @@ def _keep_previous(path: Path, old: Path) -> None:
         storage.write_bytes(old, path.read_bytes())
 
 
-def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
     """The published manifest, after comparing it with its own hash.
 
     Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when
@@ -116,10 +117,10 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
         intact = False
     if not intact:
         raise integrity_error(str(path), "differs from its own checksum")
-    return cast("dict[str, Any]", body)
+    return cast(Manifest, body)
 
 
-def _is_intact(body: dict[str, Any]) -> bool:
+def _is_intact(body: Manifest) -> bool:
     """Whether a manifest has the hash that it states, and the keys that every manifest has."""
     for facts in body["files"].values():
         if not isinstance(facts["sha256"], str) or not isinstance(facts["size"], int):
@@ -128,7 +129,7 @@ def _is_intact(body: dict[str, Any]) -> bool:
 
 
 def find_damage(
-    folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None
+    folder: Path, manifest: Manifest, names: Iterable[str] | None = None
 ) -> list[Finding]:
     """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
     files = manifest["files"]
@@ -139,7 +140,7 @@ def find_damage(
     return [finding for finding in findings if finding is not None]
 
 
-def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding | None:
+def _find_file_damage(folder: Path, name: str, facts: FileFacts) -> Finding | None:
     path = folder / name
 
     def differs(problem: str, requirement: str) -> Finding:
@@ -166,7 +167,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     return None
 
 
-def check_files(folder: Path, manifest: dict[str, Any]) -> None:
+def check_files(folder: Path, manifest: Manifest) -> None:
     """Compare size and SHA-256 of the files of `folder` with its manifest.
 
     Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the

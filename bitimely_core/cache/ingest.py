@@ -32,6 +32,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import (
     CachedPart,
     CachedUnit,
@@ -57,7 +58,7 @@ def ingest(
     source: str | Path | None,
     out: str | Path,
     *,
-    options: dict[str, Any] | None = None,
+    options: Choices | None = None,
     jobs: int = 1,
     strict: bool = False,
     max_bad: float = 0.5,
@@ -72,7 +73,7 @@ def ingest(
     progress: Progress | None = None,
     dry_run: bool = False,
     keep_staged: bool = False,
-) -> dict[str, Any]:
+) -> Choices:
     """Read a data set into its cache.
 
     Args:
@@ -135,7 +136,7 @@ def ingest(
             recognized = kind.recognize_source(scanned)
             resolved = _resolve_options(entry, {**recognized, **(options or {})})
         pinned = _pin_in_scratch(kind, resolved) if dry_run else kind.pin_options(resolved, folder)
-        reading: dict[str, Any] = {"keep_phi": keep_phi, "keep_dates": keep_dates}
+        reading: Choices = {"keep_phi": keep_phi, "keep_dates": keep_dates}
         if encoding is not None:
             reading["encoding"] = encoding
         run = IngestRun(
@@ -182,9 +183,7 @@ def ingest_recordings(
         return _ingest_all(run, force_new=force_new)
 
 
-def _resolve_options(
-    entry: registry.Entry[registry.DatasetFacts], choices: dict[str, Any]
-) -> dict[str, Any]:
+def _resolve_options(entry: registry.Entry[registry.DatasetFacts], choices: Choices) -> Choices:
     """The options of a data set: `choices`, and the defaults of the others.
 
     Raises UserError (exit 2) for unknown names.
@@ -198,7 +197,7 @@ def _resolve_options(
     }
 
 
-def _pin_in_scratch(kind: registry.DataKind, options: dict[str, Any]) -> dict[str, Any]:
+def _pin_in_scratch(kind: registry.DataKind, options: Choices) -> Choices:
     """Options as the manifest of a cache keeps them; a key that they need is made and forgotten."""
     with tempfile.TemporaryDirectory() as home:
         return kind.pin_options(options, Path(home) / "cache")
@@ -230,13 +229,13 @@ def _check_arguments(
         )
 
 
-def _plan_ingest(run: IngestRun) -> dict[str, Any]:
+def _plan_ingest(run: IngestRun) -> Choices:
     """What an ingest would read, and an estimate of its duration."""
     # the files of generated events are not made yet
     if run.source is not None or run.dataset.facts.kind != "events":
         run.list_units()
     sizes = run.sizes
-    units: list[dict[str, Any]] = [
+    units: list[Choices] = [
         {
             "unit": unit.name,
             "files": list(unit.files),
@@ -263,7 +262,7 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     }
 
 
-def _plan_download(dataset: str, source: str, folder: Path) -> dict[str, Any]:
+def _plan_download(dataset: str, source: str, folder: Path) -> Choices:
     """What an ingest of a URL would bring here, from its listing alone."""
     with catch_signals() as stop:
         remote = staging.list_remote(source, stop)

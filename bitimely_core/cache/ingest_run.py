@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from bitimely_core import __version__, storage
 from bitimely_core.cache import ingest_report, shards
@@ -15,7 +14,7 @@ from bitimely_core.cache.units import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
-from bitimely_core.registry import DatasetFacts, Entry
+from bitimely_core.registry import Choices, DatasetFacts, Entry
 from bitimely_core.schemas.ingest import (
     CachedUnit,
     CacheSettings,
@@ -39,13 +38,13 @@ class IngestRun:
     source: Source | None
     source_path: str | None  # the source as given
     out: Path
-    options: dict[str, Any]  # that decide the content: those of the data set, keep_phi, keep_dates
-    run_options: dict[str, Any]  # that do not: strict, max_bad, follow_symlinks, verify
+    options: Choices  # that decide the content: those of the data set, keep_phi, keep_dates
+    run_options: Choices  # that do not: strict, max_bad, follow_symlinks, verify
     jobs: int
     progress: Progress | None
     stop: StopFlag
     # as given; `options` has hashes of files instead of paths
-    given_options: dict[str, Any] = field(default_factory=dict)
+    given_options: Choices = field(default_factory=dict)
     units: list[IngestUnit] = field(default_factory=list)  # sorted by name
     reasons: list[Finding] = field(default_factory=list)  # about the data set
     rows: list[TableReport] = field(default_factory=list)  # of tables that are no units

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -52,6 +51,7 @@ from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_e
 from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
+from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import (
     AgreementCell,
     CacheManifest,
@@ -195,13 +195,13 @@ def count_shards(size: int) -> int:
     return max(1, math.ceil(size / (SHARD_BYTES * (1 - spared))))
 
 
-def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
+def pin_options(options: Choices, out: Path) -> Choices:
     """Options as a manifest keeps them: hashes of files instead of paths, so that equal files
     elsewhere are the same choice.
 
     Raises UserError: as `sources.check_options`, `load_key` and `label_rules.load_rules`.
     """
-    pinned: dict[str, Any] = {
+    pinned: Choices = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()
         if name not in RUN_ONLY
@@ -270,7 +270,7 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
         run.source, run.given_options = None, {}
 
 
-def _write_raw_files(run: IngestRun, folder: Path) -> dict[str, Any]:
+def _write_raw_files(run: IngestRun, folder: Path) -> Choices:
     """Generate the raw files, unless intact ones of the same options are there; the options to
     ingest them with.
     """

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args, overload
 
 import torch
@@ -344,7 +344,7 @@ def _check_shapes(
     )
 
 
-def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
+def _check_options(options: Mapping[str, str], *, stateful: bool) -> None:
     for name, kind in OPTIONS.items():
         if options[name] not in get_args(kind):
             raise usage_error(f"{name} is {options[name]!r}", f"one of {', '.join(get_args(kind))}")

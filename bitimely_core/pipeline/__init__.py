@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
@@ -20,6 +20,7 @@ from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
+from bitimely_core.registry import Choices
 from bitimely_core.types import Progress
 from bitimely_core.workspace import locate_new
 
@@ -47,11 +48,7 @@ Watch = Callable[[ExperimentStatus], object]
 
 
 def load(
-    name: str,
-    *,
-    leak_free: bool = False,
-    preset: str | None = None,
-    changes: dict[str, Any] | None = None,
+    name: str, *, leak_free: bool = False, preset: str | None = None, changes: Choices | None = None
 ) -> Recipe:
     """A shipped recipe by name, or a TOML file by path, at another `preset` where one is given.
     Raises UserError (unknown_name or config, exit 2).
@@ -83,7 +80,7 @@ def run(
     say: Say | None = None,
     watch: Watch | None = None,
     began: float | None = None,
-) -> dict[str, Any]:
+) -> Choices:
     """Run a recipe: ingest, tokenize, then for each cell pretrain, finetune, evaluate, then the
     analyses and the page of results.
 
@@ -215,9 +212,9 @@ def _join_recipes(
     home: Path,
     workspace: Path,
     plans: list[ExperimentPlan],
-    results: dict[str, dict[str, Any]],
+    results: dict[str, Choices],
     progress: Progress | None,
-) -> dict[str, Any]:
+) -> Choices:
     """The results of several recipes as one, and the page of the families that are tested over
     them. `results`: name of a plan -> result of `run`.
     """
@@ -257,7 +254,7 @@ def _join_recipes(
     )
 
 
-def _describe_end(stages: list[dict[str, Any]], page: Path, codes: list[int]) -> dict[str, Any]:
+def _describe_end(stages: list[Choices], page: Path, codes: list[int]) -> Choices:
     """The stages, the page and the exit code of a run: that of the first failure in `codes`, else
     the largest.
     """
@@ -270,7 +267,7 @@ def _describe_end(stages: list[dict[str, Any]], page: Path, codes: list[int]) ->
     }
 
 
-def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _split_assignments(pairs: list[str]) -> tuple[Choices, list[str]]:
     """`--set`: changes of the recipe itself, and the pairs that every training gets."""
     changes: list[str] = []
     per_training: list[str] = []

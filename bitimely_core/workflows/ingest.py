@@ -12,6 +12,7 @@ from bitimely_core import storage
 from bitimely_core.cache.ingest_run import REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.records import write_results
+from bitimely_core.registry import Choices
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
@@ -26,13 +27,13 @@ def ingest(
     source: str | Path | None,
     out: str | Path,
     *,
-    options: dict[str, Any] | None = None,
-    build: dict[str, Any] | None = None,
+    options: Choices | None = None,
+    build: Choices | None = None,
     name: str | None = None,
     notice: Callable[[Finding], object] | None = None,
     progress: Progress | None = None,
     **arguments: Any,
-) -> dict[str, Any]:
+) -> Choices:
     """`cache.ingest`, and `report.html` beside its report; of claims with `build` also the
     sequences, whose warnings the report has too.
 
@@ -61,7 +62,7 @@ def ingest(
     kind.check_arguments(build or {}, {**(options or {}), **arguments}, folder)
     options, choices = kind.split_choices(options or {}, build)
 
-    def add_tokens(report: dict[str, Any]) -> None:
+    def add_tokens(report: Choices) -> None:
         if choices is None:
             return
         try:
@@ -85,7 +86,7 @@ def ingest(
             if notice is not None:
                 notice(warning)
         report["reasons"] = [*report["reasons"], *findings]
-        counts = Counter(report["reason_counts"])
+        counts = Counter[str](report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in findings})
         report["reason_counts"] = dict(sorted(counts.items()))
         write_results(folder, {REPORT: storage.encode_json(report) + b"\n"}, beside=True)
