@@ -282,14 +282,14 @@ def _write_raw_files(run: IngestRun, folder: Path) -> Choices:
         return storage.fingerprint([settings, str(folder), hashes])
 
     if note.is_file():
-        stored = json.loads(note.read_bytes())
-        if stored["same"] == identify():
-            return dict(stored["options"])
+        identity, options = json.loads(note.read_bytes())
+        if identity == identify():
+            return dict(options)
     clear_folder(folder)
     clear_folder(note.parent)
     options = run.dataset.function(storage.make_folder(folder), dict(run.given_options))
     storage.make_folder(note.parent)
-    storage.write_json(note, {"same": identify(), "options": options})
+    storage.write_json(note, [identify(), options])
     return dict(options)
 
 

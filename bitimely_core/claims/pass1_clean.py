@@ -18,7 +18,7 @@ from bitimely_core.claims import clean, spill, subjects
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import PseudonymCache, pseudonymize
-from bitimely_core.claims.spill import PartNumbers, Stretch
+from bitimely_core.claims.spill import PartNumbers, SpilledStretch
 
 SPILL_ROWS = 1 << 20  # valid rows of a stretch
 LIFE_DAYS = {"birth_day", "death_day", "index_day"}
@@ -114,11 +114,12 @@ def _spill_blocks(
     findings.stretches += 1
 
 
-def _load_part(job: ClaimsJob, part: int) -> tuple[CleaningFindings, list[Stretch]]:
+def _load_part(job: ClaimsJob, part: int) -> tuple[CleaningFindings, list[SpilledStretch]]:
     """The saved findings of a part, and its spill files."""
     findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
     return findings, [
-        Stretch(*_name_spill_files(job, part, number)) for number in range(findings.stretches)
+        SpilledStretch(*_name_spill_files(job, part, number))
+        for number in range(findings.stretches)
     ]
 
 
@@ -142,7 +143,7 @@ def _name_spill_files(job: ClaimsJob, part: int, number: int) -> tuple[Path, Pat
     )
 
 
-def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Stretch]]:
+def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[SpilledStretch]]:
     """The findings and stretches of all parts, with common numbers of codes and files."""
     total, spilled = CleaningFindings(done=True), []
     code_numbers: dict[IcdCode, int] = {}

@@ -31,7 +31,7 @@ class PartNumbers(NamedTuple):
     subjects: np.ndarray  # [shards] what is added to the numbers of subjects
 
 
-class Stretch(NamedTuple):
+class SpilledStretch(NamedTuple):
     """Cleaned rows and subjects of a stretch of the source, in files of `write_partitions`."""
 
     rows: Path
@@ -66,7 +66,7 @@ def read_partition(path: Path, shard: int) -> pl.DataFrame:
     return partition
 
 
-def read_rows(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
+def read_rows(spilled: Iterable[SpilledStretch], shard: int) -> pl.DataFrame:
     """The rows of a shard from all stretches, with common numbers of codes, files and subjects:
     places in `read_subjects`.
     """
@@ -87,7 +87,7 @@ def _renumber(rows: pl.DataFrame, numbers: PartNumbers, shard: int) -> pl.DataFr
     )
 
 
-def read_subjects(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
+def read_subjects(spilled: Iterable[SpilledStretch], shard: int) -> pl.DataFrame:
     """Digest and split_bin of the subjects of a shard from all stretches; several rows of a subject
     may occur.
     """

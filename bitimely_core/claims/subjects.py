@@ -18,7 +18,7 @@ from bitimely_core import storage
 from bitimely_core.claims import dates, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import compute_digests, to_keys
-from bitimely_core.claims.spill import Stretch
+from bitimely_core.claims.spill import SpilledStretch
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
 from bitimely_core.privacy import round_message
 
@@ -29,7 +29,7 @@ class CleanedSource(NamedTuple):
     """What the first pass leaves to the second."""
 
     findings: CleaningFindings
-    stretches: Sequence[Stretch]
+    stretches: Sequence[SpilledStretch]
     facts: Path | None  # of `write_subject_facts`
 
 

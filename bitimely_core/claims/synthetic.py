@@ -53,7 +53,8 @@ from bitimely_core.claims.synthetic_draws import (
     solve_hazards,
 )
 from bitimely_core.errors import Reason, safe_text, usage_error
-from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.registry import Choices, DatasetFacts, View, datasets
+from bitimely_core.types import IngestOptions
 
 VOCABS = ("icd9", "icd10")
 FACTS = DatasetFacts(
@@ -347,7 +348,7 @@ def _format_days(days: Array) -> Array:
 
 
 @datasets(FACTS)
-def synthetic_claims(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def synthetic_claims(folder: Path, options: IngestOptions) -> Choices:
     """Synthetic claims of a registered population, written to `folder`; the options of their
     ingest.
     """

@@ -326,7 +326,7 @@ def _parse_signals(
 _sanitize_label = lru_cache(1024)(sanitize_label)
 
 
-class Calibration(NamedTuple):
+class SignalGain(NamedTuple):
     """The calibration of a signal line."""
 
     gain: float
@@ -336,14 +336,14 @@ class Calibration(NamedTuple):
 
 
 @lru_cache(1024)
-def _parse_calibration(text: str) -> Calibration | None:
+def _parse_calibration(text: str) -> SignalGain | None:
     """A calibration, with the rules of the format for what is not stated; None for another text."""
     match = CALIBRATION.fullmatch(text)
     if match is None:
         return None
     gain, baseline, unit = float(match[1] or 0), match[2], SPELLINGS.get(match[3], match[3])
     flags = {"gain": not gain, "unit": unit is None}
-    return Calibration(
+    return SignalGain(
         gain or GAIN,
         int(baseline) if baseline else None,
         unit or "mV",

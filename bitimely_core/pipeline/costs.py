@@ -28,6 +28,7 @@ from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingS
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
 from bitimely_core.types import Progress
+from bitimely_core.workflows.train import Flags
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 # share of the speed of a large matrix product that a training step reaches (assumed)
@@ -229,9 +230,7 @@ def estimate_training(
     )
 
 
-def _count_windows(
-    train: Mapping[str, Any], data: Mapping[str, Any], sizes: list[DataSize]
-) -> float | None:
+def _count_windows(train: Flags, data: Flags, sizes: list[DataSize]) -> float | None:
     """Windows of all steps or epochs; None where the size of the data is unknown."""
     if train.get("steps") is not None:
         return float(train["steps"] * train.get("batch_size", 64))
@@ -241,7 +240,7 @@ def _count_windows(
     return float(min(available, data.get("limit") or available) * train.get("epochs", 20))
 
 
-def _count_available(sizes: list[DataSize], data: Mapping[str, Any]) -> float:
+def _count_available(sizes: list[DataSize], data: Flags) -> float:
     """Training windows in the fraction of the data that is used."""
     return float(sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0))
 

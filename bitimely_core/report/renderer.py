@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -162,7 +162,7 @@ def _render_cell(value: Any, digits: int | None) -> Cell:
     if isinstance(value, Sparkline):
         return replace(_render_cell(value.value, 3), spark=_render_sparkline(value))
     if isinstance(value, Mapping):
-        return _render_metric(value, digits)
+        return _render_metric(cast(MetricCell, value), digits)
     if isinstance(value, bool | np.bool_):
         value = "yes" if value else "no"
     if value is None or (is_number(value) and math.isnan(value)):
@@ -173,7 +173,18 @@ def _render_cell(value: Any, digits: int | None) -> Cell:
     return Cell(format_number(number, digits), repr(number))
 
 
-def _render_metric(metric: Mapping[str, Any], digits: int | None) -> Cell:
+class MetricCell(TypedDict, total=False):
+    """A metric in a table: its value or difference with its interval, or a text with its note."""
+
+    value: float | None
+    difference: float | None
+    lo: float | None
+    hi: float | None
+    text: str
+    note: str
+
+
+def _render_metric(metric: MetricCell, digits: int | None) -> Cell:
     """A metric with its interval, or a text with its note."""
     if "text" in metric:
         key = "" if metric["value"] is None else repr(metric["value"])

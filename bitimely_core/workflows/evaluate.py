@@ -65,7 +65,7 @@ Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and predi
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
 
 
-class ScoredRows(NamedTuple):
+class ScoredWindows(NamedTuple):
     """The rows of a split, or a part of them."""
 
     target: np.ndarray  # [n], [n, K]
@@ -301,12 +301,12 @@ def _score_task(
     for name, (about, baseline) in fitted.items():
         part = predictions if len(baseline.rows) == total else drawn
         part[name] = about, baseline.prediction
-    scored = ScoredRows(columns["target"], columns["prediction"], rows.subjects())
+    scored = ScoredWindows(columns["target"], columns["prediction"], rows.subjects())
     scores = score_windows(windows, scored, predictions, train_target, settings)
     baselines = dict(scores.baselines)
     if drawn:
         positions = fitted[next(iter(drawn))][1].rows
-        on_part = ScoredRows(*(values[positions] for values in scored))
+        on_part = ScoredWindows(*(values[positions] for values in scored))
         note = f", on {len(positions):,} of {total:,} scored windows"
         for name, row in score_windows(windows, on_part, drawn, None, settings).baselines.items():
             baselines[name] = row.model_copy(update={"about": row.about + note})
@@ -320,7 +320,7 @@ def _score_task(
 
 def score_windows(
     windows: Windows,
-    rows: ScoredRows,
+    rows: ScoredWindows,
     baselines: Predictions,
     train_target: np.ndarray | None,
     settings: EvaluationSettings,

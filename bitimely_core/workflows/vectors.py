@@ -36,7 +36,7 @@ from bitimely_core.workflows.evaluate import (
     OVER_WINDOWS,
     BaselineChoice,
     Predictions,
-    ScoredRows,
+    ScoredWindows,
     Unit,
     predict_shortcuts,
     protect_scores,
@@ -213,7 +213,7 @@ def _score_encoder(
     windows, hidden = probed.windows, hides_counts(probed.windows)
     first, encoder = next(iter(encoders.items()))
     prediction = probes[first].prediction
-    rows = ScoredRows(probed.target["test"], prediction, probed.scored.subjects())
+    rows = ScoredWindows(probed.target["test"], prediction, probed.scored.subjects())
     task = score_windows(windows, rows, models | controls, probed.target["train"], probed.settings)
     shared = {name: count_declared_subjects(encoders[name].declared, windows) for name in encoders}
     n_shared = shared[first] or 0
