@@ -416,7 +416,7 @@ def list_(
     rows = catalog.list_rows(kind, common.workspace)
     tables = [catalog.COLUMNS[kind], *([catalog.CLAIMED] if kind == "models" else [])]
     for columns in tables:
-        screen.table(columns, [[row.get(column) for column in columns] for row in rows])
+        screen.table(columns, [list(map(row.get, columns)) for row in rows])
     screen.result({kind: rows, "format_version": 1}, catalog.list_notes(kind))
     return Exit.OK
 

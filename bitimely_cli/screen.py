@@ -345,7 +345,7 @@ def show(cell: Any) -> str:
     if isinstance(cell, dict):
         return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
     if isinstance(cell, (list, tuple)):
-        return ", ".join(show(value) for value in cell)
+        return ", ".join(map(show, cell))
     return clean(str(cell), 400)
 
 

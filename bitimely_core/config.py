@@ -350,7 +350,7 @@ def parse_learning_rates(value: Any) -> Any:
         return None
     parts = value.split(",") if isinstance(value, str) else value
     try:
-        rates = [float(part) for part in ([parts] if isinstance(parts, int) else parts)]
+        rates = list(map(float, [parts] if isinstance(parts, int) else parts))
     except (TypeError, ValueError):
         rates = []
     if len(rates) == 1 and rates[0] in range(2, 10):

@@ -353,7 +353,7 @@ def to_plain(value: Any) -> Any:
         value = value._asdict()
     if isinstance(value, Mapping):
         return {key: to_plain(part) for key, part in value.items()}
-    return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return list(map(to_plain, value)) if isinstance(value, list | tuple) else value
 
 
 # the word in a text, not as a part of a key, an option or a path

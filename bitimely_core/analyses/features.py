@@ -211,7 +211,7 @@ def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> Metri
         reason = "defined in too few replicates"
     if reason is not None:
         return metric.model_copy(update={"undefined_reason": f"no CI: {reason}"})
-    lo, hi = (float(limit) for limit in np.percentile(draws, [2.5, 97.5]))
+    lo, hi = map(float, np.percentile(draws, [2.5, 97.5]))
     return metric.model_copy(update={"se": float(draws.std(ddof=1)), "lo": lo, "hi": hi})
 
 

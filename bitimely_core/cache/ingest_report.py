@@ -64,7 +64,7 @@ def report_unit(
         unit=unit.name,
         files=list(unit.files),
         status=status,
-        reasons=[FindingRecord.from_finding(finding) for finding in named],
+        reasons=list(map(FindingRecord.from_finding, named)),
         content_sha256=content,
         samples=samples,
         channels=channels,
@@ -110,7 +110,7 @@ def build_report(
     units = sorted(units, key=lambda unit: unit.unit)
     status = Counter(unit.status for unit in units)
     listed = len(units) <= MAX_LISTED
-    records = [FindingRecord.from_finding(finding) for finding in reasons]
+    records = list(map(FindingRecord.from_finding, reasons))
     return IngestReport(
         dataset=dataset.name,
         source=source,

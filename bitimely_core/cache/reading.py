@@ -153,7 +153,7 @@ class Cache:
         import polars as pl
 
         names = [name for name, _ in self.recordings_manifest.shards if name]
-        return pl.concat([self._read_frame(name) for name in names]) if names else pl.DataFrame()
+        return pl.concat(list(map(self._read_frame, names))) if names else pl.DataFrame()
 
     def annotations(self) -> pl.DataFrame:
         """One row a label: recording_id, onset and duration in seconds, label."""

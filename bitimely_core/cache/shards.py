@@ -70,7 +70,7 @@ def validate_record(record: Record, *, keep_dates: bool) -> Record:
     """
     if not record.signals:
         raise ValueError("a record without signals")
-    signals = [_validate_signal(signal) for signal in record.signals]
+    signals = list(map(_validate_signal, record.signals))
     if len({(signal.channel, signal.onset) for signal in signals}) != len(signals):
         raise ValueError("a channel twice at one onset")
     read = Record(
@@ -166,7 +166,7 @@ def _exceeds_rails(signal: Signal) -> bool:
 
 def _escape_attribute(value: Any) -> Any:
     if isinstance(value, list):
-        return [_escape_attribute(item) for item in value]
+        return list(map(_escape_attribute, value))
     return escape_controls(value) if isinstance(value, str) else value
 
 
@@ -180,7 +180,7 @@ def _validate_signal(signal: Signal) -> Signal:
             "expected finite numbers",
             field=signal.channel,
         )
-    numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
+    numbers = list(map(float, (signal.rate, signal.scale, signal.offset, signal.onset)))
     rate, scale, offset, onset = numbers
     if not all(map(math.isfinite, numbers)) or rate <= 0:
         raise ValueError("rate, scale, offset and onset must be finite, the rate positive")
@@ -226,7 +226,7 @@ def hash_content(records: Iterable[Record]) -> str:
 
     Samples, times, labels and attributes count, names of files and subjects do not.
     """
-    return hash_lines(hash_record(record) for record in records)
+    return hash_lines(map(hash_record, records))
 
 
 def hash_lines(hashes: Iterable[str]) -> str:

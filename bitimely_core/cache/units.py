@@ -332,7 +332,7 @@ def _read_unit(
     except Exception as error:
         return _quarantine_unit(unit, entry, describe_failure(error, task.root, file)), []
     records = content.records
-    tables = [report_rows(rows) for rows in content.rows]
+    tables = list(map(report_rows, content.rows))
     of_records = [finding for record in records for finding in record.findings]
     findings = _make_relative([*unit.findings, *content.findings, *of_records], task.root)
     if all(finding.level == "info" for finding in findings):

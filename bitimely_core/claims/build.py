@@ -232,7 +232,7 @@ def _assign_splits(
     cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None
 ) -> pl.DataFrame:
     """The subjects with their split: that of `override`, or by their hash."""
-    subjects = [str(subject) for subject in cohort["subject_id"]]
+    subjects = list(map(str, cohort["subject_id"]))
     seed, *shares = _read_shares(split)
     if override is None:
         names = [
@@ -275,7 +275,7 @@ def _assemble_result(
     split: dict[str, str] = {}
     sequences: dict[str, BuiltSequence] = {}
     for shard, shard_sequences in zip(shards, built, strict=True):
-        subjects = [str(subject) for subject in shard.cohort["subject_id"]]
+        subjects = list(map(str, shard.cohort["subject_id"]))
         for subject, row in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
             labels[subject] = {rule.name: row[f"y_{rule.name}"] for rule in rules}
             days = {rule.name: row[f"onset_{rule.name}"] for rule in rules}

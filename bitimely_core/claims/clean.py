@@ -194,7 +194,7 @@ class _NumberedTexts(NamedTuple):
 
     def map(self, function: Callable[[str | None], Any], kind: type[pl.DataType]) -> pl.Series:
         """`function` of the text of each row."""
-        return pl.Series([function(text) for text in self.texts], dtype=kind).gather(self.number)
+        return pl.Series(list(map(function, self.texts)), dtype=kind).gather(self.number)
 
 
 def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _NumberedTexts:
@@ -286,7 +286,7 @@ def _count_lost(faults: Sequence[RowFault], lost: pl.DataFrame) -> RowAccount:
         first = rows.head(EXAMPLES)
         texts = [f"row {row}" for row in first["row"]]
         if reason not in ROW_REASONS:
-            texts = [safe_text(code) for code in first["code"]]
+            texts = list(map(safe_text, first["code"]))
         account.add_examples(reason, texts)
     return account
 

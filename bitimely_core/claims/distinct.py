@@ -30,7 +30,7 @@ def map_texts(
 ) -> pl.Series:
     """The column with `function` applied to each text, also to null."""
     row, number = number_texts(column)
-    values = [function(text) for text in column.gather(row)]
+    values = list(map(function, column.gather(row)))
     return pl.Series(column.name, values, kind).gather(number)
 
 

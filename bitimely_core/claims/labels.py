@@ -120,7 +120,7 @@ def _select_marked_rows(
     """
     patterns = sorted(set(marks) - {()})
     index = {pattern: i for i, pattern in enumerate(patterns)}
-    pattern_of_code = pl.Series([index.get(pattern) for pattern in marks], dtype=pl.Int32)
+    pattern_of_code = pl.Series(list(map(index.get, marks)), dtype=pl.Int32)
     marked = rows.select("subject", "day", "source", pattern=pattern_of_code.gather(rows["code"]))
     return marked.drop_nulls("pattern").unique(), patterns
 

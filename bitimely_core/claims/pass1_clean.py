@@ -154,7 +154,7 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
             [code_numbers.setdefault(code, len(code_numbers)) for code in findings.codes], np.int32
         )
         total.files += [file for file in findings.files if file not in total.files]
-        files = np.array([total.files.index(file) for file in findings.files], np.int64)
+        files = np.array(list(map(total.files.index, findings.files)), np.int64)
         for file, account in findings.accounts.items():
             total.add_account(file, account)
         total.days.update(findings.days)

@@ -83,7 +83,7 @@ def build_code_sequences(
             the clock restarts) and time.
     """
     size = len(SPECIAL) + len(vocab)
-    no_birth, ids = 0, pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
+    no_birth, ids = 0, pl.Series(list(map(vocab.get, phecodes)), dtype=pl.Int32)
     # of the selected PheCodes alone
     records = records.with_columns(id=ids.gather(records["phecode"]))
     records = records.drop("phecode").drop_nulls("id")

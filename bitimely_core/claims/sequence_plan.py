@@ -271,7 +271,7 @@ def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
     """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
     names = ("landmark_days", "gap_days", "horizon_days")
     try:
-        numbers = [int(part) for part in text.split(",")] if text else []
+        numbers = list(map(int, text.split(","))) if text else []
         if len(numbers) not in ((0, 2) if date else (1, 3)):
             raise ValueError(f"found {text!r}")
         parameters = dict(zip(names[1:] if date else names, numbers, strict=False))

@@ -315,8 +315,8 @@ def _format_subjects(
     subjects = history.subjects
     tempo = rng.random(BLOCK) < compute_sigmoid(intercept + config.tempo.weight * history.score)
     claims = np.bincount(history.claims.subject, minlength=BLOCK)
-    birth, start, end, until = (
-        _format_days(days) for days in (subjects.birth, subjects.start, subjects.end, history.until)
+    birth, start, end, until = map(
+        _format_days, (subjects.birth, subjects.start, subjects.end, history.until)
     )
     onset = _format_days(np.where(np.isfinite(history.onset), history.onset, NO_DAY).astype(int))
     length = np.array([0, 7, 10])[subjects.birth_written]  # characters of the birth

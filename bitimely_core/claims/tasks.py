@@ -243,7 +243,7 @@ def _write_task(
         options=SequenceOptions(**options),
         class_names=[out.name],
         notices=_list_notices(statistics),
-        findings=[FindingRecord.from_finding(finding) for finding in _list_findings(absent)],
+        findings=list(map(FindingRecord.from_finding, _list_findings(absent))),
         shards=[],
         events=statistics.events,
     )

@@ -219,7 +219,7 @@ def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit 
     }
     yield from report_unclaimed(source, {**problems, **claimed}, LAYOUT)
     yield from _list_problem_units(source, problems)
-    splits = tser.split_by_hash([find_patient(name) for name in RECORDINGS])
+    splits = tser.split_by_hash(list(map(find_patient, RECORDINGS)))
     for name, kinds in sorted(recordings.items()):
         split = splits.get(find_patient(name), "train")
         yield from _list_recording_units(source, name, kinds, split)
@@ -723,7 +723,7 @@ def compute_breathing_rates(annotators: Sequence[np.ndarray], seconds: float) ->
     to be missing: the interval over it does not count.
     """
     low, high = PLAUSIBLE["rr"]
-    marked = [_order_breaths(times) for times in annotators]
+    marked = list(map(_order_breaths, annotators))
     rates = []
     for start in window_starts(seconds):
         by_annotator = []

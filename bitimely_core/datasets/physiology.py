@@ -254,7 +254,7 @@ def predict_from_features(
     features = {
         name: np.array(getattr(data, name).map_native(channels, measure)) for name in SPLITS
     }
-    medians = np.array([_find_median(values) for values in features["train"].T])
+    medians = np.array(list(map(_find_median, features["train"].T)))
     filled = {
         name: np.where(np.isfinite(values), values, medians) if len(values) else values
         for name, values in features.items()

@@ -648,7 +648,7 @@ def _parse_rows(table: str) -> Iterator[tuple[int, int, str, float]]:
             "expected them in the first line",
             row=1,
         )
-    places = [columns.index(name) for name in wanted]
+    places = list(map(columns.index, wanted))
     for row, line in enumerate(lines, 2):
         if not line.strip():
             continue

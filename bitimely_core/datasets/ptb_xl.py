@@ -430,7 +430,7 @@ def _parse_entry(row: tables.TableRow, superclass_of: Mapping[str, str | None]) 
     if faults or subject is None or fold is None or likelihoods is None:
         return PtbXlEntry(row=row.row, record=record, faults=faults)
     person, unused = _parse_person(age, sex)
-    present = {superclass_of.get(code) for code in likelihoods}
+    present = set(map(superclass_of.get, likelihoods))
     superclasses = [name for name in SUPERCLASSES if name in present]
     attributes: dict[str, AttributeValue] = {"fold": fold, **person}
     if superclasses:

@@ -348,7 +348,7 @@ def _check_signals(signals: Sequence[Signal]) -> tuple[list[Signal], list[Findin
         raise input_error(
             Reason.MISSING_CHANNEL,
             f"has no channel {' and no channel '.join(missing)}",
-            f"found {', '.join(safe_text(channel) for channel in list(segments)[:12])}",
+            f"found {', '.join(map(safe_text, list(segments)[:12]))}",
             field="label",
             expected=missing[0],
         )

@@ -144,7 +144,7 @@ def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
     """Whether the subjects of windows are recordings that were found by shared samples, since the
     archives hold no subjects.
     """
-    return "recording" if all(GROUP.fullmatch(subject) for subject in subjects) else "subject"
+    return "recording" if all(map(GROUP.fullmatch, subjects)) else "subject"
 
 
 @datasets(
@@ -560,7 +560,7 @@ def assign_case_splits(
 
 
 def _split_groups_by_hash(groups: Sequence[int], *, test: bool) -> dict[int, str]:
-    splits = split_by_hash([str(group) for group in groups], test=test)
+    splits = split_by_hash(list(map(str, groups)), test=test)
     return {group: splits[str(group)] for group in groups}
 
 

@@ -43,7 +43,7 @@ def pool_folds(runs: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows)
     if len(runs) == 1:
         return first
     files = [_find_predictions(first, run) for run in runs]
-    settings, hashes = first.scores.settings, [storage.hash_file(file) for file in files]
+    settings, hashes = first.scores.settings, list(map(storage.hash_file, files))
     identity = storage.fingerprint([CACHE_VERSION, settings.bootstrap, settings.by, hashes])
     path = keep / f"folds-{identity[:24]}.json"
     if not has_result(path):
@@ -68,7 +68,7 @@ def _join_predictions(runs: Sequence[ScoredRun], files: Sequence[Path]) -> pl.Da
     """
     import polars as pl
 
-    frames = [read_result_table(file) for file in files]
+    frames = list(map(read_result_table, files))
     for run, frame in zip(runs, frames, strict=True):
         if frame.columns != frames[0].columns:
             raise _mismatch_error(runs[0], run, "other columns")

@@ -143,7 +143,7 @@ class ResultTable:
         columns = [self.column(key) for _, key in family]
         corrected = evaluate.apply_margins(
             evaluate.holm_correct(list(family.values())),
-            [self._find_margin(column) for column in columns],
+            list(map(self._find_margin, columns)),
             [column.sign for column in columns],
         )
         return dict(zip(family, corrected, strict=True))

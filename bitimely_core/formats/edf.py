@@ -180,7 +180,7 @@ def _find_stretches(
         return 0.0, [Stretch(0, header.records, 0.0)]
     clock = _fill_clock(onsets, header.duration, findings)
     steps = np.diff(clock) - header.duration
-    near = max(0.5 / max(header.rate(c) for c in header.channels), 1e-3)
+    near = max(0.5 / max(map(header.rate, header.channels)), 1e-3)
     if (steps < -near).any():
         record = int((steps < -near).argmax()) + 2
         raise input_error(

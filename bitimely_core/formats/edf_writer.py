@@ -102,7 +102,7 @@ def _encode_header(fixed: dict[str, str | float], rows: Sequence[tuple[str | flo
 def _count_records(channels: Sequence[EdfChannel], samples: Sequence[np.ndarray]) -> int:
     """The records that the channels fill, 1 without channels. Raises ValueError."""
     records = len(samples[0]) // channels[0].samples if channels else 1
-    lengths = [len(values) for values in samples]
+    lengths = list(map(len, samples))
     if not records or lengths != [records * channel.samples for channel in channels]:
         raise ValueError("the channels do not fill the same whole number of records")
     return records

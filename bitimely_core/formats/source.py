@@ -420,7 +420,7 @@ class ChecksumList(NamedTuple):
 
 
 def _list_examples(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(safe_text(name) for name in names[:5])
+    return tuple(map(safe_text, names[:5]))
 
 
 def parse_checksums(text: str) -> ChecksumList:

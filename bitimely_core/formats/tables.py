@@ -271,7 +271,7 @@ def _find_columns(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
     missing = [name for name in wanted if name not in names]
     if missing:
         raise _missing_columns_error(names, wanted, missing)
-    return [names.index(name) for name in wanted]
+    return list(map(names.index, wanted))
 
 
 def _missing_columns_error(
@@ -311,7 +311,7 @@ def group_findings(findings: Iterable[Finding]) -> list[Finding]:
     groups: dict[tuple[str, str, str | None], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.code, finding.level, finding.file), []).append(finding)
-    return [_join_findings(same) for same in groups.values()]
+    return list(map(_join_findings, groups.values()))
 
 
 def _join_findings(same: Sequence[Finding]) -> Finding:

@@ -225,12 +225,12 @@ def has_unsafe_characters(label: str) -> bool:
 
 def list_names(names: Sequence[str], limit: int = 30) -> str:
     """The first names, safe to show, and how many more there are."""
-    return list_first([safe_text(name) for name in names], limit)
+    return list_first(list(map(safe_text, names)), limit)
 
 
 def list_numbers(numbers: Sequence[int]) -> str:
     """The first ten numbers, and how many more there are."""
-    return list_first([str(number) for number in numbers], 10)
+    return list_first(list(map(str, numbers)), 10)
 
 
 def list_first(texts: Sequence[str], limit: int) -> str:

@@ -466,9 +466,9 @@ def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
 def _parse_clock(stamps: Sequence[bytes]) -> np.ndarray:
     """Raises ValueError for what is neither date nor number."""
     if all(map(NUMBER.fullmatch, stamps)):
-        clock = np.array([float(stamp) for stamp in stamps])
+        clock = np.array(list(map(float, stamps)))
         return clock - clock.min() if np.isfinite(clock).all() else clock
-    dates = [_parse_date(stamp) for stamp in stamps]
+    dates = list(map(_parse_date, stamps))
     first = min(dates)
     return np.array([(date - first).total_seconds() for date in dates])
 

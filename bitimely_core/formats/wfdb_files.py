@@ -251,7 +251,7 @@ def _find_length(
 
     `spare`: warn about bytes after them.
     """
-    available = [count_frames(group) for group in groups]
+    available = list(map(count_frames, groups))
     frames = min(n for n, _ in available) if stated is None else stated
     skew = max(channel.skew for group in groups for channel in group.channels)
     if 0 < frames <= skew:

@@ -553,7 +553,7 @@ def _verdict(
             f"The region receives {region.ratio:.2f} times the attention of its length in {name}; "
             f"{100 * region.higher_elsewhere:.0f} % of all places of that length receive more."
         )
-    trained, random = (half_share(part) for part in (sequence.share, sequence.control_share))
+    trained, random = map(half_share, (sequence.share, sequence.control_share))
     return (
         f"{100 * trained:.0f} % of tokens receive half of the attention of {name} (50 % if even; "
         f"{100 * random:.0f} % with random weights)."

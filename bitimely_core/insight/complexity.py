@@ -172,7 +172,7 @@ def summarize_growth(
     lengths: list[int], rounds: Sequence[Sequence[float]], sizes: Sequence[int]
 ) -> Growth:
     """The growth of one candidate, from seconds [lengths][R] and bytes [lengths]."""
-    names = [str(n) for n in lengths]
+    names = list(map(str, lengths))
     medians = np.median(rounds, axis=1).tolist()
     quartiles = np.percentile(rounds, [25, 75], axis=1).T.tolist()
     return Growth(
@@ -329,7 +329,7 @@ def complexity(
 
 def _parse_lengths(text: str) -> list[int]:
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = list(map(int, text.split(",")))
     except ValueError:
         numbers = []
     if len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[0] < 8:

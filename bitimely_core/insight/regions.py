@@ -425,7 +425,7 @@ def compare_with_controls(
     T], and the ratios `magnitudes` [S].
     """
     values = chosen.measure_ratios(maps)
-    each = [chosen.measure_ratios(control) for control in controls]
+    each = list(map(chosen.measure_ratios, controls))
     random = nan_mean(each)
     part = chosen.length / maps.shape[1]
     outside = 1 - values * part

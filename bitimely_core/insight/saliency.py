@@ -65,7 +65,7 @@ def _place_windows(maps: SaliencyMaps, positions: Ints, count: int) -> SaliencyM
         return placed
 
     return maps._replace(
-        layers=[place(layer) for layer in maps.layers],
+        layers=list(map(place, maps.layers)),
         input=place(maps.input),
         losses={name: place(loss) for name, loss in maps.losses.items()},
     )
@@ -266,7 +266,7 @@ def _measure_run(
             )
 
     def average(parts: Sequence[Array]) -> regions.SubjectMean:
-        return sample.average(regions.nan_mean([chosen.measure_ratios(part) for part in parts]))
+        return sample.average(regions.nan_mean(list(map(chosen.measure_ratios, parts))))
 
     by_layer: dict[str, LayerSaliency] = {}
     for layers in zip(*(part.layers for part in maps), strict=False):

@@ -404,7 +404,7 @@ def mine_shapelets(
             "expected two classes of two windows each",
         )
     names = [options.channel] if options.channel else windows.channel_names
-    channels = [windows.channel_names.index(name) for name in names]
+    channels = list(map(windows.channel_names.index, names))
     candidates = _draw_candidates(train, channels, fitting, options.candidates, options.seed)
     if not len(candidates):
         raise input_error(

@@ -212,7 +212,7 @@ def _join_weights(weights: list[Tensor], counts: list[int], dtype: torch.dtype) 
 
 def _split_gradients(grads: list[Tensor], weights: list[Tensor], counts: list[int]) -> list[Tensor]:
     """Gradients of the weights from those of the joined matrices."""
-    out = [torch.empty_like(weight) for weight in weights]
+    out = list(map(torch.empty_like, weights))
     torch._foreach_copy_(out, _split(grads, _cut([*map(len, weights)], counts)))
     return out
 

@@ -68,7 +68,7 @@ def list_gpus() -> list[str]:
     count = torch.cuda.device_count()
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = [name for name in names if name.strip()]
-    return visible[:count] or [str(number) for number in range(count)]
+    return visible[:count] or list(map(str, range(count)))
 
 
 def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:

@@ -225,7 +225,7 @@ def _report_unclaimed(
     source: Source, units: Sequence[IngestUnit], passed_over: set[str]
 ) -> Iterator[Finding]:
     claimed = passed_over.union(*(unit.files for unit in units))
-    stems = {strip_suffix(rel) for rel in claimed}
+    stems = set(map(strip_suffix, claimed))
     for rel in source.files:
         if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems:
             claimed.add(rel)  # a copy

@@ -305,7 +305,7 @@ def _describe_columns(contents: Sequence[TableContent]) -> list[str]:
 def _measure_rate(cells: Iterable[str]) -> float:
     """Hz of a column with the times of the rows in seconds, 0.0 where it is no clock."""
     with suppress(UserError):
-        times = np.array([tables.parse_number(cell) for cell in cells], np.float64)
+        times = np.array(list(map(tables.parse_number, cells)), np.float64)
         return measure_rate(times, None, "")
     return 0.0
 

@@ -103,7 +103,7 @@ def _report_shared(
     """
     first, *others = unclear
     rels = shared[first]
-    named = list_first([safe_text(rel) for rel in rels], SHOWN)
+    named = list_first(list(map(safe_text, rels)), SHOWN)
     rest = f"; so do {len(others)} more names" if others else ""
     path = safe_text(strip_suffix(rels[0]))
     return input_warning(
@@ -114,5 +114,5 @@ def _report_shared(
         "or give a match with subject where the names are those of subjects",
         file=file,
         count=len(unclear),
-        examples=tuple(safe_text(key) for key in unclear[:SHOWN]),
+        examples=tuple(map(safe_text, unclear[:SHOWN])),
     )

@@ -246,7 +246,7 @@ def parse_point(line: bytes) -> LogPoint | None:
     """A line of `metrics.jsonl`; None where a kill has cut it."""
     try:
         values = json.loads(line)
-        entries = [values.get(name) for name in LogPoint._fields]
+        entries = list(map(values.get, LogPoint._fields))
     except (ValueError, AttributeError):
         return None
     step, loss, rel = (

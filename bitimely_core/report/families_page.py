@@ -119,7 +119,7 @@ def draw_differences(results: Sequence[RegisteredResult]) -> ForestPlot:
         cells = {(result.family, result.rival): result for result in of_data}
         metric, unit = PrintedMetric(of_data[0].metric), of_data[0].unit
         values, lo, hi, margins = scale_fields(
-            [cells.get(row) for row in rows], metric.factor, "difference", "lo", "hi", "margin"
+            list(map(cells.get, rows)), metric.factor, "difference", "lo", "hi", "margin"
         )
         worst = [scale_number(margin, -metric.sign) for margin in margins]  # on the worse side
         lines = worst if set(margins) - {None} else None

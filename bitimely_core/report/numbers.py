@@ -62,7 +62,7 @@ def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
         values = values.astype(np.float64)
     if values.ndim == 2:
         return values[None], [""]
-    return values, [clean_text(name) for name in data.names or range(1, len(values) + 1)]
+    return values, list(map(clean_text, data.names or range(1, len(values) + 1)))
 
 
 def stage_indices(track: StageTrack, classes: Sequence[str]) -> Array:

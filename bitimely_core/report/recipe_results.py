@@ -380,7 +380,7 @@ def _interval_figures(results: RecipeResults) -> list[Figure]:
     else:
         title = "Scores with intervals"
         caption += ". Overlapping intervals do not rank two rows: see the differences."
-    plot = ForestPlot([table.name(row) for row in rows], panels, other="the paper's")
+    plot = ForestPlot(list(map(table.name, rows)), panels, other="the paper's")
     return [Figure("beside", title, caption, plot)] if panels else []
 
 

@@ -225,7 +225,7 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
     for row in table.rows:
         cells = [_format_pair(results, row, column) for column in columns]
         lines.append(_markdown_line([markdown_text(table.name(row)), *cells]))
-    reached = [results.baselines(column) for column in columns]
+    reached = list(map(results.baselines, columns))
     for name in dict.fromkeys(name for values in reached for name in values):
         pairs = zip(reached, columns, strict=True)
         cells = [format_cell(values.get(name), column) for values, column in pairs]

@@ -142,7 +142,7 @@ def _rank_figures(table: ResultTable, columns: Sequence[ScoreColumn]) -> list[Fi
         f"{test.critical:.2f}: no significant difference.{friedman} The test assumes independent "
         "columns; those of one data set are not, which makes it anti-conservative, and with "
         f"{count} columns its power is low. Rows without a score in some column are excluded.",
-        RankPlot([table.name(row) for row in rows], test.mean_ranks, test.critical),
+        RankPlot(list(map(table.name, rows)), test.mean_ranks, test.critical),
     )
     return [figure]
 

@@ -74,7 +74,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
     if isinstance(value, list | tuple):
-        return [to_json(part) for part in value]
+        return list(map(to_json, value))
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -218,7 +218,7 @@ def write_windows(
         left_out=dict(sorted((+survey.left_out).items())),
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
-        findings=[FindingRecord.from_finding(finding) for finding in findings],
+        findings=list(map(FindingRecord.from_finding, findings)),
         files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
     )
     manifest.publish(out)

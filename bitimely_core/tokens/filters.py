@@ -34,7 +34,7 @@ def validate_filters(
     None is no filter. Raises UserError (config, exit 2).
     """
     band = None if bandpass is None else _parse_band(bandpass)
-    stops = tuple(sorted({float(stop) for stop in notch or ()}))
+    stops = tuple(sorted(set(map(float, notch or ()))))
     if not all(0 < stop < math.inf for stop in stops):
         raise usage_error(
             f"found {','.join(f'{stop:g}' for stop in stops)}",

@@ -109,7 +109,7 @@ def all_reduce_sum(numbers: list[float]) -> list[float]:
         return numbers
     together = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(together)
-    return [float(number) for number in together.tolist()]
+    return list(map(float, together.tolist()))
 
 
 def broadcast_parameters(model: nn.Module) -> None:

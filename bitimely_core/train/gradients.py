@@ -62,7 +62,7 @@ class GradientSum:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         trained = [p for p in parameters if p.requires_grad] if get_world_size() > 1 else []
-        self.buckets = [Bucket(part) for part in split_parameters(trained[::-1], LIMIT)]
+        self.buckets = list(map(Bucket, split_parameters(trained[::-1], LIMIT)))
         self.sent = 0  # buckets of this step
         self.is_last = False
         self.hooks = [

@@ -538,7 +538,7 @@ def _read_parts(
     except Exception as error:
         batches, counts, fault = [], [], error
     if counter is None:
-        return [targets.MicroBatch(batch) for batch in batches], fault, waited
+        return list(map(targets.MicroBatch, batches)), fault, waited
     return targets.weigh_batches(batches, counts, state.device), fault, waited
 
 

@@ -185,7 +185,7 @@ class Predictor:
         """
         import polars as pl
 
-        paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+        paths = [Path(files)] if isinstance(files, str | Path) else list(map(Path, files))
         options = self.preprocessing.options
         mapping = parse_map(channel_map, options.read_channels)
         predictions = (

@@ -171,7 +171,7 @@ class ConvolutionTrunk(nn.Module):
             Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False)
             for a, b in itertools.pairwise(widths)
         )
-        self.norms = nn.ModuleList(BatchNorm(width) for width in widths)
+        self.norms = nn.ModuleList(map(BatchNorm, widths))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, first: nn.Module, ends: Tensor | None) -> Tensor:

@@ -390,9 +390,7 @@ class CRT(base.Model):
         view.
         """
         blocks = real.shape[1] // 4
-        base.require_learned_positions(
-            4 * blocks, sum(len(learned) for learned in positions.values())
-        )
+        base.require_learned_positions(4 * blocks, sum(map(len, positions.values())))
         parts = [
             positions[name][: times * blocks] + view
             for (name, times), view in zip(VIEWS.items(), views, strict=True)

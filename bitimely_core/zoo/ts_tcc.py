@@ -183,7 +183,7 @@ def compute_ts_tcc_loss(
     strong = contrast.add_jitter(
         contrast.permute_segments(batch, config.segments, generator), config.jitter, generator
     )
-    views = [model(view) for view in (weak, strong)]
+    views = list(map(model, (weak, strong)))
     maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
     real = None if batch.mask is None else views[0].mask
     ahead = min(model.config.ahead or 1, maps[0].shape[1] - 1)

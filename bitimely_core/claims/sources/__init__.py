@@ -46,7 +46,7 @@ def recognize_layout(source: Source) -> str:
 
 def _match_layouts(source: Source) -> list[str]:
     """The layouts whose tables are among the files."""
-    paths = [PurePosixPath(file) for file in source.files]
+    paths = list(map(PurePosixPath, source.files))
     stems = {path.name.lower().split(".")[0] for path in paths}
     layouts = [layout for layout, tables in TABLES.items() if stems.issuperset(tables)]
     if any(stem.startswith("de1_0_") for stem in stems):

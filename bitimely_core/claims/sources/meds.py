@@ -158,7 +158,7 @@ def _describe_strings(meanings: CodeMeanings, survey: SourceSurvey) -> dict[str,
             "other": len(unmatched),
             "rows_of_other": sum(sum(row.dropped.values()) for row in survey.rows),
         },
-        "examples_of_other": [safe_text(text) for text in unmatched[:20]],
+        "examples_of_other": list(map(safe_text, unmatched[:20])),
     }
 
 

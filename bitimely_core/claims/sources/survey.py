@@ -126,7 +126,7 @@ class EventReader:
                     group_bytes = 0
                 groups[-1].append(replace(table, table=source, span=span))
                 group_bytes += source.path.stat().st_size if len(spans) == 1 else size
-        return [EventReader(group) for group in groups]
+        return list(map(EventReader, groups))
 
 
 @dataclass(kw_only=True)
