@@ -39,7 +39,6 @@ SWITCHES = {
 }
 # numbers of which 0 leaves a part of the analysis out
 MAY_BE_NONE = frozenset({"bootstrap", "permutations", "windows"})
-UNNAMED = (None, "", "tiny")  # parts of a model that the name of a report leaves out
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 

@@ -70,9 +70,7 @@ def fit_calibration(
     )
 
 
-def find_calibration(
-    run: Run, head: Head, *, store: bool = True, device: str = "auto"
-) -> Calibration | None:
+def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration | None:
     """The calibration that is stored with the run; else it is fitted on the validation windows of
     the training and, with `store`, stored.
 
@@ -91,7 +89,7 @@ def find_calibration(
         return None
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
-    prediction = predict_windows(head, rows, device=device)
+    prediction = predict_windows(head, rows)
     calibration = fit_calibration(
         windows.task,
         prediction,
@@ -107,13 +105,7 @@ def find_calibration(
 
 
 def calibrate_on(
-    path: Path,
-    run: Run,
-    head: Head,
-    preprocessing: Preprocessing,
-    mapping: ChannelMap,
-    *,
-    device: str = "auto",
+    path: Path, run: Run, head: Head, preprocessing: Preprocessing, mapping: ChannelMap
 ) -> Calibration:
     """The calibration on one person's own labelled recordings: a file with annotations, a BIDS
     folder with events, or a cache.
@@ -128,7 +120,7 @@ def calibrate_on(
         windows = cut_unlabelled(record, name, preprocessing, labels=True).windows
         target = windows.targets(None)
         assert target is not None, "labels were read"
-        predictions.append(predict_windows(head, windows, device=device))
+        predictions.append(predict_windows(head, windows))
         targets.append(target)
     if not targets:
         raise input_error(
