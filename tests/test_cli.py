@@ -564,14 +564,3 @@ def test_help_of_ingest_shows_the_options_of_the_named_data_set(
     assert "--rate" in ptb
     assert not ptb & {"--map", "--size"}
     assert "--task" in shown("tokenize", "pophr") - shown("tokenize", "sleep-edf")
-
-
-@pytest.mark.slow
-def test_the_former_name_of_leak_free_is_still_accepted(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plans = []
-    for flag in ("--leak-free", "--honest"):
-        assert main(["run", "table2", flag, "--dry-run", "--json", "-w", str(workspace)]) == 0
-        plans.append([stage["stage"] for stage in json.loads(capsys.readouterr().out)["stages"]])
-    assert plans[0] == plans[1]

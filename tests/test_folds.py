@@ -221,7 +221,6 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
         ResultPlan(
             name="part",
             cells=[PlannedCell("gpt", "synthetic/staging", 0, "done", (*FOLDS, "never-trained"))],
-            baselines=(),
         ),
         workspace=ran,
         out=ran / "part",
