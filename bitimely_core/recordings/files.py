@@ -425,6 +425,8 @@ def _make_wfdb_unit(
 def _list_companions(source: Source, rel: str) -> list[str]:
     """Files with the samples and markers of a recording whose file is a header."""
     endings = COMPANIONS.get(find_suffix(rel), ())
+    if not endings:
+        return []
     stem = strip_suffix(rel)
     return [
         name for name in source.files if find_suffix(name) in endings and strip_suffix(name) == stem
