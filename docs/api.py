@@ -22,6 +22,7 @@ MODULES = {
     "data": "",
     "models": "",
     "objectives": "leak_free",
+    "heads": "cross_entropy binary_cross_entropy mean_squared_error hazard_loss load",
 }  # with what is used as bt.MODULE.NAME
 
 
