@@ -122,8 +122,8 @@ def recode(folder: Path, name: str, encoding: str) -> None:
 
 TABLES = [
     ("pophr", "claims.csv"),
-    ("pophr", "patients.csv"),
-    ("pophr", "labels.csv"),
+    pytest.param("pophr", "patients.csv", marks=pytest.mark.slow),
+    pytest.param("pophr", "labels.csv", marks=pytest.mark.slow),
     ("epilepsy", "data.csv"),
     ("generic", "*_rec.csv"),
     ("generic", "recordings.csv"),

@@ -331,6 +331,7 @@ def test_a_region_beyond_the_sequence_is_refused(start, stop, flag):
         compare_region(np.ones(6) / 6, 2, 7, None)
 
 
+@pytest.mark.slow
 def test_a_region_of_events_and_of_a_grid_of_months():
     """Neither has a rate: a region counts tokens, and distances have no seconds."""
     events = Run.open("events", find_workspace())

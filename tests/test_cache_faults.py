@@ -240,7 +240,8 @@ def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "jobs"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)]
+    ("number", "code", "jobs"),
+    [(signal.SIGTERM, 143, 1), pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow)],
 )
 def test_a_signal_stops_soon_and_the_rerun_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, jobs: int

@@ -208,7 +208,9 @@ def read_subject(
     }
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(
+    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in (2, 3))]
+)
 def test_records_equal_the_naive_reading(block: int) -> None:
     reasons: set[str | None] = set()
     for seed in range(block * 30, block * 30 + 30):

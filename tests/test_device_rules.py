@@ -60,6 +60,7 @@ def run_sweep(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_model_trains_on_one_device_with_the_losses_of_the_cpu() -> None:
     assert run_sweep("training", "--kinds", "regular", "--own")["done"] >= 44
 

@@ -229,7 +229,7 @@ def score(home: Path, name: str, **model: object) -> float:
     )
 
 
-@pytest.mark.parametrize("name", ["bitimelygpt", "gru-d"])
+@pytest.mark.parametrize("name", [pytest.param("bitimelygpt", marks=pytest.mark.slow), "gru-d"])
 def test_a_label_of_numbers_alone_is_learnt_from_the_numbers_alone(home: Path, name: str) -> None:
     assert score(home, name) > 0.95
     assert 0.3 < score(home, name, numbers=False) < 0.7

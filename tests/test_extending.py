@@ -403,7 +403,11 @@ def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [("objectives", "models", "datasets", "analyses"), ("models", "objectives")]
+    "kinds",
+    [
+        ("objectives", "models", "datasets", "analyses"),
+        pytest.param(("models", "objectives"), marks=pytest.mark.slow),
+    ],
 )
 def test_the_command_line_of_a_fresh_process_lists_the_plug_ins(
     tmp_path: Path, kinds: tuple[str, ...]

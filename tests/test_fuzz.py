@@ -67,6 +67,7 @@ def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             fuzz.check(name, b"@data", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_script_runs_targets_in_processes_of_their_own(tmp_path: Path) -> None:
     command = [
         sys.executable,

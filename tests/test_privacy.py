@@ -559,7 +559,11 @@ def attack(seen: Published) -> list[str]:
 # --- the builds
 
 
-BUILDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20))]
+BUILDS = [
+    *range(4),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8)),
+    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20)),
+]
 
 
 @pytest.mark.parametrize("seed", BUILDS)

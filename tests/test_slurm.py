@@ -283,7 +283,10 @@ def test_the_script_passes_every_argument_as_it_was_given(
     assert script.read_bytes() == written
 
 
-@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGTERM, False), (signal.SIGUSR1, True)])
+@pytest.mark.parametrize(
+    ("number", "requeued"),
+    [pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow), (signal.SIGUSR1, True)],
+)
 def test_a_cancelled_task_is_not_requeued(stub: Path, number: int, requeued: bool) -> None:
     (stub / "wait").touch()
     assert main(["run", "smoke", "--slurm", "job.sh"]) == 0

@@ -108,7 +108,12 @@ def test_dry_runs_leave_an_empty_folder_empty(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
     "argv",
-    [["ingest", "synthetic-claims", "--subjects", "200000"], ["run", "smoke"]],
+    [
+        pytest.param(
+            ["ingest", "synthetic-claims", "--subjects", "200000"], marks=pytest.mark.slow
+        ),
+        ["run", "smoke"],
+    ],
     ids=lambda argv: argv[0],
 )
 def test_a_signal_ends_a_verb_within_seconds(
