@@ -1,6 +1,6 @@
 """Chooses channels, rate and window for views that leave them open, by what most recordings have.
 
-The views of a user's own recordings are such.
+Views of a user's own recordings leave them open.
 """
 
 from __future__ import annotations
