@@ -9,6 +9,7 @@ from bitimely_core.cache.ingest import ingest_recordings
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, View, data_kinds
 from bitimely_core.tokens import building
 from bitimely_core.tokens.windows import open_windows
+from bitimely_core.types import SPLITS
 
 if TYPE_CHECKING:
     from bitimely_core.cache import Cache
@@ -20,14 +21,15 @@ def summarize_windows(folder: Path) -> Choices:
     """Shape, notices, findings and audit of the windows in `folder`."""
     windows = open_windows(folder, verify=False)
     manifest = windows.manifest
-    audit = {
-        split: {
+    audit = {}
+    for split in SPLITS:
+        counts = manifest.counts[split]
+        classes = {name: counts.classes[name] for name in manifest.class_names}
+        audit[split] = {
             "subjects": counts.subjects,
             "windows": counts.windows,
-            "classes": counts.classes if counts.windows else {},
+            "classes": classes if counts.windows else {},
         }
-        for split, counts in manifest.counts.items()
-    }
     return {
         "windows": len(windows),
         **building.describe_options(manifest.options, manifest.class_names),
