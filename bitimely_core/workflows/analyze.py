@@ -90,7 +90,8 @@ def analyze(
     _check_subject(entry, names, data)
     parsed = _parse_options(entry, options, sequences)
     if name is None:
-        name = _name_report(entry, names, data, [model, objective, preset])
+        of_model = [model, objective, None if preset == "tiny" else preset]
+        name = _name_report(entry, names, data, of_model)
     target = out or locate_new(workspace, "reports", name, "--name")
     select_device(device)
     if dry_run:
