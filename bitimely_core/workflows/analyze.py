@@ -90,8 +90,7 @@ def analyze(
     _check_subject(entry, names, data)
     parsed = _parse_options(entry, options, sequences)
     if name is None:
-        of_model = [model, objective, None if preset == "tiny" else preset]
-        name = _name_report(entry, names, data, of_model)
+        name = _name_report(entry, names, data, [model, objective, preset])
     target = out or locate_new(workspace, "reports", name, "--name")
     select_device(device)
     if dry_run:
@@ -315,4 +314,6 @@ def _name_report(
     parts = [Path(name).resolve().name for name in names]
     if not parts and data is not None and entry.facts.takes == "data":
         parts = [data.strip("/").replace("/", "-")]
-    return shorten_name([entry.name, *(parts or [part for part in model if part])])
+    # the preset of an analysis is tiny where it is not given
+    stated = [part for part in model if part not in {None, "", "tiny"}]
+    return shorten_name([entry.name, *(parts or filter(None, stated))])
