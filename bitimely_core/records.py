@@ -110,8 +110,8 @@ class StoredRecord(Part):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            field, found, message = describe_invalid(error)
-            raise integrity_error(str(path), found, message, cls.REPAIR, field=field) from error
+            field, value, message = describe_invalid(error)
+            raise integrity_error(str(path), value, message, cls.REPAIR, field=field) from error
 
     @classmethod
     def _check_version(cls, version: object, path: Path) -> None:

@@ -61,10 +61,10 @@ def f(a, b, c):
         try:
             x()
         except ValueError:
-            pass
+            x(1)
     match c:
-        case 1: pass
-        case _: pass
+        case 1: x()
+        case _: x()
     with a: assert b
 """
     # if, and, or, for x in, if x, elif, ternary, for, except, two cases

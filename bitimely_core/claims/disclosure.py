@@ -175,11 +175,11 @@ def _link_sizes(splits: Mapping[str, int]) -> CountSystem:
 def _link_label(system: CountSystem, label: str, after: Mapping[str, PrevalenceCount]) -> None:
     """The counts of a label after the filters."""
     for part in PARTS:
-        known, cases = (label, "after", part, "known"), (label, "after", part, "cases")
-        system.add_printed(known, after[part].subjects, PART_ORDER[part])
+        labelled, cases = (label, "after", part, "known"), (label, "after", part, "cases")
+        system.add_printed(labelled, after[part].subjects, PART_ORDER[part])
         system.add_printed(cases, after[part].cases, PART_ORDER[part])
-        system.add_difference(known, [cases], (label, "after", part, "others"))
-        system.add_difference(("out", part), [known], (label, "after", part, "unknown"))
+        system.add_difference(labelled, [cases], (label, "after", part, "others"))
+        system.add_difference(("out", part), [labelled], (label, "after", part, "unknown"))
     _link_splits(system, label, "after")
 
 
@@ -218,15 +218,15 @@ def _link_statistics(
 def _link_excluded(system: CountSystem, label: str, before: Mapping[str, PrevalenceCount]) -> None:
     """The counts of a label before the filters, and of those whom the filters exclude."""
     for part in (ALL, *SPLITS):
-        known, cases, others = (
+        labelled, cases, others = (
             (label, "before", part, kind) for kind in ("known", "cases", "others")
         )
         order = {ALL: 2, "train": 6}.get(part)
-        for key, n in ((known, before[part].subjects), (cases, before[part].cases)):
+        for key, n in ((labelled, before[part].subjects), (cases, before[part].cases)):
             system.add_printed(key, n, order)
             if order is None:
                 system.unprinted.add(key)
-        system.add_difference(known, [cases], others)
+        system.add_difference(labelled, [cases], others)
         for kind in ("cases", "others"):
             total, remaining, rest = (
                 (label, stage, part, kind) for stage in ("before", "after", "excluded")

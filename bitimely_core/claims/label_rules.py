@@ -107,8 +107,8 @@ def parse_rules(rules: Iterable[RuleTable]) -> tuple[LabelRule, ...]:
     try:
         parsed = TypeAdapter(tuple[LabelRule, ...]).validate_python(rules)
     except ValidationError as error:
-        field, found, message = describe_invalid(error)
-        text = f"rule.{field}: {message}, {found}"
+        field, value, message = describe_invalid(error)
+        text = f"rule.{field}: {message}, {value}"
         if error.errors()[0]["type"] == "extra_forbidden":
             part = RuleClause if ".any." in field else LabelRule
             fields = (field.alias or name for name, field in part.model_fields.items())

@@ -114,9 +114,9 @@ def _flag_subjects(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         f"case_{name}": (train & (pl.col(f"y_{name}") == 1)).fill_null(value=False)
         for name in names
     }
-    known = {f"known_{name}": train & pl.col(f"y_{name}").is_not_null() for name in names}
+    labelled = {f"known_{name}": train & pl.col(f"y_{name}").is_not_null() for name in names}
     return (
-        cohort.select(train.alias("train"), **cases, **known)
+        cohort.select(train.alias("train"), **cases, **labelled)
         .with_columns(all=pl.lit(1))
         .cast(pl.Int64)
     )

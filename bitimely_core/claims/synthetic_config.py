@@ -135,8 +135,8 @@ def resolve_config(values: Mapping[str, object]) -> CohortConfig:
     try:
         return CohortConfig.model_validate(merged)
     except ValidationError as error:
-        field, found, message = describe_invalid(error)
-        raise usage_error(found, message, field=f"config.{field}") from error
+        field, value, message = describe_invalid(error)
+        raise usage_error(value, message, field=f"config.{field}") from error
 
 
 def _merge_config(

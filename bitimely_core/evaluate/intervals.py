@@ -275,7 +275,7 @@ def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
 def explain_rare_class(rows: ScoredRows, k: int) -> str | None:
     """Why metrics that compare class k with the rest have no confidence interval, or None."""
     positive = rows.positive[:, k]
-    for side, words in ((positive, "of"), (rows.known[:, k] & ~positive, "outside of")):
+    for side, words in ((positive, "of"), (rows.labelled[:, k] & ~positive, "outside of")):
         counts = {"row": int(side.sum()), rows.unit: len(np.unique(rows.units[side]))}
         for word, count in counts.items():
             least = MINIMUM_ROWS if word == "row" else MINIMUM_CLASS_UNITS
@@ -376,7 +376,7 @@ def build_class_scores(
             support=support,
             subjects=len(np.unique(rows.groups[rows.positive[:, k]])),
             base_rate=None if rows.task == "survival" else rate,
-            unknown=int((~rows.known[:, k]).sum()) if rows.task == "multilabel" else None,
+            unknown=int((~rows.labelled[:, k]).sum()) if rows.task == "multilabel" else None,
             **metrics,
         )
     return scores

@@ -123,7 +123,7 @@ class ScoredRows(NamedTuple):
     # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known), or [n, K, 2]
     # times and events (NaN: not known)
     target: Array
-    known: Array  # [n, K] bool: False for labels that are not known, which count nowhere
+    labelled: Array  # [n, K] bool: False for labels that are not known, which count nowhere
     predictions: dict[str, Array]  # name -> [n, K] float64, regression [n]
     units: Array  # [n] int64
     n_units: int
@@ -155,7 +155,7 @@ class ScoredRows(NamedTuple):
     @property
     def others(self) -> Array:
         """[K] rows known not to be of the class."""
-        return (self.known & ~self.positive).sum(0)
+        return (self.labelled & ~self.positive).sum(0)
 
     @property
     def present(self) -> Array:
@@ -216,7 +216,7 @@ def check_rows(
         name: _check_prediction(task, name, values, len(raw), len(names))
         for name, values in predictions.items()
     }
-    y, known = TARGET_CHECKS[task](raw, names)
+    y, labelled = TARGET_CHECKS[task](raw, names)
     codes, n_subjects = _number_subjects(groups, len(y))
     order = _order_rows(y, checked, codes)
     codes = codes[order]
@@ -224,7 +224,7 @@ def check_rows(
     return ScoredRows(
         task=task,
         target=y[order],
-        known=known[order],
+        labelled=labelled[order],
         predictions={name: values[order] for name, values in checked.items()},
         units=units,
         n_units=n_units,
@@ -435,11 +435,11 @@ def _estimate_classes(
     for k in np.flatnonzero(rows.present).tolist():
         if is_binary and k == 0:
             continue
-        known = rows.known[:, k]
+        labelled = rows.labelled[:, k]
         areas[k], precisions[k] = estimate_ranking(
-            prediction[known, k],
-            rows.positive[known, k],
-            rows.units[known],
+            prediction[labelled, k],
+            rows.positive[labelled, k],
+            rows.units[labelled],
             rows.n_units,
             weights[k],
         )
@@ -523,8 +523,8 @@ def _multilabel_estimates(
 ) -> Estimates:
     """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
     present = rows.present
-    decisions = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
-    counted = (decisions * rows.target, rows.target, decisions, rows.known)
+    decisions = ((prediction >= 0.5) if decisions is None else decisions) * rows.labelled
+    counted = (decisions * rows.target, rows.target, decisions, rows.labelled)
     hits, true, decided, total = (_sum_by_unit(rows, values) for values in counted)
     cells = total.sum(1, keepdims=True)
     equal = _weigh_columns(cells)[0]
@@ -548,10 +548,10 @@ def _multilabel_estimates(
 def _estimate_micro(rows: ScoredRows, prediction: Array, true: Array, total: Array) -> Estimate:
     """Average precision of all labels in one ranking; `true` and `total` are counts [U, K]."""
     positives, negatives = (counts.sum(1, keepdims=True) for counts in (true, total - true))
-    known = rows.known.ravel()
-    units = np.repeat(rows.units, len(rows.names))[known]
+    labelled = rows.labelled.ravel()
+    units = np.repeat(rows.units, len(rows.names))[labelled]
     weights = _weigh_sides(positives, negatives)[0]
-    scores, labels = prediction.ravel()[known], rows.positive.ravel()[known]
+    scores, labels = prediction.ravel()[labelled], rows.positive.ravel()[labelled]
     return estimate_ranking(scores, labels, units, rows.n_units, weights)[1]
 
 

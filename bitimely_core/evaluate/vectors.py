@@ -262,8 +262,8 @@ def _read_declaration(path: Path, metadata: Mapping[bytes, bytes]) -> EncoderDec
             values |= added
         return EncoderDeclaration.model_validate(values)
     except ValidationError as error:
-        field, found, message = describe_invalid(error)
-        raise input_error(Reason.METADATA, found, message, file=where, field=field) from None
+        field, value, message = describe_invalid(error)
+        raise input_error(Reason.METADATA, value, message, file=where, field=field) from None
     except (ValueError, RecursionError) as error:
         problem, wanted = f"not readable: {safe_text(str(error))}", "expected TOML or JSON in UTF-8"
         raise input_error(Reason.METADATA_SYNTAX, problem, wanted, file=where) from None

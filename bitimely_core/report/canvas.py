@@ -78,7 +78,7 @@ STYLE: dict[Any, Any] = {
 @singledispatch
 def draw_data(data: object) -> Canvas:
     """The drawing of one kind of figure; each kind is registered in another module."""
-    raise NotImplementedError
+    raise ValueError(f"data of type {type(data).__name__} are no kind of figure")
 
 
 def new_canvas(
