@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+Properties = dict[str, Any]  # of a data set or a subject, as they are stored
+
 NAMES = re.compile(
     r"(recordings|annotations|subjects)-[0-9a-f]{16}\.parquet|units-[0-9a-f]{16}\.json"
 )
@@ -305,12 +307,12 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
     return name, StoredFile(sha256=digest, size=size, rows=len(rows))
 
 
-def _make_metadata(kind: str, facts: dict[str, Any]) -> dict[bytes, bytes]:
+def _make_metadata(kind: str, facts: Properties) -> dict[bytes, bytes]:
     values = {"schema": f"bitimely.{kind}/1", "format_version": 1, **facts}
     return {b"bitimely": storage.encode_json(values)}
 
 
-def _make_schemas(facts: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
+def _make_schemas(facts: Properties) -> tuple[pa.Schema, pa.Schema]:
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -453,10 +455,7 @@ def _open_parquet(path: Path, categories: Sequence[str] = ()) -> pq.ParquetFile:
 
 
 def read_shard(
-    folder: Path,
-    shard: CacheShard,
-    subjects: dict[str, Any],
-    channels: Collection[str] | None = None,
+    folder: Path, shard: CacheShard, subjects: Properties, channels: Collection[str] | None = None
 ) -> Iterator[Record]:
     """The records of one shard, in order.
 
@@ -487,8 +486,8 @@ def read_shard(
 
 
 def _read_rows(
-    file: pq.ParquetFile, group: int, subjects: dict[str, Any], channels: Collection[str] | None
-) -> Iterator[tuple[dict[str, Any], Signal | None]]:
+    file: pq.ParquetFile, group: int, subjects: Properties, channels: Collection[str] | None
+) -> Iterator[tuple[Properties, Signal | None]]:
     """The rows of a row group; the signal is None where it is not selected."""
     names = [name for name in file.schema_arrow.names if name not in {"samples", "qc"}]
     rows = file.read_row_group(group, columns=names, use_threads=False).to_pylist()

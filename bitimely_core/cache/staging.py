@@ -52,6 +52,8 @@ from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.system_errors import RETRY_HINT, format_size, raise_system_error
 from bitimely_core.types import Progress
 
+StoreOptions = dict[str, Any]  # of a file system of fsspec
+
 CACHE_RATIO = 0.75  # bytes of cache a byte of source: an estimate
 # bytes a request of an object store, and the most that is lost when a connection breaks
 CHUNK = 8 << 20
@@ -319,7 +321,7 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
     try:
         import fsspec
 
-        target, options = source, dict[str, Any]()
+        target, options = source, StoreOptions()
         if scheme in WEB:
             target = f"{scheme}://{rest.rstrip('/')}/"
             options = _make_web_options(user)
@@ -344,7 +346,7 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
     return RemoteSource(url, opened, scheme), root
 
 
-def _make_web_options(user: str) -> dict[str, Any]:
+def _make_web_options(user: str) -> StoreOptions:
     """Options of fsspec for a web server; `user`: user information of the URL, often empty."""
     import aiohttp
 
@@ -362,7 +364,7 @@ def _make_web_options(user: str) -> dict[str, Any]:
     }
 
 
-def _make_s3_options(user: str) -> dict[str, Any]:
+def _make_s3_options(user: str) -> StoreOptions:
     """Options of fsspec for a bucket; `user`: user information of the URL, often empty.
 
     A public bucket is read without a signature where this machine has no credentials.
@@ -373,7 +375,7 @@ def _make_s3_options(user: str) -> dict[str, Any]:
     if find_spec("s3fs") is None:
         raise ImportError("s3fs")
     config = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 1}}
-    options: dict[str, Any] = {"config_kwargs": config}
+    options: StoreOptions = {"config_kwargs": config}
     if user:
         options["key"], _, options["secret"] = map(unquote, user.partition(":"))
     elif not conf.get("s3") and get_session().get_credentials() is None:

@@ -135,11 +135,7 @@ def clean_rows(
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
         minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
-    for name in {"code", "vocab", "source"} & set(frame.columns):
-        kind = frame.schema[name]
-        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
-            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
-            raise ValueError(text)  # noqa: TRY004
+    _require_texts(frame)
     texts = {
         name: _number_column(frame, name, default)
         for name, default in (("code", None), ("vocab", vocab), ("source", source))
@@ -184,6 +180,15 @@ def clean_rows(
     for position, n in valid["code"].value_counts().iter_rows():
         account.steps[book.codes[position].step] += n
     return valid, account
+
+
+def _require_texts(frame: pl.DataFrame) -> None:
+    """Raises ValueError for codes and their kinds in a column of another type."""
+    for name in {"code", "vocab", "source"} & set(frame.columns):
+        kind = frame.schema[name]
+        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
+            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
+            raise ValueError(text)  # noqa: TRY004
 
 
 class _NumberedTexts(NamedTuple):

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def write_cohort(
     subjects: int = 20_000,
     seed: int = 0,
     config: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
+) -> Choices:
     """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the
     same arguments.
 
@@ -143,7 +143,7 @@ def write_cohort(
     storage.write_file(folder / "claims.csv", fill)
     for name, lines in tables.items():
         storage.write_bytes(folder / name, "\n".join([*lines, ""]).encode())
-    body: dict[str, Any] = {
+    body: Choices = {
         "format_version": 1,
         "subjects": subjects,
         "seed": seed,
@@ -162,7 +162,7 @@ def _check_integer(name: str, value: object, least: int) -> None:
         raise usage_error(f"{name} is {safe_text(value)}", expected)
 
 
-def _add_counts(body: dict[str, Any], ledger: Mapping[str, int]) -> None:
+def _add_counts(body: Choices, ledger: Mapping[str, int]) -> None:
     """Add the counts of the ledger to its file: the parts of a key are sections in each other."""
     for key, rows in ledger.items():
         *parents, leaf = key.split(".")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -40,6 +40,7 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import StoredFile
+from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
 from bitimely_core.schemas.tokens import (
     CohortFlow,
@@ -57,17 +58,17 @@ from bitimely_core.types import Progress
 SAMPLED_SEQUENCES = 2000, 16_000
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is reported
 # what else a user may choose where the selection by default keeps little
-ALTERNATIVES: dict[str, dict[str, Any]] = {
+ALTERNATIVES: dict[str, Choices] = {
     "--no-select": {"select": False},
     "--min-codes 1": {"min_codes": 1},
 }
 LEAST_SHARE, LEAST_CODES = 0.05, 10  # of the subjects; PheCodes
-VOCABULARY: dict[str, Any] = {
+VOCABULARY: Choices = {
     "id": pl.Int32,
     **dict.fromkeys(("code", "name", "category"), pl.String),
     **dict.fromkeys(("n_subjects_train", "n_events_train"), pl.Int64),
 }
-RATIOS: dict[str, Any] = {
+RATIOS: Choices = {
     **dict.fromkeys(("target", "code"), pl.String),
     **dict.fromkeys(("ratio", "lo", "hi"), pl.Float64),
     **dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64),
@@ -437,7 +438,7 @@ def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
 
 def _describe_selection(
     plan: SequencePlan, selection: CodeSelection, tally: ShortcutTally
-) -> dict[str, Any]:
+) -> Choices:
     """The fields of `SequenceStatistics` on selected codes and shortcuts."""
     threshold, own_codes = plan.choices.threshold, _list_own_codes(plan)
     fallback, small = list[str](), set[str]()

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate, registry, storage
+from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate import hazard_baselines, window_counts
 from bitimely_core.evaluate.linear import (
@@ -376,8 +377,6 @@ def predict_baseline(
     """
     import polars as pl
 
-    from bitimely_core.data import limit_windows, sample_subjects
-
     registered = find_registered(windows).get(kind)
     if registered is None and kind not in list_baselines(windows):
         return "it is for other data"
@@ -385,19 +384,13 @@ def predict_baseline(
     # else all seeds share one
     seed = record.seed if choices.fraction < 1 or choices.limit is not None else 0
     settings = window_counts.count_settings(record) if kind in COUNTED else None
-    limited = limit_windows(windows, choices.limit, seed)
-    parts: dict[str, Any] = {
-        "train": sample_subjects(limited["train"], choices.fraction, seed),
-        "validation": limited["validation"],
-        "test": windows[split],
-    }
+    parts = _limit_parts(windows, split, choices, seed)
     rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
     if not training or not len(rows):
         return "a split holds no windows"
     fitted = window_counts.MOST_TRAINING if settings else MOST_TRAINING
     for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
-        drawn = draw_positions(len(parts[name]), count)
-        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), drawn))
+        parts[name] = _draw_windows(parts[name], count)
     inputs = {
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
@@ -422,6 +415,24 @@ def predict_baseline(
     columns = read_result_table(stored).to_numpy()
     prediction = columns[:, 0] if windows.task == "regression" else columns
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
+
+
+def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
+    """The windows of training and validation that a run reads, and those of `split` as test."""
+    from bitimely_core.data import limit_windows, sample_subjects
+
+    limited = limit_windows(windows, choices.limit, seed)
+    return {
+        "train": sample_subjects(limited["train"], choices.fraction, seed),
+        "validation": limited["validation"],
+        "test": windows[split],
+    }
+
+
+def _draw_windows(part: Any, most: int | None) -> Any:
+    """`most` windows of a split, drawn at random; None: all."""
+    positions = draw_positions(len(part), most)
+    return part.subset(np.isin(np.arange(len(part)), positions))
 
 
 def _fit_baseline(

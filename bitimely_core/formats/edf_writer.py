@@ -58,9 +58,10 @@ def encode_edf(
     records = _count_records(channels, samples)
     if not 1985 <= start.year <= 2084:
         raise ValueError("EDF holds the years 1985 to 2084")
-    if onsets is not None and len(onsets) != records:
-        raise ValueError(f"{len(onsets)} onsets for {records} records")
     duration = duration if channels else 0.0
+    times = [i * duration for i in range(records)] if onsets is None else onsets
+    if len(times) != records:
+        raise ValueError(f"{len(times)} onsets for {records} records")
     rows: list[tuple[str | float, ...]] = [channel[:7] for channel in channels]
     columns = [
         np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8)
@@ -68,7 +69,6 @@ def encode_edf(
     ]
     kind = ""
     if notes is not None or onsets is not None or not channels:
-        times = [i * duration for i in range(records)] if onsets is None else onsets
         gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
         kind = "EDF+D" if gaps else "EDF+C"
         columns.append(_encode_notes(times, notes or ()))

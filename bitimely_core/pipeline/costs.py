@@ -193,13 +193,13 @@ def estimate_training(
     except UserError as error:
         raise_system_error(error)
         return TrainingCost()
-    objective = flags.get("objective", {}).get("name") or entry.facts.objective
     train = load_preset(preset).get("train" if is_pretraining else "finetune", {})
     train = {**train, **flags.get("train", {})}
-    if not is_pretraining:
-        objective = "none"
-    elif objective == "none":
-        train["steps"] = 0
+    objective = "none"
+    if is_pretraining:
+        objective = flags.get("objective", {}).get("name") or entry.facts.objective
+        if objective == "none":
+            train["steps"] = 0
     data, sizes = flags.get("data", {}), _measure_tokens(training, plan, workspace)
     windows, batch = _count_windows(train, data, sizes), train.get("batch_size", 64)
     if windows is None:

@@ -4,7 +4,6 @@ sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -296,13 +295,13 @@ def _add_timelines(
     for k, codes in enumerate(definitions.values(), 1):
         groups = dict.fromkeys(codes, k) | groups
     lanes = []
-    for i in range(len(rows)):
-        codes = [sequences.vocabulary[code] for code in values[i][mask[i]]]
-        positive: Iterable[int] = () if target is None else np.flatnonzero(target[i] == 1)
-        labels = [sequences.class_names[k] for k in positive]
-        name = ", ".join(label for label in labels if label in definitions) or "none"
-        colours = [groups.get(code, 0) for code in codes]
-        lanes.append(Timeline(name, times[i][mask[i]].tolist(), colours))
+    for i, is_event in enumerate(mask):
+        colours = [groups.get(sequences.vocabulary[code], 0) for code in values[i][is_event]]
+        labels: list[str] = []
+        if target is not None:
+            labels = [sequences.class_names[k] for k in np.flatnonzero(target[i] == 1)]
+        name = ", ".join(filter(definitions.__contains__, labels)) or "none"
+        lanes.append(Timeline(name, times[i][is_event].tolist(), colours))
     page.figure(
         "timelines",
         f"{len(lanes)} sequences of the training split, labels at the left",

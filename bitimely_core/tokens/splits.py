@@ -197,12 +197,7 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     name, seed, test_fold = options.split, options.seed, options.test_fold
     strata = None if options.stratify is None else _read_strata(table, options.stratify)
     is_dealt = options.folds is not None or strata is not None
-    if test_fold is not None and name not in {"subject", "official"}:
-        raise _fold_error(
-            f"a split by {name} has no folds", "expected one by subject or the official one"
-        )
-    if is_dealt and name != "subject":
-        raise _fold_error(f"a split by {name} deals no subjects", "expected one by subject")
+    _check_folds(name, has_fold=test_fold is not None, deals=is_dealt)
     if name == "official":
         return lambda subject, recording, attributes, starts: (
             [_require_official_split(attributes, test_fold)] * len(starts)
@@ -223,6 +218,16 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
         else assign_splits(subjects, seed=seed, test_fold=test_fold)
     )
     return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+
+
+def _check_folds(split: str, *, has_fold: bool, deals: bool) -> None:
+    """Raises UserError (config, exit 2) for folds or dealt subjects of a split without them."""
+    if has_fold and split not in {"subject", "official"}:
+        raise _fold_error(
+            f"a split by {split} has no folds", "expected one by subject or the official one"
+        )
+    if deals and split != "subject":
+        raise _fold_error(f"a split by {split} deals no subjects", "expected one by subject")
 
 
 def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:

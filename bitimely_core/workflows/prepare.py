@@ -188,7 +188,7 @@ def ingest_cache(
     extend: Callable[[Choices], None] = lambda report: None,
     notice: Callable[[Finding], object] | None = None,
     **arguments: Any,
-) -> dict[str, Any]:
+) -> Choices:
     """`cache.ingest` and its page; `extend` adds to the report of a published cache, `notice` is
     called where the page cannot be written.
     """
