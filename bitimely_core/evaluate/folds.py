@@ -17,13 +17,17 @@ import numpy as np
 
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.evaluate import baselines
 from bitimely_core.records import has_result, read_result_table
 from bitimely_core.schemas.scores import EvaluationSettings, Scores, TaskScores
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
+
+FittedBaseline = tuple[TaskScores, "pl.DataFrame"]  # with a frame as `predictions.parquet`
 
 CACHE_VERSION = 5  # of stored scores: raise it where the numbers change
 # what the pooled predictions alone do not give
@@ -128,15 +132,36 @@ def score_pooled(
     )
 
 
-def pool_baseline(
-    each: Sequence[tuple[TaskScores, pl.DataFrame]], scores: Scores
-) -> tuple[TaskScores, pl.DataFrame]:
-    """The results of `fit_baseline` on each fold as one, scored like the run of `scores`."""
+def fit_pooled_baseline(
+    kind: str,
+    run: ScoredRun,
+    keep: Path,
+    open_windows: OpenWindows,
+    progress: Progress | None = None,
+) -> FittedBaseline | str:
+    """The scores and predictions of a baseline on each fold of a run as one, scored like the run.
+
+    A text says why there is none. Arguments and errors: as `baselines.fit_baseline`.
+    """
     import polars as pl
 
-    if len(each) == 1:
-        return each[0]
-    frame = pl.concat([frame for _, frame in each])
+    fitted = []
+    for fold in run.runs:
+        baseline = baselines.fit_baseline(
+            kind,
+            fold.record,
+            fold.scores,
+            keep,
+            open_windows=open_windows,
+            also=[fold.folder / baselines.FOLDER],
+            progress=progress,
+        )
+        if isinstance(baseline, str):
+            return baseline
+        fitted.append(baseline)
+    if len(fitted) == 1:
+        return fitted[0]
+    scores, frame = run.scores, pl.concat([frame for _, frame in fitted])
     return score_pooled(scores.task or "", frame, scores.settings, like=scores), frame
 
 

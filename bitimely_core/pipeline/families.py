@@ -135,26 +135,12 @@ class ColumnRuns(NamedTuple):
         if rival == SIGNAL:
             windows = self.open_windows(run.runs[0].record.data[0].name)
             kind = next(iter(baselines.find_registered(windows)), rival)
-        also = [fold.folder / baselines.FOLDER for fold in run.runs]
-        fitted = []
-        for fold in run.runs:
-            baseline = baselines.fit_baseline(
-                kind,
-                fold.record,
-                fold.scores,
-                keep=self.keep,
-                open_windows=self.open_windows,
-                also=also,
-                progress=progress,
+        baseline = folds.fit_pooled_baseline(kind, run, self.keep, self.open_windows, progress)
+        if isinstance(baseline, str):
+            raise usage_error(
+                f"no baseline {kind}: {baseline}", "expected one of every fold", field=self.column
             )
-            if isinstance(baseline, str):
-                raise usage_error(
-                    f"no baseline {kind}: {baseline}",
-                    "expected one of every fold",
-                    field=self.column,
-                )
-            fitted.append(baseline)
-        _, frame = folds.pool_baseline(fitted, run.scores)
+        _, frame = baseline
         return parse_predictions(run.scores.task or "", frame, evaluate.list_classes(frame))
 
 

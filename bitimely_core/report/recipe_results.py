@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines, folds, result_table
+from bitimely_core.evaluate.folds import FittedBaseline
 from bitimely_core.evaluate.result_table import (
     Key,
     OpenWindows,
@@ -53,17 +54,16 @@ from bitimely_core.report.recipe_tables import (
 )
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import is_number, scale_number
-from bitimely_core.schemas.scores import WITHOUT_FITTED, TaskScores
+from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
-FittedBaseline = tuple[TaskScores, "pl.DataFrame"]  # with a frame as `predictions.parquet`
 METHOD = (
     "A cell is the mean over seeds; the number in brackets is the standard error over test "
     "subjects (all windows of a subject together), that of the mean over seeds. It does not "
@@ -288,22 +288,10 @@ def _fit_baselines(
 
 def _fit_baseline(kind: str, run: ScoredRun, source: ResultSource) -> FittedBaseline | str:
     """A baseline on the data of a run, its folds pooled; a text says why there is none."""
-    parts = []
     try:
-        for fold in run.runs:
-            part = baselines.fit_baseline(
-                kind,
-                fold.record,
-                fold.scores,
-                keep=source.keep,
-                open_windows=source.open_windows,
-                also=[fold.folder / baselines.FOLDER],
-                progress=source.progress,
-            )
-            if isinstance(part, str):
-                return part
-            parts.append(part)
-        return folds.pool_baseline(parts, run.scores)
+        return folds.fit_pooled_baseline(
+            kind, run, source.keep, source.open_windows, source.progress
+        )
     except UserError as error:
         raise_system_error(error)
         return clean(error.finding.line(), 300)

@@ -315,5 +315,5 @@ def _name_report(
     if not parts and data is not None and entry.facts.takes == "data":
         parts = [data.strip("/").replace("/", "-")]
     # the preset of an analysis is tiny where it is not given
-    stated = [part for part in model if part not in {None, "", "tiny"}]
-    return shorten_name([entry.name, *(parts or filter(None, stated))])
+    stated = [part for part in model if part and part != "tiny"]
+    return shorten_name([entry.name, *(parts or stated)])
