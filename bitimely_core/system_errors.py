@@ -153,8 +153,9 @@ FAULTS = (
 )
 FAULT_BY_NUMBER = {number: fault for fault in FAULTS for number in fault.numbers}
 RUST_NUMBER = re.compile(r"\(os error (\d+)\)")  # in texts of polars and safetensors
-TEXTS = {  # of torch without memory on the CPU or a GPU, and of what wraps a full disk
+TEXTS = {  # of torch without memory on the CPU or a GPU, and of what wraps a number of the system
     "can't allocate memory": errno.ENOMEM,
+    "cannot allocate memory": errno.ENOMEM,
     "out of memory": errno.ENOMEM,
     "no space left on device": errno.ENOSPC,
     "disk quota exceeded": errno.EDQUOT,

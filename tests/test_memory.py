@@ -22,9 +22,9 @@ import pytest
 
 from bitimely_core.formats import edf_header, edf_writer
 
-LIMIT = 48  # MiB
+LIMIT = 64  # MiB
 CHANNELS, RATE, WINDOW = 32, 100, 1000
-FILES = 100
+FILES = 135
 FILE = 5 << 20  # bytes: of all files more than ten times the limit
 OPEN = 256  # files at once
 
