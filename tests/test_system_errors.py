@@ -250,7 +250,7 @@ ALLOWED = {  # file: functions that need not ask
     # an unknown name; from here on nothing is opened in the block
     "recipe.py": {"check_stage_name"},
     "recordings/tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
-    "recordings/readers.py": {"_make_series_record"},
+    "recordings/sample_tables.py": {"_make_series_record"},
     "datasets/ptb_xl.py": {"_find_escape"},
     "datasets/tser.py": {"read_problem"},
     "formats/tables.py": {"parse_numbers", "read_number_table"},

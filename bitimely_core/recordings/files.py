@@ -19,6 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_
 from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
+from bitimely_core.recordings.labels import choose_scored, find_labels, list_scored
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     FileRule,
@@ -31,11 +32,11 @@ from bitimely_core.recordings.mapping import (
     matches_pattern,
     strip_suffix,
 )
+from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
     read_annotations,
     read_attributes,
-    read_bids_events,
     read_participants,
 )
 from bitimely_core.system_errors import raise_system_error
@@ -61,7 +62,6 @@ LAYOUT = re.compile(
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 INIT_MAP = "Write one to fill in: bitimely ingest generic SOURCE --init-map map.toml"
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
-NSRR = "-nsrr.xml"  # scored events beside an EDF file, or in a folder of their own
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
 
@@ -129,7 +129,7 @@ def list_units(
         findings, notes = read_annotations(source, chosen.annotations)
         yield from findings
     labels = LabelTables(rows, notes)
-    scored = _list_scored(source)
+    scored = list_scored(source)
     units: list[IngestUnit] = []
     infos: dict[str, RecordingInfo] = {}
     for rel, (kind, rule) in recordings.items():
@@ -138,7 +138,7 @@ def list_units(
             continue
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
         if kind == "edf":
-            info = replace(info, annotation_files=_choose_scored(rel, scored))
+            info = replace(info, annotation_files=choose_scored(rel, scored))
         infos[rel] = info
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
@@ -197,24 +197,6 @@ def _read_table(
     if chosen.table:
         return read_attributes(source, chosen.table)
     return read_participants(source) if is_bids(source) else ([], {})
-
-
-def _list_scored(source: Source) -> dict[str, list[str]]:
-    """Name of a recording -> files of scored events of the NSRR."""
-    scored: dict[str, list[str]] = {}
-    for rel in source.files:
-        if rel.endswith(NSRR):
-            scored.setdefault(PurePosixPath(rel).name.removesuffix(NSRR), []).append(rel)
-    return scored
-
-
-def _choose_scored(rel: str, scored: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The file of scored events of a recording: that of its folder, else the only one."""
-    files = scored.get(PurePosixPath(strip_suffix(rel)).name, ())
-    folder = PurePosixPath(rel).parent
-    beside = [file for file in files if PurePosixPath(file).parent == folder]
-    chosen = beside or files
-    return tuple(chosen) if len(chosen) == 1 else ()
 
 
 def _make_faulty_unit(rel: str, name: str, fault: Finding) -> IngestUnit:
@@ -363,46 +345,10 @@ def make_unit(
             readers.read_edf, path, rel, info, events=paths
         )
     elif info.series:
-        read = partial(readers.read_series, path, rel, info)
+        read = partial(read_series, path, rel, info)
     else:
         read = partial(readers.READERS[kind], path, rel, info)
     return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
-
-
-def find_labels(
-    source: Source,
-    rel: str,
-    kind: Format,
-    info: RecordingInfo,
-    *,
-    bids: bool,
-    annotators: Sequence[str],
-) -> tuple[RecordingInfo, list[str]]:
-    """`info` with the annotations of tables and the names of annotation files, and the tables.
-
-    Args:
-        source: the folder.
-        rel: the file of the recording.
-        kind: its format.
-        info: what the map says of it.
-        bids: whether an events table is read.
-        annotators: endings of the annotation files beside a WFDB record.
-
-    Raises:
-        UserError: a faulty row of the events table.
-    """
-    stem = strip_suffix(rel)
-    if kind in {"edf", "mne"} or info.events == "notes":
-        info = replace(info, stages=True)
-    if kind == "wfdb":
-        beside = (f"{stem}.{ending}" for ending in annotators)
-        there = source.files.keys() | source.rejected.keys()
-        info = replace(info, annotation_files=tuple(name for name in beside if name in there))
-    events = f"{stem.rpartition('_')[0]}_events.tsv"
-    if not bids or events not in source.files:
-        return info, []
-    notes = read_bids_events(source.path(events), events)
-    return replace(info, notes=(*info.notes, *notes)), [events]
 
 
 def _make_wfdb_unit(

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+import numpy as np
+
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.formats.text import list_first
+from bitimely_core.formats.text import list_first, list_names
 from bitimely_core.formats.units import VOLTS, scale_signal
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
@@ -172,3 +174,16 @@ def _clip(notes: Iterable[Annotation], end: float, findings: list[Finding]) -> l
             )
         )
     return clipped
+
+
+def report_missing(signals: Sequence[Signal], what: str) -> list[Finding]:
+    """The warning about missing values, with the channels that have no others."""
+    floats = [signal for signal in signals if signal.samples.dtype.kind == "f"]
+    counts = {signal.channel: int(np.isnan(signal.samples).sum()) for signal in floats}
+    missing = sum(counts.values())
+    if not missing:
+        return []
+    empty = [signal.channel for signal in floats if counts[signal.channel] == len(signal.samples)]
+    problem = f"{missing} {what}" + (f", all of {list_names(empty)}" if empty else "")
+    action = "kept as missing (NaN)"
+    return [input_warning(Reason.MISSING_VALUES, problem, action, count=missing)]

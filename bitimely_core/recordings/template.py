@@ -28,7 +28,7 @@ from bitimely_core.recordings.mapping import (
     find_suffix,
     list_recording_keys,
 )
-from bitimely_core.recordings.readers import measure_rate
+from bitimely_core.recordings.sample_tables import measure_rate
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
