@@ -101,6 +101,57 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 # --- A: paths; B: the bridge to MNE
 
 
+@pytest.mark.parametrize("way", ["raw", ".", "link/raw", "absolute"])
+def test_mne_formats_are_read_under_every_path(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name in ("27_eeglab_epoched_and_continuous", "35_brainvision_units"):
+        shutil.copytree(CASES / name / "in", bench.folder / "a [1] b" / "raw", dirs_exist_ok=True)
+    (bench.folder / "link").symlink_to(bench.folder / "a [1] b")
+    monkeypatch.chdir(bench.folder / "a [1] b" / ("raw" if way == "." else ""))
+    path = {"absolute": bench.folder / "link" / "raw", "link/raw": "../link/raw"}.get(way, way)
+    workspace = "../../ws" if way == "." else "../ws"
+    assert main(["ingest", "generic", str(path), "-w", workspace]) == 0
+    assert set(bench.records()) == {"continuous", "epoched", "r"}
+
+
+def test_times_of_a_cropped_fif_file_begin_with_the_file(bench: Bench) -> None:
+    bench.take("01_fif_cropped")
+    assert bench.run("ingest", "generic", "raw", "--keep-phi").code == 0
+    for record in bench.records().values():
+        assert notes(record) == [(10.0, 1.0, "spindle")]
+        marked = np.flatnonzero(physical(record, "C4"))
+        assert (marked.min() / 100, (marked.max() + 1) / 100) == (10.0, 11.0)
+
+
+def test_epochs_of_eeglab_are_segments_called_by_their_event(bench: Bench) -> None:
+    bench.take("27_eeglab_epoched_and_continuous")
+    assert bench.run("ingest", "generic", "raw", "--keep-phi").code == 0
+    records = bench.records()
+    assert physical(records["continuous"], "C3")[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert notes(records["continuous"])[0] == (10.0, 0.0, "S1")
+    epochs = [signal for signal in records["epoched"].signals if signal.channel == "C3"]
+    assert [len(signal.samples) for signal in epochs] == [500] * 6
+    assert [label for *_, label in notes(records["epoched"])] == ["S1"] * 6
+    assert bench.run("tokenize", "generic/annotations").code == 0
+
+
+def test_units_and_markers_of_brainvision(bench: Bench) -> None:
+    bench.take("35_brainvision_units")
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    (record,) = bench.records().values()
+    assert notes(record) == [(2.0, 0.0, "S1"), (4.0, 0.0, "N2")]
+    assert {s.channel: s.unit for s in record.signals} == {
+        "C3": "uV",
+        "GSR": "uS",
+        "Temp": "C",
+        "ECG": "uV",
+    }
+    assert np.allclose(physical(record, "GSR"), 2.5)
+    assert np.allclose(physical(record, "Temp"), 36.5)
+    assert bench.run("tokenize", "generic/points").code == 0
+
+
 # --- C: missing values
 
 

@@ -32,6 +32,7 @@ from bitimely_core.recordings.mapping import (
     matches_pattern,
     strip_suffix,
 )
+from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
@@ -164,7 +165,7 @@ def _find_files(
         if choice and choice[0] in formats:
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
-    segments = find_segments(source, headers)
+    segments = find_segments(source, headers) | find_later_parts(source, recordings)
     for rel in segments:
         recordings.pop(rel, None)
     return FolderFiles(recordings, passed_over | segments)
@@ -369,14 +370,19 @@ def _make_wfdb_unit(
 
 
 def _list_companions(source: Source, rel: str) -> list[str]:
-    """Files with the samples and markers of a recording whose file is a header."""
+    """Files with the samples and markers of a recording whose file is a header or the first part.
+
+    Raises UserError for one that must not be opened.
+    """
     endings = COMPANIONS.get(find_suffix(rel), ())
     if not endings:
-        return []
+        return list_later_parts(source, rel)
     stem = strip_suffix(rel)
-    return [
-        name for name in source.files if find_suffix(name) in endings and strip_suffix(name) == stem
-    ]
+    there = [*source.files, *source.rejected]
+    names = [name for name in there if find_suffix(name) in endings and strip_suffix(name) == stem]
+    for name in names:
+        source.path(name)
+    return names
 
 
 def find_segments(source: Source, headers: Iterable[str]) -> set[str]:

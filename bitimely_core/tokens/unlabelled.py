@@ -41,6 +41,7 @@ from bitimely_core.recordings.mapping import (
     find_suffix,
     strip_suffix,
 )
+from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -222,6 +223,7 @@ def list_signal_files(source: Source) -> Iterator[str]:
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
+    segments |= find_later_parts(source, rels)
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue

@@ -1,0 +1,184 @@
+"""Formats of mne, and arrays of NumPy and MATLAB, in forms that people have.
+
+What is read is compared with mne, with numpy or with what was written.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitimely_core import tokens
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.errors import UserError
+from bitimely_core.types import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import mne
+
+RATE = 100.0
+
+
+def make_raw(seconds: float = 30, seed: int = 0) -> Any:
+    """Two channels of noise, in volts."""
+    info = mne.create_info(["Cz", "Pz"], RATE, "eeg", verbose="ERROR")
+    volts = np.random.default_rng(seed).standard_normal((2, round(seconds * RATE))) * 1e-5
+    return mne.io.RawArray(volts, info, verbose="ERROR")
+
+
+def read_folder(folder: Path, **options: Any) -> dict[str, Record]:
+    """Name -> recording of a folder."""
+    cache = folder.parent / "cache"
+    ingest("generic", folder, cache, **options)
+    return {record.recording_id: record for record in open_cache(cache).records()}
+
+
+def list_pieces(record: Record, channel: str) -> list[tuple[float, np.ndarray]]:
+    """Onset and physical values of the segments of a channel."""
+    return [
+        (s.onset, s.samples.astype(np.float64) * s.scale + s.offset)
+        for s in record.signals
+        if s.channel == channel
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    return tmp_path / "raw"
+
+
+# --- formats of mne
+
+
+@pytest.mark.parametrize("dated", [False, True])
+def test_events_lie_where_the_samples_do(folder: Path, dated: bool) -> None:
+    """Cropped at both ends: mne cuts the last event."""
+    raw = make_raw(60)
+    if dated:
+        raw.set_meas_date(1_000_000_000)
+    raw.set_annotations(
+        mne.Annotations([5.0, 22.5, 47.0], [1.0, 0.01, 9.0], ["before", "tick", "long"])
+    )
+    raw.crop(20.0, 50.0).save(folder / "a_raw.fif", verbose="ERROR")
+    record = read_folder(folder, keep_phi=True, keep_dates=True)["a_raw"]
+    rows = [(round(n.onset, 4), round(n.duration, 4), n.label) for n in record.annotations]
+    assert rows == [(2.5, 0.0, "tick"), (27.0, 3.01, "long")]
+    assert record.start_time == ("2001-09-09T01:47:00" if dated else None)
+
+
+@pytest.mark.parametrize("naming", ["neuromag", "bids"])
+def test_a_split_file_is_one_recording(folder: Path, naming: str) -> None:
+    raw = make_raw(2000, seed=1)
+    name = "a_raw.fif" if naming == "neuromag" else "sub-01_task-x_meg.fif"
+    raw.save(
+        folder / name, split_size="2MB", split_naming=naming, buffer_size_sec=10, verbose="ERROR"
+    )
+    make_raw(5, seed=2).save(folder / "b_raw.fif", verbose="ERROR")
+    make_raw(5, seed=3).save(folder / "b_raw-1.fif", verbose="ERROR")  # a recording of its own
+    assert len(list(folder.glob("*.fif"))) > 3
+    report = ingest("generic", folder, folder.parent / "cache")
+    first = "a_raw" if naming == "neuromag" else "sub-01_task-x_split-01_meg"
+    assert sorted(unit["unit"] for unit in report["units"]) == sorted([first, "b_raw", "b_raw-1"])
+    (unit,) = [unit for unit in report["units"] if unit["unit"] == first]
+    assert len(unit["files"]) == len(list(folder.glob("*.fif"))) - 2
+    record = read_folder(folder)[first]
+    ((onset, values),) = list_pieces(record, "Pz")
+    assert onset == 0.0
+    np.testing.assert_allclose(values, raw.get_data("Pz")[0] * 1e6, rtol=1e-5)
+
+
+def make_epochs(onsets: list[float], first_samp: int = 0) -> Any:
+    """Epochs of 2 s, from 0.5 s before their events."""
+    raw = make_raw(60)
+    events = np.array([[round(t * RATE) + first_samp, 0, 1 + k % 2] for k, t in enumerate(onsets)])
+    raw = mne.io.RawArray(raw.get_data(), raw.info, first_samp=first_samp, verbose="ERROR")
+    return mne.Epochs(
+        raw,
+        events,
+        {"left": 1, "right": 2},
+        tmin=-0.5,
+        tmax=1.49,
+        baseline=None,
+        preload=True,
+        verbose="ERROR",
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "onsets"), [([1.0, 5.0, 20.0], [0.5, 4.5, 19.5]), ([1.0, 2.0, 3.0], [0.0, 3.0, 6.0])]
+)
+def test_epochs_of_a_fif_file_are_segments(
+    folder: Path, times: list[float], onsets: list[float]
+) -> None:
+    """At their times in the recording; those that overlap lie one after the other."""
+    epochs = make_epochs(times)
+    epochs.save(folder / "a-epo.fif", verbose="ERROR")
+    record = read_folder(folder)["a-epo"]
+    pieces = list_pieces(record, "Cz")
+    assert [round(onset, 6) for onset, _ in pieces] == onsets
+    values = mne.read_epochs(folder / "a-epo.fif", verbose="ERROR").get_data("Cz")[:, 0] * 1e6
+    np.testing.assert_allclose([samples for _, samples in pieces], values, rtol=1e-5)
+    assert [(round(n.onset, 6), n.duration, n.label) for n in record.annotations] == [
+        (onset, 2.0, label) for onset, label in zip(onsets, ["left", "right", "left"], strict=True)
+    ]
+    windows = tokens.build(folder.parent / "cache", view="annotations", out=folder.parent / "t")
+    assert (len(windows), windows.length, list(windows.class_names)) == (3, 200, ["left", "right"])
+
+
+def write_brainvision(folder: Path, units: list[str], encoding: str = "utf-8") -> np.ndarray:
+    """A recording of these units with a marker of 1 and one of 100 samples."""
+    values = np.random.default_rng(0).integers(-1000, 1000, (500, len(units))).astype("<i2")
+    (folder / "a.eeg").write_bytes(values.tobytes())
+    channels = "".join(f"Ch{k}=c{k},,0.1,{unit}\n" for k, unit in enumerate(units, 1))
+    page = "UTF-8" if encoding == "utf-8" else "ANSI"
+    header = f"""Brain Vision Data Exchange Header File Version 1.0
+[Common Infos]
+Codepage={page}
+DataFile=a.eeg
+MarkerFile=a.vmrk
+DataFormat=BINARY
+DataOrientation=MULTIPLEXED
+NumberOfChannels={len(units)}
+SamplingInterval=10000
+[Binary Infos]
+BinaryFormat=INT_16
+[Channel Infos]
+{channels}"""
+    (folder / "a.vhdr").write_bytes(header.encode(encoding))
+    (folder / "a.vmrk").write_text(
+        "Brain Vision Data Exchange Marker File, Version 1.0\n[Common Infos]\n"
+        f"Codepage={page}\nDataFile=a.eeg\n[Marker Infos]\n"
+        "Mk1=New Segment,,1,1,0,20131113161403794232\n"
+        "Mk2=Stimulus,S  1,101,1,0\nMk3=Stimulus,S  2,201,100,0\n"
+    )
+    return values.T * 0.1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_units_of_a_header_are_kept(folder: Path, encoding: str) -> None:
+    units = ["\u00b5V", "mmHg", "\u00b5S", "%", "\u00b0C", ""]
+    values = write_brainvision(folder, units, encoding)
+    record = read_folder(folder, keep_phi=True)["a"]
+    assert [s.unit for s in record.signals] == ["uV", "mmHg", "uS", "%", "C", "uV"]
+    for row, signal in zip(values, record.signals, strict=True):
+        np.testing.assert_allclose(signal.samples, row, rtol=1e-5)
+    assert [(n.onset, n.duration) for n in record.annotations if "S" in n.label] == [
+        (1.0, 0.0),
+        (2.0, 1.0),
+    ]
+
+
+def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:
+    """Through a header, and through a link to the samples."""
+    write_brainvision(folder, ["mV"])
+    (folder / "a.eeg").rename(folder.parent / "b.eeg")
+    (folder / "a.eeg").symlink_to(folder.parent / "b.eeg")
+    with pytest.raises(UserError) as caught:
+        ingest("generic", folder, folder.parent / "cache")
+    assert caught.value.code == "symlink_outside_root"
