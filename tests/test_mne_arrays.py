@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
 
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
@@ -182,3 +183,88 @@ def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         ingest("generic", folder, folder.parent / "cache")
     assert caught.value.code == "symlink_outside_root"
+
+
+# --- arrays
+
+
+def write_map(folder: Path, text: str = "") -> dict[str, Any]:
+    """A map of arrays at 100 Hz, as an option of the ingest."""
+    path = folder.parent / "map.toml"
+    path.write_text(f'[[files]]\nrate = 100\npattern = "*.*"\n{text}')
+    return {"options": {"map": str(path)}}
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    if path.suffix == ".npy":
+        np.save(path, values)
+    else:
+        scipy.io.savemat(path, {"sig": values})
+
+
+@pytest.mark.parametrize("ending", ["npy", "mat"])
+@pytest.mark.parametrize(
+    ("shape", "channels", "turned"),
+    [((4, 900), "", True), ((900, 4), "", False), ((3, 5), "channels = ['a', 'b', 'c']", True)],
+)
+def test_an_array_with_more_channels_than_samples_is_turned(
+    folder: Path, ending: str, shape: tuple[int, int], channels: str, turned: bool
+) -> None:
+    values = np.random.default_rng(0).standard_normal(shape)
+    write_array(folder / f"a.{ending}", values)
+    options = write_map(folder, f"format = '{ending}'\n{channels}")
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    record = read_folder(folder, **options)["a"]
+    rows = values if turned else values.T
+    np.testing.assert_allclose([s.samples for s in record.signals], rows, rtol=1e-6)
+    is_said = "dimensions" in report["reason_counts"]
+    assert is_said == (turned and not channels and ending == "npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "classes"),
+    [
+        ("labels", np.arange(6) % 2, ["0", "1", "0", "1", "0", "1"]),
+        ("y", np.array(["on", "off", "", "on", "on", "off"]), ["on", "off", "on", "on", "off"]),
+        ("s1_y", np.array([0.0, 1, 1, np.nan, 2, 2]), ["0", "1", "1", "2", "2"]),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_an_array_of_three_dimensions_holds_epochs(
+    folder: Path, name: str, labels: np.ndarray, classes: list[str], order: tuple[int, ...]
+) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 3, 250)).astype(np.float32)
+    np.save(folder / "s1_X.npy", values.transpose(order))
+    np.save(folder / f"{name}.npy", labels)
+    records = read_folder(folder, **write_map(folder))
+    assert set(records) == {"s1_X"}
+    for number in range(3):
+        pieces = list_pieces(records["s1_X"], f"channel {number + 1}")
+        np.testing.assert_array_equal([samples for _, samples in pieces], values[:, number])
+        assert [onset for onset, _ in pieces] == [3.5 * k for k in range(6)]
+    assert [note.label for note in records["s1_X"].annotations] == classes
+    windows = tokens.build(folder.parent / "cache", view="annotations", out=folder.parent / "t")
+    assert (len(windows), windows.length) == (len(classes), 250)
+
+
+def test_labels_are_found_by_the_name_of_their_epochs(folder: Path) -> None:
+    """Two people with as many epochs; integers of another length are samples."""
+    rng = np.random.default_rng(0)
+    for person in ("s1", "s2"):
+        np.save(folder / f"{person}_epochs.npy", rng.standard_normal((4, 2, 50)))
+    np.save(folder / "s1_labels.npy", np.array([1, 2, 3, 4]))
+    np.save(folder / "s2_labels.npy", np.array([5, 6, 7, 8]))
+    np.save(folder / "ppg.npy", rng.integers(0, 9, 500).astype(np.int16))
+    records = read_folder(folder, **write_map(folder))
+    labels = {name: [n.label for n in record.annotations] for name, record in records.items()}
+    assert labels == {"s1_epochs": list("1234"), "s2_epochs": list("5678"), "ppg": []}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 1, 0)])
+def test_epochs_of_matlab(folder: Path, order: tuple[int, ...]) -> None:
+    """[epochs, channels, samples], and as EEGLAB and MATLAB have them, epochs last."""
+    values = np.random.default_rng(0).standard_normal((6, 3, 250))
+    write_array(folder / "a.mat", values.transpose(order))
+    record = read_folder(folder, **write_map(folder, 'format = "mat"'))["a"]
+    pieces = list_pieces(record, "channel 2")
+    np.testing.assert_allclose([samples for _, samples in pieces], values[:, 1], rtol=1e-6)

@@ -179,6 +179,27 @@ def test_units_and_markers_of_brainvision(bench: Bench) -> None:
 # --- L: orientation
 
 
+def test_an_array_of_channels_is_turned_and_said(bench: Bench) -> None:
+    raw = bench.take("21_npy_channels_first_and_epochs")
+    outcome = bench.run("ingest", "generic", "raw", "--map", "map.toml")
+    assert (outcome.code, "taken for 4 channels of 2000 samples" in outcome.said) == (0, True)
+    for name, record in bench.records().items():
+        assert np.array_equal([s.samples for s in record.signals], np.load(raw / f"{name}.npy"))
+
+
+def test_arrays_of_epochs_with_labels_beside(bench: Bench) -> None:
+    raw = bench.take("21_npy_channels_first_and_epochs")
+    epochs = np.random.default_rng(0).standard_normal((10, 4, 200)).astype(np.float32)
+    np.save(raw / "s3_epochs.npy", epochs)
+    np.save(raw / "s3_labels.npy", np.arange(10) % 2)
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    records = bench.records()
+    assert set(records) == {"s1_raw", "s2_raw", "s3_epochs"}
+    assert [label for *_, label in notes(records["s3_epochs"])] == ["0", "1"] * 5
+    pieces = [s.samples for s in records["s3_epochs"].signals if s.channel == "channel 3"]
+    assert np.array_equal(pieces, epochs[:, 2])
+
+
 # --- N: marks
 
 

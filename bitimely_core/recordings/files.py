@@ -19,6 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_
 from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
+from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
 from bitimely_core.recordings.labels import choose_scored, find_labels, list_scored
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -70,6 +71,7 @@ class FolderFiles(NamedTuple):
     """The files of a folder by what they are."""
 
     recordings: dict[str, tuple[Format, FileRule]]
+    label_arrays: dict[str, str]  # array of epochs -> array of their classes
     passed_over: set[str]  # tables of the map, what a BIDS folder derives, segments of records
 
 
@@ -117,7 +119,7 @@ def list_units(
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, findings about the folder, and the account of its tables."""
     bids = is_bids(source)
-    recordings, passed_over = _find_files(source, chosen, formats, bids=bids)
+    recordings, label_arrays, passed_over = _find_files(source, chosen, formats, bids=bids)
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
@@ -140,6 +142,8 @@ def list_units(
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
         if kind == "edf":
             info = replace(info, annotation_files=choose_scored(rel, scored))
+        elif rel in label_arrays:
+            info = replace(info, annotation_files=(label_arrays[rel],))
         infos[rel] = info
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
@@ -166,9 +170,10 @@ def _find_files(
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
-    for rel in segments:
+    label_arrays = pair_label_arrays(source, recordings)
+    for rel in segments.union(label_arrays.values()):
         recordings.pop(rel, None)
-    return FolderFiles(recordings, passed_over | segments)
+    return FolderFiles(recordings, label_arrays, passed_over | segments)
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
@@ -345,6 +350,9 @@ def make_unit(
         read: Callable[[], Record | Records] = partial(
             readers.read_edf, path, rel, info, events=paths
         )
+    elif kind == "npy" and info.annotation_files:
+        files += info.annotation_files
+        read = partial(read_npy, path, rel, info, labels=source.path(files[-1]))
     elif info.series:
         read = partial(read_series, path, rel, info)
     else:

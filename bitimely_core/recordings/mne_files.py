@@ -21,6 +21,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_t
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
+from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Record, Signal
@@ -42,7 +43,6 @@ UNITS = {  # unit of mne, or of a BrainVision header -> factor and unit of the c
 NAMED_FILES = re.compile(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", re.MULTILINE)
 # name, reference, resolution and unit; commas of a name are written as \1
 CHANNEL_LINE = re.compile(r"^Ch\d+=([^,]*),[^,]*,[^,]*,([^,\r\n]*)", re.MULTILINE)
-EPOCH_GAP = 1.0  # seconds between epochs whose times are unknown
 FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
 UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
 
@@ -184,17 +184,10 @@ def _load_epochs(path: Path) -> MneContent:
     if UNNAMED.issuperset(classes) and len(names) == len(classes):
         classes = names
     seconds = values.shape[2] / float(epochs.info["sfreq"])
-    how = "each is a segment at its time in the recording"
-    if onsets is None:
-        onsets = [number * (seconds + EPOCH_GAP) for number in range(len(values))]
-        how = f"each is a segment, one after the other with {EPOCH_GAP:g} s between them"
-    events = [
-        Annotation(onset, seconds, name)
-        for onset, name in zip(onsets, classes, strict=True)
-        if name not in UNNAMED
-    ]
-    problem = f"holds {len(values)} epochs of {seconds:g} s"
-    finding = Finding(Reason.DISCONTINUOUS, problem, how, level="info", count=len(values))
+    finding = report_epochs(len(values), seconds, timed=onsets is not None)
+    onsets = onsets or place_in_row(len(values), seconds)
+    labels = [None if name in UNNAMED else name for name in classes]
+    events = name_epochs(onsets, seconds, labels)
     pieces = list(zip(onsets, values, strict=True))
     return MneContent(epochs.info, pieces, [], events, None, [finding])
 
@@ -244,8 +237,8 @@ def _list_eeglab_events(path: Path) -> list[str]:
 def _require_inside(names: Iterable[str | Path | None], path: Path) -> None:
     """Raises UserError (path_escape) for a file beside `path` that is in another folder."""
     folders = {path.parent.resolve(), path.resolve().parent}  # the file may be a link
-    for name in filter(None, names):
-        if Path(name).parent.resolve() not in folders:
+    for name in names:
+        if name and Path(name).parent.resolve() not in folders:
             problem = "names a file in another folder"
             raise input_error(Reason.PATH_ESCAPE, problem, "which is not read")
 
@@ -283,7 +276,6 @@ def _list_parts(path: Path) -> Sequence[str]:
     """Names of the files that hold a FIF recording, or epochs; none where it cannot be read."""
     import mne
 
-    names: list[str | Path | None] = []
     with _silence_mne():
         for read in (mne.io.read_raw_fif, mne.read_epochs):
             try:
@@ -291,8 +283,7 @@ def _list_parts(path: Path) -> Sequence[str]:
             except Exception as error:  # its unit reports that
                 raise_system_error(error, path, stored=False)
                 continue
-            names = list(getattr(opened, "filenames", [])) or [
-                part.fid.name for part in opened._raw
-            ]
-            break
-    return [Path(name).name for name in names if name is not None]
+            parts: list[Any] = list(getattr(opened, "filenames", ()))
+            parts = parts or [part.fid.name for part in opened._raw]
+            return [Path(name).name for name in parts]
+    return []
