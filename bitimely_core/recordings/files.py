@@ -133,6 +133,8 @@ def list_units(
         yield from findings
     labels = LabelTables(rows, notes)
     scored = list_scored(source)
+    unfilled = _find_unfilled(source, recordings)
+    yield from unmatched.report_unfilled(unfilled)
     units: list[IngestUnit] = []
     infos: dict[str, RecordingInfo] = {}
     for rel, (kind, rule) in recordings.items():
@@ -144,6 +146,8 @@ def list_units(
             info = replace(info, annotation_files=choose_scored(rel, scored))
         elif rel in label_arrays:
             info = replace(info, annotation_files=(label_arrays[rel],))
+        elif kind == "wfdb":
+            info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in unfilled)
         infos[rel] = info
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
@@ -174,6 +178,15 @@ def _find_files(
     for rel in segments.union(label_arrays.values()):
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays, passed_over | segments)
+
+
+def _find_unfilled(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
+) -> dict[str, list[str]]:
+    """Folder of WFDB records whose checksums were not filled in -> their headers."""
+    if not any(kind == "wfdb" for kind, _ in recordings.values()):
+        return {}
+    return wfdb.find_unfilled(source, [rel for rel in source.files if find_suffix(rel) == ".hea"])
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:

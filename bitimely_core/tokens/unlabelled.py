@@ -73,6 +73,7 @@ HOW_RESAMPLED = {
     "causal": "with a one-sided anti-alias filter",
     "averaged": "by means",
 }
+NEIGHBOURS = 100  # headers beside a record whose checksums are looked at
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
@@ -274,6 +275,8 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
                 "expected `rate` in the file of --map",
                 "Give --map FILE.toml",
             )
+        if kind == "wfdb":
+            info = replace(info, unfilled=_is_unfilled(source, rel))
         unit = files.make_unit(
             source,
             rel,
@@ -286,6 +289,18 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
         record = unit.read()
         assert isinstance(record, Record)
         return select_channels(record, plan)
+
+
+def _is_unfilled(source: Source, rel: str) -> bool:
+    """Whether no checksum is filled in beside a WFDB record; not every record there is looked at."""
+    folder = PurePosixPath(rel).parent
+    beside = (
+        other
+        for other in source.files
+        if find_suffix(other) == ".hea" and PurePosixPath(other).parent == folder
+    )
+    headers = {rel, *itertools.islice(beside, NEIGHBOURS)}
+    return bool(wfdb.find_unfilled(source, headers))
 
 
 def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
