@@ -6,9 +6,11 @@ the command line, from a copy, under a relative path.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,10 @@ from samples import SHARED
 from bitimely_cli.main import main
 from bitimely_core.cache import open_cache
 from bitimely_core.types import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import wfdb
 
 CASES = SHARED / "cases" / "recordings"
 
@@ -204,3 +210,45 @@ def test_arrays_of_epochs_with_labels_beside(bench: Bench) -> None:
 
 
 # --- points applied; checksums
+
+
+CINC = SHARED / "data" / "complete" / "cinc2017" / "training2017"
+
+
+def take_cinc(bench: Bench, count: int) -> Path:
+    """The first records of CinC 2017 in `raw`, with the table of all classes."""
+    raw = bench.folder / "raw"
+    raw.mkdir()
+    shutil.copy(CINC / "REFERENCE.csv", raw)
+    for number in range(1, count + 1):
+        for ending in ("hea", "mat"):
+            shutil.copy(CINC / f"A{number:05d}.{ending}", raw)
+    return raw
+
+
+@pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
+def test_records_without_checksums_are_read_with_the_classes_beside_them(bench: Bench) -> None:
+    raw = take_cinc(bench, 40)
+    outcome = bench.run("ingest", "generic", "raw")
+    assert outcome.code == 0
+    assert "40 headers state the checksum 0" in outcome.said
+    assert "REFERENCE.csv: names 40 recordings and their classes" in outcome.said
+    classes = dict(csv.reader((raw / "REFERENCE.csv").read_text().splitlines()))
+    records = bench.records()
+    assert len(records) == 40
+    for name, record in records.items():
+        values, header = wfdb.rdsamp(str(raw / name))
+        assert np.allclose(physical(record, "ECG"), values[:, 0], atol=1e-6)
+        assert (record.signals[0].rate, record.signals[0].unit) == (header["fs"], "mV")
+        assert record.attributes["label"] == classes[name]
+    assert bench.run("tokenize", "generic/classification", "--window", 1500).code == 0
+
+
+@pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
+def test_a_wrong_checksum_stays_a_refusal(bench: Bench) -> None:
+    """Also one of 0 where another header of the folder has one, for then they are filled in."""
+    raw = take_cinc(bench, 2)
+    header = raw / "A00001.hea"
+    header.write_text(header.read_text().replace(" -127 0 0 ECG", " -127 77 0 ECG"))
+    outcome = bench.run("ingest", "generic", "raw")
+    assert (outcome.code, outcome.said.count("do not add up to the checksum")) == (4, 2)

@@ -37,6 +37,8 @@ from bitimely_core.recordings.mne_files import find_later_parts, list_later_part
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
+    ReferenceTable,
+    find_reference_table,
     read_annotations,
     read_attributes,
     read_participants,
@@ -120,10 +122,19 @@ def list_units(
     """The units of a folder, findings about the folder, and the account of its tables."""
     bids = is_bids(source)
     recordings, label_arrays, passed_over = _find_files(source, chosen, formats, bids=bids)
+    has_view = len(formats) > 1 and not bids  # data sets of one format have no view of classes
+    reference = _find_reference(source, chosen, recordings) if has_view else None
+    if isinstance(reference, ReferenceTable):
+        yield reference.finding
+        chosen = chosen.model_copy(update={"table": reference.rule})
+        passed_over.add(reference.rule.path)
+    elif reference:
+        yield reference
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
-    findings, rows = _read_table(source, chosen)
+    headed = not isinstance(reference, ReferenceTable) or reference.headed
+    findings, rows = _read_table(source, chosen, headed=headed)
     yield from findings
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
@@ -209,12 +220,30 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
     return {rel: stem if counts[stem] == 1 else rel for rel, stem in stems.items()}
 
 
+def _find_reference(
+    source: Source, chosen: RecordingMap, recordings: dict[str, tuple[Format, FileRule]]
+) -> ReferenceTable | Finding | None:
+    """The table of classes beside recordings whose classes no map states; it is no recording."""
+    states_classes = any(
+        rule.label or rule.label_column or "(?P<label>" in rule.match for rule in chosen.files
+    )
+    if chosen.table or states_classes:
+        return None
+    assigned = assign_recording_keys(recordings).keys
+    keys = {key: rel for rel, same in assigned.items() for key in same}
+    rels = [rel for rel in source.files if SUFFIXES.get(find_suffix(rel)) == "table"]
+    reference = find_reference_table(source, rels, keys)
+    if isinstance(reference, ReferenceTable):
+        recordings.pop(reference.rule.path, None)
+    return reference
+
+
 def _read_table(
-    source: Source, chosen: RecordingMap
+    source: Source, chosen: RecordingMap, *, headed: bool
 ) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
     """The table of recordings or subjects: that of the map, else that of a BIDS folder."""
     if chosen.table:
-        return read_attributes(source, chosen.table)
+        return read_attributes(source, chosen.table, headed=headed)
     return read_participants(source) if is_bids(source) else ([], {})
 
 

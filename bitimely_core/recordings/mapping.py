@@ -203,7 +203,8 @@ def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
     }
     keys: dict[str, tuple[str, ...]] = {}
     for rel, (path, full, *short) in names.items():
-        keys[rel] = (path, full, *(key for key in short if key not in shared))
+        unshared = [key for key in short if key not in shared]
+        keys[rel] = tuple(dict.fromkeys([path, full, *unshared]))
     # at the root of the source a name without a folder is a path
     exact = set(itertools.chain.from_iterable(keys.values()))
     return RecordingKeys(keys, {key: files for key, files in shared.items() if key not in exact})
