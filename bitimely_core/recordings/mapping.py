@@ -137,6 +137,7 @@ class RecordingInfo:
     events: AnnotationKind = "both"
     stages: bool = False  # texts of sleep stages in the file are read without a map
     annotation_files: tuple[str, ...] = ()  # beside the recording
+    points: bool = False  # annotations without a duration are read, and no text
     unfilled: bool = False  # no WFDB header of its folder states a checksum other than 0
 
 

@@ -242,7 +242,7 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
     """
     if path.stat().st_size > LARGEST_TABLE:
         return None
-    delimiter = _sniff_delimiter(path)
+    delimiter = sniff_delimiter(path)
     names = tables.read_names(path, delimiter=delimiter)
     if len(set(names)) < len(names) or "" in names or len(names) < 2:
         return None
@@ -285,7 +285,7 @@ def _can_be_classes(cells: Sequence[str]) -> bool:
     return 1 < count <= min(MOST_CLASSES, (len(cells) + 1) // 2)
 
 
-def _sniff_delimiter(path: Path) -> str:
+def sniff_delimiter(path: Path) -> str:
     """The delimiter of a table by its first line: the one with most cells, else a comma."""
     if find_suffix(path.name) in {".parquet", ".pq"}:
         return ","
