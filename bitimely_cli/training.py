@@ -418,6 +418,14 @@ def predict(
             help="Channel of the run = channel of the files, or a TOML file; may be repeated.",
         ),
     ] = None,
+    at: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Times of a run on points, such as beats: a table of seconds, or annotations of "
+            "WFDB or EDF+. Default: the annotations without a duration beside the recording.",
+        ),
+    ] = None,
     calibrate_on: Annotated[
         Path | None,
         Option(
@@ -448,6 +456,7 @@ def predict(
             run,
             files,
             channel_map=channel_map or (),
+            at=at,
             calibrate_on=calibrate_on,
             out=out,
             jobs=jobs,
@@ -462,9 +471,10 @@ def predict(
         for row in result["recordings"][:40]
     ]
     screen.table(["recording", "status", "windows", "hours", "mean confidence"], rows)
-    screen.result(
-        result, [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"]
-    )
+    placements = dict.fromkeys(filter(None, (row["placement"] for row in result["recordings"])))
+    lines = [f"windows: {text}" for text in list(placements)[:3]]
+    lines += [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"]
+    screen.result(result, lines)
     return result["exit_code"]
 
 

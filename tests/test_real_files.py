@@ -6,9 +6,11 @@ the command line, from a copy, under a relative path.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,10 @@ from samples import SHARED
 from bitimely_cli.main import main
 from bitimely_core.cache import open_cache
 from bitimely_core.types import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import wfdb
 
 CASES = SHARED / "cases" / "recordings"
 
@@ -101,6 +107,57 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 # --- A: paths; B: the bridge to MNE
 
 
+@pytest.mark.parametrize("way", ["raw", ".", "link/raw", "absolute"])
+def test_mne_formats_are_read_under_every_path(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name in ("27_eeglab_epoched_and_continuous", "35_brainvision_units"):
+        shutil.copytree(CASES / name / "in", bench.folder / "a [1] b" / "raw", dirs_exist_ok=True)
+    (bench.folder / "link").symlink_to(bench.folder / "a [1] b")
+    monkeypatch.chdir(bench.folder / "a [1] b" / ("raw" if way == "." else ""))
+    path = {"absolute": bench.folder / "link" / "raw", "link/raw": "../link/raw"}.get(way, way)
+    workspace = "../../ws" if way == "." else "../ws"
+    assert main(["ingest", "generic", str(path), "-w", workspace]) == 0
+    assert set(bench.records()) == {"continuous", "epoched", "r"}
+
+
+def test_times_of_a_cropped_fif_file_begin_with_the_file(bench: Bench) -> None:
+    bench.take("01_fif_cropped")
+    assert bench.run("ingest", "generic", "raw", "--keep-phi").code == 0
+    for record in bench.records().values():
+        assert notes(record) == [(10.0, 1.0, "spindle")]
+        marked = np.flatnonzero(physical(record, "C4"))
+        assert (marked.min() / 100, (marked.max() + 1) / 100) == (10.0, 11.0)
+
+
+def test_epochs_of_eeglab_are_segments_called_by_their_event(bench: Bench) -> None:
+    bench.take("27_eeglab_epoched_and_continuous")
+    assert bench.run("ingest", "generic", "raw", "--keep-phi").code == 0
+    records = bench.records()
+    assert physical(records["continuous"], "C3")[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert notes(records["continuous"])[0] == (10.0, 0.0, "S1")
+    epochs = [signal for signal in records["epoched"].signals if signal.channel == "C3"]
+    assert [len(signal.samples) for signal in epochs] == [500] * 6
+    assert [label for *_, label in notes(records["epoched"])] == ["S1"] * 6
+    assert bench.run("tokenize", "generic/annotations").code == 0
+
+
+def test_units_and_markers_of_brainvision(bench: Bench) -> None:
+    bench.take("35_brainvision_units")
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    (record,) = bench.records().values()
+    assert notes(record) == [(2.0, 0.0, "S1"), (4.0, 0.0, "N2")]
+    assert {s.channel: s.unit for s in record.signals} == {
+        "C3": "uV",
+        "GSR": "uS",
+        "Temp": "C",
+        "ECG": "uV",
+    }
+    assert np.allclose(physical(record, "GSR"), 2.5)
+    assert np.allclose(physical(record, "Temp"), 36.5)
+    assert bench.run("tokenize", "generic/points").code == 0
+
+
 # --- C: missing values
 
 
@@ -128,7 +185,70 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 # --- L: orientation
 
 
+def test_an_array_of_channels_is_turned_and_said(bench: Bench) -> None:
+    raw = bench.take("21_npy_channels_first_and_epochs")
+    outcome = bench.run("ingest", "generic", "raw", "--map", "map.toml")
+    assert (outcome.code, "taken for 4 channels of 2000 samples" in outcome.said) == (0, True)
+    for name, record in bench.records().items():
+        assert np.array_equal([s.samples for s in record.signals], np.load(raw / f"{name}.npy"))
+
+
+def test_arrays_of_epochs_with_labels_beside(bench: Bench) -> None:
+    raw = bench.take("21_npy_channels_first_and_epochs")
+    epochs = np.random.default_rng(0).standard_normal((10, 4, 200)).astype(np.float32)
+    np.save(raw / "s3_epochs.npy", epochs)
+    np.save(raw / "s3_labels.npy", np.arange(10) % 2)
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    records = bench.records()
+    assert set(records) == {"s1_raw", "s2_raw", "s3_epochs"}
+    assert [label for *_, label in notes(records["s3_epochs"])] == ["0", "1"] * 5
+    pieces = [s.samples for s in records["s3_epochs"].signals if s.channel == "channel 3"]
+    assert np.array_equal(pieces, epochs[:, 2])
+
+
 # --- N: marks
 
 
 # --- points applied; checksums
+
+
+CINC = SHARED / "data" / "complete" / "cinc2017" / "training2017"
+
+
+def take_cinc(bench: Bench, count: int) -> Path:
+    """The first records of CinC 2017 in `raw`, with the table of all classes."""
+    raw = bench.folder / "raw"
+    raw.mkdir()
+    shutil.copy(CINC / "REFERENCE.csv", raw)
+    for number in range(1, count + 1):
+        for ending in ("hea", "mat"):
+            shutil.copy(CINC / f"A{number:05d}.{ending}", raw)
+    return raw
+
+
+@pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
+def test_records_without_checksums_are_read_with_the_classes_beside_them(bench: Bench) -> None:
+    raw = take_cinc(bench, 40)
+    outcome = bench.run("ingest", "generic", "raw")
+    assert outcome.code == 0
+    assert "40 headers state the checksum 0" in outcome.said
+    assert "REFERENCE.csv: names 40 recordings and their classes" in outcome.said
+    classes = dict(csv.reader((raw / "REFERENCE.csv").read_text().splitlines()))
+    records = bench.records()
+    assert len(records) == 40
+    for name, record in records.items():
+        values, header = wfdb.rdsamp(str(raw / name))
+        assert np.allclose(physical(record, "ECG"), values[:, 0], atol=1e-6)
+        assert (record.signals[0].rate, record.signals[0].unit) == (header["fs"], "mV")
+        assert record.attributes["label"] == classes[name]
+    assert bench.run("tokenize", "generic/classification", "--window", 1500).code == 0
+
+
+@pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
+def test_a_wrong_checksum_stays_a_refusal(bench: Bench) -> None:
+    """Also one of 0 where another header of the folder has one, for then they are filled in."""
+    raw = take_cinc(bench, 2)
+    header = raw / "A00001.hea"
+    header.write_text(header.read_text().replace(" -127 0 0 ECG", " -127 77 0 ECG"))
+    outcome = bench.run("ingest", "generic", "raw")
+    assert (outcome.code, outcome.said.count("do not add up to the checksum")) == (4, 2)

@@ -21,7 +21,13 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, input_warning
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import list_names
-from bitimely_core.formats.wfdb_files import WfdbHeader, WfdbSegment, merge_findings, read_header
+from bitimely_core.formats.wfdb_files import (
+    WfdbHeader,
+    WfdbSegment,
+    find_unfilled,
+    merge_findings,
+    read_header,
+)
 from bitimely_core.formats.wfdb_samples import (
     WfdbSignalGroup,
     calibrate_samples,
@@ -30,7 +36,7 @@ from bitimely_core.formats.wfdb_samples import (
 )
 from bitimely_core.types import Signal
 
-__all__ = ["WfdbHeader", "WfdbRecording", "read_header", "read_recording"]
+__all__ = ["WfdbHeader", "WfdbRecording", "find_unfilled", "read_header", "read_recording"]
 
 
 class Piece(NamedTuple):
@@ -51,9 +57,16 @@ class WfdbRecording:
 
 
 def read_recording(
-    rel: str, source: Source, *, required: Collection[str] | None = None, keep_phi: bool = False
+    rel: str,
+    source: Source,
+    *,
+    required: Collection[str] | None = None,
+    keep_phi: bool = False,
+    unfilled: bool = False,
 ) -> WfdbRecording:
     """Header and samples of a record; the arguments are those of `read_header`.
+
+    `unfilled`: its folder is one of `find_unfilled`, and a checksum of 0 says nothing.
 
     Returns:
         Digital values at the signals' own rates: int16, or float32 where samples are missing (NaN)
@@ -71,7 +84,9 @@ def read_recording(
     with locate_errors(header.where):
         for part in header.parts:
             for group in part.groups:
-                for piece, lost in _read_group(header, part, group, findings):
+                values = decode_group(group, part.frames)
+                verify_checksums(group, values, findings, sized=header.sized, unfilled=unfilled)
+                for piece, lost in _make_pieces(header, part, group, values):
                     pieces[piece.signal.channel].append(piece)
                     missing[piece.signal.channel] += lost
     lossy = [name for name, count in missing.items() if count]
@@ -89,12 +104,13 @@ def read_recording(
     return WfdbRecording(header=header, signals=signals, findings=merge_findings(findings))
 
 
-def _read_group(
-    header: WfdbHeader, part: WfdbSegment, group: WfdbSignalGroup, findings: list[Finding]
+def _make_pieces(
+    header: WfdbHeader,
+    part: WfdbSegment,
+    group: WfdbSignalGroup,
+    values: Sequence[np.ndarray] | np.ndarray,
 ) -> Iterator[tuple[Piece, int]]:
     """The signals of one file in a segment, with the number of missing samples."""
-    values = decode_group(group, part.frames)
-    verify_checksums(group, values, findings, sized=header.sized)
     onset = part.first / header.frame_rate
     for channel, digital in zip(group.channels, values, strict=True):
         samples, scale, offset, missing = calibrate_samples(

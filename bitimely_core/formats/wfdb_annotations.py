@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.system_errors import raise_system_error
@@ -20,6 +23,8 @@ from bitimely_core.types import Annotation
 
 AnnotationKind = Literal["beats", "rhythms", "both", "notes"]
 BEATS = frozenset("NLRBAaJSVrFejnE/fQ?")
+COMMENT = '"'  # symbol of an annotation that is a text
+WRITTEN = "bta"  # ending of the annotations that are written
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
 
 
@@ -81,16 +86,49 @@ def read_rows(
 
             content = wfdb.rdann(str(path.with_suffix("")), path.suffix[1:])
         rate = float(content.fs or frame_rate)
-        times = [float(sample) / rate for sample in content.sample]
+        times = [float(sample) / (rate or math.nan) for sample in content.sample]
         texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
         rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
         raise refuse(f"does not read as annotations ({type(error).__name__})") from None
-    if not math.isfinite(rate) or rate <= 0 or any(time < 0 for time in times):
+    if not math.isfinite(rate) or rate <= 0:
+        problem, wanted = "states no sampling frequency", "expected the header of its record"
+        raise refuse(problem, wanted, hint="Put the .hea file of the record beside it")
+    if any(time < 0 for time in times):
         problem = "has annotations before the beginning of the record"
         raise refuse(problem, hint="Download it again")
     return rows
+
+
+def encode_annotations(
+    record: str, times: Sequence[float], classes: Sequence[str], rate: float
+) -> bytes:
+    """Content of an annotation file of a WFDB record.
+
+    Args:
+        record: name of the record.
+        times: seconds, in order.
+        classes: one a time. A symbol of WFDB is stored as such, another text as a comment.
+        rate: Hz, of the record.
+    """
+    samples = np.rint(np.asarray(times) * rate).astype(np.int64)
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        import wfdb
+
+        known = set(wfdb.io.annotation.ann_label_table["symbol"]) - {COMMENT, " "}
+        wfdb.wrann(
+            re.sub(r"[^A-Za-z0-9_-]", "-", record),
+            WRITTEN,
+            samples,
+            symbol=[name if name in known else COMMENT for name in classes],
+            aux_note=["" if name in known else name for name in classes],
+            fs=rate,
+            write_dir=folder,
+        )
+        (file,) = Path(folder).iterdir()
+        return file.read_bytes()
 
 
 def _extend_to_next(texts: Sequence[tuple[float, str]]) -> list[Annotation]:

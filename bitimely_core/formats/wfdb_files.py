@@ -4,7 +4,7 @@ Every size in a header is compared with that of the file before anything is allo
 that leaves the record's folder is refused; the package `wfdb` does neither.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
@@ -35,6 +35,7 @@ from bitimely_core.formats.wfdb_samples import (
     count_flac_frames,
     count_samples,
 )
+from bitimely_core.system_errors import raise_system_error
 
 # A header that promises this many times the frames of the file is damaged; else the file is
 # truncated.
@@ -144,6 +145,32 @@ def read_header(
         comments=tuple(map(clean, notes.comments)) if keep_phi else (),
         findings=tuple(merge_findings(notes.findings)),
     )
+
+
+def find_unfilled(source: Source, headers: Iterable[str]) -> dict[str, list[str]]:
+    """Folder -> those of the `headers` in it, where the only checksum that they state is 0.
+
+    Whoever wrote them filled no checksum in. Headers that do not parse are no matter here: their
+    units report them.
+    """
+    by_folder: dict[str, list[str]] = {}
+    filled: set[str] = set()
+    for rel in headers:
+        if rel in source.rejected:
+            continue
+        file = PurePosixPath(rel)
+        folder = file.parent.as_posix()
+        try:
+            parsed = _read_header_text(RecordFolder(file.parent, source, ()), file.name)
+        except UserError as error:
+            raise_system_error(error)
+            continue
+        checksums = {line.channel.checksum for line in parsed.signals} - {None}
+        if checksums == {0}:
+            by_folder.setdefault(folder, []).append(rel)
+        elif checksums:
+            filled.add(folder)
+    return {folder: rels for folder, rels in by_folder.items() if folder not in filled}
 
 
 def _list_channels(

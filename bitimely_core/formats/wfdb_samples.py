@@ -256,17 +256,21 @@ def verify_checksums(
     findings: list[Finding],
     *,
     sized: bool,
+    unfilled: bool = False,
 ) -> None:
     """Compare checksums and initial values with those of the header.
 
     A checksum is the sum of all digital samples modulo 65,536, signed or unsigned in headers. Where
     the header states no length (not `sized`) the format does not promise one; where all of its
     checksums and initial values are 0 they were never filled in. Both are warned about, not
-    refused.
+    refused. `unfilled`: no header of the folder has a checksum, which its reader was told.
 
     Raises UserError: checksum, initial_value.
     """
     channels = group.channels
+    if unfilled and not any(c.checksum for c in channels):
+        _report_unfilled(group, values, findings)
+        return
     unfilled = not any(c.checksum or c.initial for c in channels)
     damaged = _find_damaged(channels, values)
     if damaged:
@@ -280,6 +284,26 @@ def verify_checksums(
         return
     verified = not damaged and all(c.checksum is not None for c in channels)
     _verify_initial(group, values, findings, unfilled=unfilled, verified=verified)
+
+
+def _report_unfilled(
+    group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding]
+) -> None:
+    """What differs from a header whose numbers nobody filled in, for the report alone."""
+    stale = [
+        c.number
+        for c, samples in zip(group.channels, values, strict=True)
+        if c.initial is not None and int(samples[0]) != c.initial
+    ]
+    for code, numbers in (
+        (Reason.CHECKSUM, _find_damaged(group.channels, values)),
+        (Reason.INITIAL_VALUE, stale),
+    ):
+        if numbers:
+            problem = f"that of signal {list_numbers(numbers)} is not that of the header"
+            action = "whose checksums are not filled in"
+            count = len(numbers)
+            findings.append(Finding(code, problem, action, level="info", count=count))
 
 
 def _find_damaged(

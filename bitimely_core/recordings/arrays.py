@@ -2,30 +2,165 @@
 
 from __future__ import annotations
 
+import math
 import re
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 from bitimely_core.formats import matlab
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.units import narrow_samples
-from bitimely_core.recordings.mapping import RecordingInfo
+from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
+from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record, Signal
 
+# of the names of arrays: what is left tells which labels are of which samples
+SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
+LABEL_WORDS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 
-def read_npy(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """An array [samples] or [samples, channels] of int16 (kept) or other numbers (float32)."""
+
+def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = None) -> Record:
+    """An array of int16 (kept) or other numbers (float32).
+
+    Its shape is [samples], [samples, channels] or turned, or that of epochs: [epochs, channels,
+    samples] or [epochs, samples, channels], whose classes may be in the array `labels`.
+    """
     with locate_errors(rel):
         values = _load_npy(path)
-        if values.dtype.kind not in "iuf" or values.ndim not in {1, 2} or values.size == 0:
+        if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
-            raise input_error(Reason.DIMENSIONS, problem, "expected [samples, channels]")
-        signals = _make_array_signals(np.asarray(values).reshape(len(values), -1), info)
-    return make_record(rel, info, signals, findings=report_missing(signals, "values are NaN"))
+            wanted = "expected [samples, channels], or [epochs, channels, samples]"
+            raise input_error(Reason.DIMENSIONS, problem, wanted)
+        if values.ndim == 3:
+            names = list_classes(labels) if labels else None
+            return _make_epochs(np.asarray(values), rel, info, names)
+        table = np.asarray(values).reshape(len(values), -1)
+        turned = is_turned(table.shape, info)
+        signals = _make_array_signals(table.T if turned else table, info)
+    findings = report_missing(signals, "values are NaN")
+    if turned and len(info.channels) != len(table):
+        findings.append(_report_turned(table.shape))
+    return make_record(rel, info, signals, findings=findings)
+
+
+def is_turned(shape: tuple[int, ...], info: RecordingInfo) -> bool:
+    """Whether an array of two dimensions has a row a channel.
+
+    The map names as many channels, or it is wider than tall.
+    """
+    tall, wide = (count == len(info.channels) for count in shape[::-1])
+    return (wide and not tall) or (wide == tall and shape[0] < shape[1])
+
+
+def _report_turned(shape: tuple[int, ...]) -> Finding:
+    rows, columns = shape
+    return input_warning(
+        Reason.DIMENSIONS,
+        f"is an array of {rows} x {columns}",
+        f"taken for {rows} channels of {columns} samples",
+        f"If it has {columns} channels, name them: `channels` in [[files]] of the map",
+        field="channels",
+    )
+
+
+def _make_epochs(
+    values: np.ndarray, rel: str, info: RecordingInfo, names: Sequence[str | None] | None
+) -> Record:
+    """Epochs [epochs, channels, samples] or [epochs, samples, channels] as segments.
+
+    `names`: their classes. Raises UserError: dimensions, physical_range.
+    """
+    if not is_turned(values.shape[1:], info):
+        values = values.transpose(0, 2, 1)
+    count, channels, length = values.shape
+    seconds = length / (info.rate or 1.0)
+    onsets = place_in_row(count, seconds)
+    signals = [
+        signal._replace(onset=onset)
+        for onset, epoch in zip(onsets, values, strict=True)
+        for signal in _make_array_signals(epoch.T, info)
+    ]
+    events = name_epochs(onsets, seconds, names or [None] * count)
+    finding = report_epochs(count, seconds, timed=False)
+    requirement = f"of {channels} channels; {finding.requirement}"
+    findings = [
+        *report_missing(signals, "values are NaN"),
+        replace(finding, requirement=requirement),
+    ]
+    return make_record(rel, replace(info, notes=(*info.notes, *events)), signals, findings=findings)
+
+
+def list_classes(path: Path) -> list[str | None]:
+    """The classes in an array of labels, as texts; None for a missing one (NaN, empty)."""
+    cells = _load_npy(path).reshape(-1).tolist()
+    return [_name_class(cell) for cell in cells]
+
+
+def _name_class(cell: str | float) -> str | None:
+    if isinstance(cell, float):
+        return f"{cell:g}" if math.isfinite(cell) else None
+    return str(cell).strip() or None
+
+
+def pair_label_arrays(source: Source, rels: Iterable[str]) -> dict[str, str]:
+    """Array of epochs -> array of their labels, which is no recording.
+
+    An array of labels has one dimension, whole numbers or texts, and the length of the epochs of
+    one in its folder. Of several the one is taken whose name is that of the epochs but for words
+    such as `X` and `labels`.
+    """
+    shapes = {rel: _read_shape(source, rel) for rel in rels if find_suffix(rel) == ".npy"}
+    epochs = {rel: shape[0] for rel, shape in shapes.items() if len(shape) == 3}
+    folders = {PurePosixPath(rel).parent for rel in epochs}
+    flat = {
+        rel: _read_shape(source, rel)
+        for rel in source.files
+        if find_suffix(rel) == ".npy" and PurePosixPath(rel).parent in folders
+    }
+    pairs: dict[str, str] = {}
+    for rel, length in epochs.items():
+        folder = PurePosixPath(rel).parent
+        beside = [
+            other
+            for other, shape in flat.items()
+            if PurePosixPath(other).parent == folder
+            and shape == (length,)
+            and _holds_labels(source.path(other))
+        ]
+        same = [other for other in beside if _strip_words(other) == _strip_words(rel)]
+        chosen = same or (beside if len(epochs) == 1 else [])
+        if len(chosen) == 1:
+            pairs[rel] = chosen[0]
+    return pairs
+
+
+def _read_shape(source: Source, rel: str) -> tuple[int, ...]:
+    """The shape of an array by its header; () where it cannot be read, which its unit reports."""
+    try:
+        return _load_npy(source.path(rel)).shape
+    except UserError as error:
+        raise_system_error(error)
+        return ()
+
+
+def _holds_labels(path: Path) -> bool:
+    values = _load_npy(path)
+    if values.dtype.kind != "f":
+        return values.dtype.kind in "iubU"
+    finite = values[np.isfinite(values)]
+    return bool((finite == np.round(finite)).all())
+
+
+def _strip_words(rel: str) -> str:
+    """The name of a file without the words for samples and labels."""
+    words = re.split(r"[-_. ]+", PurePosixPath(strip_suffix(rel)).name.lower())
+    return " ".join(word for word in words if word not in SAMPLE_WORDS | LABEL_WORDS)
 
 
 def _load_npy(path: Path) -> np.ndarray:
@@ -43,21 +178,32 @@ def _load_npy(path: Path) -> np.ndarray:
 
 
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """An array of a MATLAB 5 file, as `read_npy`.
-
-    One with a row a channel is turned: the map names as many channels, or it is wider than tall.
-    """
+    """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
         values = matlab.read_array(path, info.variable)
-        if values.ndim != 2 or values.size == 0:
+        if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted, field="variable")
-        tall, wide = (count == len(info.channels) for count in values.shape[::-1])
-        if (wide and not tall) or (wide == tall and values.shape[0] < values.shape[1]):
+        if values.ndim == 3:
+            if _has_epochs_last(values.shape, info):
+                values = np.moveaxis(values, 2, 0)
+            return _make_epochs(values, rel, info, None)
+        if is_turned(values.shape, info):
             values = values.T
         signals = _make_array_signals(values, info)
     return make_record(rel, info, signals, findings=report_missing(signals, "values are NaN"))
+
+
+def _has_epochs_last(shape: tuple[int, ...], info: RecordingInfo) -> bool:
+    """Whether an array is [channels, samples, epochs], as EEGLAB has it, or [samples, ...].
+
+    Samples are the longest dimension. Where they are the last one epochs are the first.
+    """
+    if len(info.channels) in shape:
+        place = shape.index(len(info.channels))
+        return place == 0 or (place == 1 and max(shape) == shape[0])
+    return max(shape) != shape[2]
 
 
 def _make_array_signals(table: np.ndarray, info: RecordingInfo) -> list[Signal]:

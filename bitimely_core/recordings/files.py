@@ -19,6 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_
 from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
+from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
 from bitimely_core.recordings.labels import choose_scored, find_labels, list_scored
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -32,9 +33,12 @@ from bitimely_core.recordings.mapping import (
     matches_pattern,
     strip_suffix,
 )
+from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
+    ReferenceTable,
+    find_reference_table,
     read_annotations,
     read_attributes,
     read_participants,
@@ -69,6 +73,7 @@ class FolderFiles(NamedTuple):
     """The files of a folder by what they are."""
 
     recordings: dict[str, tuple[Format, FileRule]]
+    label_arrays: dict[str, str]  # array of epochs -> array of their classes
     passed_over: set[str]  # tables of the map, what a BIDS folder derives, segments of records
 
 
@@ -116,11 +121,20 @@ def list_units(
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, findings about the folder, and the account of its tables."""
     bids = is_bids(source)
-    recordings, passed_over = _find_files(source, chosen, formats, bids=bids)
+    recordings, label_arrays, passed_over = _find_files(source, chosen, formats, bids=bids)
+    has_view = len(formats) > 1 and not bids  # data sets of one format have no view of classes
+    reference = _find_reference(source, chosen, recordings) if has_view else None
+    if isinstance(reference, ReferenceTable):
+        yield reference.finding
+        chosen = chosen.model_copy(update={"table": reference.rule})
+        passed_over.add(reference.rule.path)
+    elif reference:
+        yield reference
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
-    findings, rows = _read_table(source, chosen)
+    headed = not isinstance(reference, ReferenceTable) or reference.headed
+    findings, rows = _read_table(source, chosen, headed=headed)
     yield from findings
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
@@ -130,6 +144,8 @@ def list_units(
         yield from findings
     labels = LabelTables(rows, notes)
     scored = list_scored(source)
+    unfilled = _find_unfilled(source, recordings)
+    yield from unmatched.report_unfilled(unfilled)
     units: list[IngestUnit] = []
     infos: dict[str, RecordingInfo] = {}
     for rel, (kind, rule) in recordings.items():
@@ -139,6 +155,10 @@ def list_units(
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
         if kind == "edf":
             info = replace(info, annotation_files=choose_scored(rel, scored))
+        elif rel in label_arrays:
+            info = replace(info, annotation_files=(label_arrays[rel],))
+        elif kind == "wfdb":
+            info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in unfilled)
         infos[rel] = info
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
@@ -164,10 +184,20 @@ def _find_files(
         if choice and choice[0] in formats:
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
-    segments = find_segments(source, headers)
-    for rel in segments:
+    segments = find_segments(source, headers) | find_later_parts(source, recordings)
+    label_arrays = pair_label_arrays(source, recordings)
+    for rel in segments.union(label_arrays.values()):
         recordings.pop(rel, None)
-    return FolderFiles(recordings, passed_over | segments)
+    return FolderFiles(recordings, label_arrays, passed_over | segments)
+
+
+def _find_unfilled(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
+) -> dict[str, list[str]]:
+    """Folder of WFDB records whose checksums were not filled in -> their headers."""
+    if not any(kind == "wfdb" for kind, _ in recordings.values()):
+        return {}
+    return wfdb.find_unfilled(source, [rel for rel in source.files if find_suffix(rel) == ".hea"])
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
@@ -190,12 +220,30 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
     return {rel: stem if counts[stem] == 1 else rel for rel, stem in stems.items()}
 
 
+def _find_reference(
+    source: Source, chosen: RecordingMap, recordings: dict[str, tuple[Format, FileRule]]
+) -> ReferenceTable | Finding | None:
+    """The table of classes beside recordings whose classes no map states; it is no recording."""
+    states_classes = any(
+        rule.label or rule.label_column or "(?P<label>" in rule.match for rule in chosen.files
+    )
+    if chosen.table or states_classes:
+        return None
+    assigned = assign_recording_keys(recordings).keys
+    keys = {key: rel for rel, same in assigned.items() for key in same}
+    rels = [rel for rel in source.files if SUFFIXES.get(find_suffix(rel)) == "table"]
+    reference = find_reference_table(source, rels, keys)
+    if isinstance(reference, ReferenceTable):
+        recordings.pop(reference.rule.path, None)
+    return reference
+
+
 def _read_table(
-    source: Source, chosen: RecordingMap
+    source: Source, chosen: RecordingMap, *, headed: bool
 ) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
     """The table of recordings or subjects: that of the map, else that of a BIDS folder."""
     if chosen.table:
-        return read_attributes(source, chosen.table)
+        return read_attributes(source, chosen.table, headed=headed)
     return read_participants(source) if is_bids(source) else ([], {})
 
 
@@ -344,6 +392,9 @@ def make_unit(
         read: Callable[[], Record | Records] = partial(
             readers.read_edf, path, rel, info, events=paths
         )
+    elif kind == "npy" and info.annotation_files:
+        files += info.annotation_files
+        read = partial(read_npy, path, rel, info, labels=source.path(files[-1]))
     elif info.series:
         read = partial(read_series, path, rel, info)
     else:
@@ -369,14 +420,19 @@ def _make_wfdb_unit(
 
 
 def _list_companions(source: Source, rel: str) -> list[str]:
-    """Files with the samples and markers of a recording whose file is a header."""
+    """Files with the samples and markers of a recording whose file is a header or the first part.
+
+    Raises UserError for one that must not be opened.
+    """
     endings = COMPANIONS.get(find_suffix(rel), ())
     if not endings:
-        return []
+        return list_later_parts(source, rel)
     stem = strip_suffix(rel)
-    return [
-        name for name in source.files if find_suffix(name) in endings and strip_suffix(name) == stem
-    ]
+    there = [*source.files, *source.rejected]
+    names = [name for name in there if find_suffix(name) in endings and strip_suffix(name) == stem]
+    for name in names:
+        source.path(name)
+    return names
 
 
 def find_segments(source: Source, headers: Iterable[str]) -> set[str]:

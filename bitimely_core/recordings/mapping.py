@@ -137,6 +137,8 @@ class RecordingInfo:
     events: AnnotationKind = "both"
     stages: bool = False  # texts of sleep stages in the file are read without a map
     annotation_files: tuple[str, ...] = ()  # beside the recording
+    points: bool = False  # annotations without a duration are read, and no text
+    unfilled: bool = False  # no WFDB header of its folder states a checksum other than 0
 
 
 def read_map(path: Path) -> RecordingMap:
@@ -202,7 +204,8 @@ def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
     }
     keys: dict[str, tuple[str, ...]] = {}
     for rel, (path, full, *short) in names.items():
-        keys[rel] = (path, full, *(key for key in short if key not in shared))
+        unshared = [key for key in short if key not in shared]
+        keys[rel] = tuple(dict.fromkeys([path, full, *unshared]))
     # at the root of the source a name without a folder is a path
     exact = set(itertools.chain.from_iterable(keys.values()))
     return RecordingKeys(keys, {key: files for key, files in shared.items() if key not in exact})

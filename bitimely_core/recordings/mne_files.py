@@ -1,77 +1,246 @@
-"""Reads the formats that mne knows: BrainVision, EEGLAB, GDF, CNT and FIF."""
+"""Reads the formats that mne knows: BrainVision, EEGLAB, GDF, CNT and FIF.
+
+Times are seconds from the first sample of the file: mne counts those of a FIF file from the start
+of the measurement, of which the file may be a later part.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
-from os.path import normpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Reason, UserError, input_error, safe_text
-from bitimely_core.formats.source import locate_errors
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
-from bitimely_core.recordings.mapping import RecordingInfo, find_suffix
+from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
+from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Record, Signal
 
-# kinds of channel that mne gives in volts
+# kinds of channel that mne gives in volts, whatever unit it states
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}
+MICRO = 1e6
+UNITS = {  # unit of mne, or of a BrainVision header -> factor and unit of the cache
+    "FIFF_UNIT_V": (MICRO, "uV"),
+    "FIFF_UNIT_S": (MICRO, "uS"),
+    "FIFF_UNIT_CEL": (1.0, "C"),
+    "FIFF_UNIT_T": (1.0, "T"),
+    "FIFF_UNIT_T_M": (1.0, "T/m"),
+    "FIFF_UNIT_MOL": (1.0, "mol"),
+    **dict.fromkeys(("S", "uS", "\u00b5S", "\u03bcS"), (MICRO, "uS")),  # mne divides by a million
+    "\u00b0C": (1.0, "C"),
+    **dict.fromkeys(("", "n/a"), (1.0, "")),
+}
+NAMED_FILES = re.compile(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", re.MULTILINE)
+# name, reference, resolution and unit; commas of a name are written as \1
+CHANNEL_LINE = re.compile(r"^Ch\d+=([^,]*),[^,]*,[^,]*,([^,\r\n]*)", re.MULTILINE)
+FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
+UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
+
+
+class MneContent(NamedTuple):
+    """What mne reads of a file."""
+
+    info: Any  # mne.Info
+    pieces: list[tuple[float, np.ndarray]]  # seconds of the first sample, and values [V, T]
+    notes: list[Annotation]  # their texts can hold names
+    events: list[Annotation]  # classes of epochs
+    start: datetime | None
+    findings: list[Finding]
 
 
 def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """Any other format, through mne; volts become uV."""
+    """Any other format, through mne; volts become uV. Epochs are segments called by their event."""
+    stated: dict[str, str] = {}
     with locate_errors(rel):
         if find_suffix(rel) == ".vhdr":
-            pattern = r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$"
-            _require_same_folder(re.findall(pattern, path.read_text("latin-1"), re.MULTILINE))
-        try:
-            raw, values = _load_raw(path)
-            kinds = raw.get_channel_types()
-            rate = float(raw.info["sfreq"])
-            start = raw.info["meas_date"]
-            notes = [
-                Annotation(float(note["onset"]), float(note["duration"]), str(note["description"]))
-                for note in raw.annotations
-            ]
-        except UserError:
-            raise
-        except Exception as error:  # each of mne's readers fails in ways of its own
-            raise_system_error(error, path, stored=False)
-            problem, hint = (
-                f"mne does not read it ({type(error).__name__})",
-                "Open it with mne to see more",
-            )
-            raise input_error(Reason.CORRUPT, problem, hint=hint) from None
+            header = _decode_header(path.read_bytes())
+            _require_same_folder(NAMED_FILES.findall(header))
+            lines = CHANNEL_LINE.findall(header)
+            stated = {name.replace("\\1", ","): unit.strip() for name, unit in lines}
+        content = _read_content(path)
+    signals = _make_signals(content, stated)
+    info = replace(info, notes=(*info.notes, *content.events))
+    start = content.start.replace(tzinfo=None) if content.start else None
+    return make_record(rel, info, signals, content.notes, content.findings, start)
+
+
+def _decode_header(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # of older files, whose units have a micro sign
+
+
+def _make_signals(content: MneContent, stated: Mapping[str, str]) -> list[Signal]:
+    """The channels of all pieces; `stated`: units of a header of BrainVision."""
+    rate = float(content.info["sfreq"])
+    kinds = content.info.get_channel_types()
     signals: list[Signal] = []
-    for number, (name, kind, channel) in enumerate(
-        zip(raw.ch_names, kinds, values, strict=True), 1
-    ):
-        factor, unit = (1e6, "uV") if kind in ELECTRIC else (1, "")
-        with np.errstate(over="ignore"):
-            samples = (channel * factor).astype(np.float32)
-        signals.append(Signal(sanitize_label(name) or f"channel {number}", rate, unit, samples))
-    return make_record(
-        rel, info, signals, notes, start=start.replace(tzinfo=None) if start else None
-    )
+    for onset, values in content.pieces:
+        for number, (channel, kind, row) in enumerate(
+            zip(content.info["chs"], kinds, values, strict=True), 1
+        ):
+            name = channel["ch_name"]
+            factor, unit = _find_unit(channel, kind, stated.get(name, ""))
+            with np.errstate(over="ignore"):
+                samples = (row * factor).astype(np.float32)
+            label = sanitize_label(name) or f"channel {number}"
+            signals.append(Signal(label, rate, unit, samples, onset=onset))
+    return signals
 
 
-def _load_raw(path: Path) -> tuple[Any, np.ndarray]:
-    """The recording of mne and its values. Raises UserError (path_escape), and mne's exceptions."""
-    import mne
+def _find_unit(channel: Mapping[str, Any], kind: str, stated: str) -> tuple[float, str]:
+    """Factor and unit of the values of a channel.
 
+    mne brings volts and siemens to the unit without a prefix, and drops other units of a header.
+    """
+    code = getattr(channel["unit"], "name", "")
+    if kind in ELECTRIC or code == "FIFF_UNIT_V":
+        return UNITS["FIFF_UNIT_V"]
+    if stated:
+        return UNITS.get(stated) or (1.0, sanitize_label(stated))
+    return UNITS.get(code, (1.0, ""))
+
+
+def _read_content(path: Path) -> MneContent:
+    """The recording or the epochs in a file. Raises UserError: path_escape, corrupt."""
+    try:
+        with _silence_mne():
+            return _load_raw(path)
+    except UserError:
+        raise
+    except Exception as error:  # each of mne's readers fails in ways of its own
+        raise_system_error(error, path, stored=False)
+        failure = error
+    try:
+        with _silence_mne():
+            return _load_epochs(path)
+    except UserError:
+        raise
+    except Exception as error:  # it holds no epochs either: the first error tells more
+        raise_system_error(error, path, stored=False)
+    problem = f"mne does not read it ({type(failure).__name__})"
+    raise input_error(Reason.CORRUPT, problem, hint="Open it with mne to see more") from None
+
+
+@contextmanager
+def _silence_mne() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        raw = mne.io.read_raw(path, preload=False, verbose="ERROR")
-        for name in filter(None, raw.filenames):
-            if normpath(Path(name).parent) != normpath(path.parent):
-                problem = "names a file in another folder"
-                raise input_error(Reason.PATH_ESCAPE, problem, "which is not read")
-        return raw, raw.get_data(verbose="ERROR")
+        yield
+
+
+def _load_raw(path: Path) -> MneContent:
+    """A continuous recording. Raises UserError (path_escape), and mne's exceptions."""
+    import mne
+
+    raw = mne.io.read_raw(path, preload=False, verbose="ERROR")
+    _require_inside(raw.filenames, path)
+    first = float(raw.first_time)
+    shortest = 1.5 / float(raw.info["sfreq"])  # a length of one sample says that there is none
+    notes = [
+        Annotation(
+            float(note["onset"]) - first,
+            float(note["duration"]) if note["duration"] > shortest else 0.0,
+            str(note["description"]),
+        )
+        for note in raw.annotations
+    ]
+    start = raw.info["meas_date"]
+    start = start + timedelta(seconds=first) if start else None
+    return MneContent(raw.info, [(0.0, raw.get_data(verbose="ERROR"))], notes, [], start, [])
+
+
+def _load_epochs(path: Path) -> MneContent:
+    """Epochs of EEGLAB or of a FIF file.
+
+    They lie at their times where the file states them and they do not overlap, else one after the
+    other. Raises UserError (path_escape), and mne's exceptions.
+    """
+    import mne
+
+    names: list[str] = []
+    if find_suffix(path.name) == ".set":
+        names = _list_eeglab_events(path)
+        epochs = mne.read_epochs_eeglab(path, verbose="ERROR")
+        onsets = None
+    else:
+        epochs = mne.read_epochs(path, preload=False, verbose="ERROR")
+        _require_inside([part.fid.name for part in epochs._raw], path)
+        onsets = _find_onsets(epochs)
+    values = epochs.get_data(copy=False, verbose="ERROR")
+    texts = {code: name for name, code in epochs.event_id.items()}
+    classes = [texts[code] for code in epochs.events[:, 2]]
+    if UNNAMED.issuperset(classes) and len(names) == len(classes):
+        classes = names
+    seconds = values.shape[2] / float(epochs.info["sfreq"])
+    finding = report_epochs(len(values), seconds, timed=onsets is not None)
+    onsets = onsets or place_in_row(len(values), seconds)
+    labels = [None if name in UNNAMED else name for name in classes]
+    events = name_epochs(onsets, seconds, labels)
+    pieces = list(zip(onsets, values, strict=True))
+    return MneContent(epochs.info, pieces, [], events, None, [finding])
+
+
+def _find_onsets(epochs: Any) -> list[float] | None:
+    """Seconds of the first samples of epochs in their recording; None where the file has none.
+
+    Epochs that overlap have none: they are cuts of the same samples, or their events are numbers.
+    """
+    rates = np.unique(
+        [] if epochs._raw_sfreq is None else epochs._raw_sfreq
+    )  # Hz of the recording, before a decimation
+    if rates.size != 1:
+        return None
+    onsets = epochs.events[:, 0] / rates.item() + float(epochs.tmin)
+    length = len(epochs.times) / float(epochs.info["sfreq"])
+    if np.diff(onsets).min(initial=length) < length - 1e-6:
+        return None
+    return list((onsets - min(0.0, onsets[0])).tolist())
+
+
+def _list_eeglab_events(path: Path) -> list[str]:
+    """The type of the event of each epoch, where each has one.
+
+    mne reads them only from the field `epoch`, which is not always filled in. Raises UserError
+    (path_escape) for samples in another folder.
+    """
+    import scipy.io
+
+    content = scipy.io.loadmat(path, squeeze_me=True, simplify_cells=True)
+    content = content.get("EEG", content)
+    named = content.get("data", "")
+    if isinstance(named, str):
+        _require_same_folder([named])
+    events = np.atleast_1d(content.get("event", [])).tolist()
+    length = int(content["pnts"])
+    types: dict[int, str] = {}
+    for event in events:
+        epoch = int((float(event["latency"]) - 1) // length)
+        if epoch in types:
+            return []
+        types[epoch] = str(event["type"])
+    epochs = range(int(content["trials"]))
+    return [types[epoch] for epoch in epochs] if set(epochs) == types.keys() else []
+
+
+def _require_inside(names: Iterable[str | Path | None], path: Path) -> None:
+    """Raises UserError (path_escape) for a file beside `path` that is in another folder."""
+    folders = {path.parent.resolve(), path.resolve().parent}  # the file may be a link
+    for name in names:
+        if name and Path(name).parent.resolve() not in folders:
+            problem = "names a file in another folder"
+            raise input_error(Reason.PATH_ESCAPE, problem, "which is not read")
 
 
 def _require_same_folder(names: Iterable[str]) -> None:
@@ -80,3 +249,41 @@ def _require_same_folder(names: Iterable[str]) -> None:
         if PurePosixPath(name).name != name or "\\" in name:
             problem = f"names the file {safe_text(name)}"
             raise input_error(Reason.PATH_ESCAPE, problem, "which must be in the same folder")
+
+
+def find_later_parts(source: Source, rels: Iterable[str]) -> set[str]:
+    """Those of the files that are later parts of a FIF file among them."""
+    return {part for rel in rels for part in list_later_parts(source, rel)}
+
+
+def list_later_parts(source: Source, rel: str) -> list[str]:
+    """The files that go on where a FIF file was split for its size.
+
+    Names alone do not tell (`run-1.fif` may be another recording): the first part must name them.
+    """
+    if not find_suffix(rel).startswith(".fif") or rel in source.rejected:
+        return []
+    stem = strip_suffix(rel)
+    seconds = {f"{stem}-1", FIRST_SPLIT.sub(r"_split-\g<1>2", stem)} - {stem}
+    if source.files.keys().isdisjoint(f"{second}{rel[len(stem) :]}" for second in seconds):
+        return []
+    folder = PurePosixPath(rel).parent
+    names = [(folder / name).as_posix() for name in _list_parts(source.path(rel))]
+    return [name for name in names if name != rel and name in source.files]
+
+
+def _list_parts(path: Path) -> Sequence[str]:
+    """Names of the files that hold a FIF recording, or epochs; none where it cannot be read."""
+    import mne
+
+    with _silence_mne():
+        for read in (mne.io.read_raw_fif, mne.read_epochs):
+            try:
+                opened = read(path, preload=False, verbose="ERROR")
+            except Exception as error:  # its unit reports that
+                raise_system_error(error, path, stored=False)
+                continue
+            parts: list[Any] = list(getattr(opened, "filenames", ()))
+            parts = parts or [part.fid.name for part in opened._raw]
+            return [Path(name).name for name in parts]
+    return []

@@ -53,7 +53,7 @@ def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
     Raises UserError as `formats.wfdb.read_recording`, and for faulty annotations.
     """
     recording = wfdb.read_recording(
-        rel, source, required=tuple(info.channels), keep_phi=info.keep_phi
+        rel, source, required=tuple(info.channels), keep_phi=info.keep_phi, unfilled=info.unfilled
     )
     header, findings = recording.header, list(recording.findings)
     codes: list[Annotation] = []

@@ -116,8 +116,11 @@ def _select_annotations(
     """Annotations of the file and of tables as the map calls them, in order of time.
 
     Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
-    names.
+    names. Where points alone are read they have no text.
     """
+    if info.points:
+        points = [note for note in (*notes, *info.notes) if note.duration == 0]
+        return sorted(note._replace(label="") for note in points)
     inside, outside = notes, info.notes
     if info.labels is not None:
         inside, outside = (_map_labels(same, info.labels) for same in (notes, info.notes))

@@ -5,16 +5,29 @@ They have one row a recording or subject, or one row an annotation; BIDS folders
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
-from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
+from bitimely_core.formats.text import list_first
+from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule, find_suffix
 from bitimely_core.types import (
     SPLITS,
     Annotation,
@@ -36,15 +49,21 @@ FLAGS = dict.fromkeys(("0", "0.0", "False", "false"), False)
 FLAGS |= dict.fromkeys(("1", "1.0", "True", "true"), True)
 EMPTY_NUMBER = "nan"  # of a row of numbers whose cell is empty
 MOST_FAULTS = 20  # of a table, which are listed
+MOST_CLASSES = 50  # distinct texts of a column of classes that no map names
+LARGEST_TABLE = 1 << 26  # bytes of a table of classes that no map names
+FIRST_ROWS = 50  # one of them names a recording, where the table does
+SHOWN = 6  # classes or columns in a message
 
 TableFindings = list[SourceRows | Finding]
 """The account of the rows of a table, and its first faults."""
 
 
 def read_attributes(
-    source: Source, table: TableRule
+    source: Source, table: TableRule, *, headed: bool = True
 ) -> tuple[TableFindings, dict[str, Attributes]]:
     """Recording or subject -> attributes: `subject`, `label`, `value`, others by their columns.
+
+    Without a header (not `headed`) the cells of the first row are the names in `table`.
 
     Raises UserError: schema, config, duplicate_key and the faults of the file.
     """
@@ -82,6 +101,9 @@ def read_attributes(
             else:
                 rows[parsed[0]] = parsed[1]
         seen = tables.count_rows(path, delimiter=table.delimiter)
+    if not headed:
+        seen += 1
+        rows.setdefault(key, dict(columns))
     return _account(table.path, seen, dropped, faults), rows
 
 
@@ -152,6 +174,143 @@ def parse_split(cell: str) -> dict[str, AttributeValue] | None:
     if folds[2] is None:
         return {"fold": float(first)}
     return {"split": "train"} if last <= FOLDS - 2 else None
+
+
+class ReferenceTable(NamedTuple):
+    """A table of classes that no map names."""
+
+    rule: TableRule
+    headed: bool  # else its first line is a row, whose cells are the names in `rule`
+    finding: Finding
+
+
+def find_reference_table(
+    source: Source, rels: Iterable[str], keys: Mapping[str, str]
+) -> ReferenceTable | Finding | None:
+    """The table among `rels` that names most recordings, with one further column of classes.
+
+    Where several columns, or tables, could hold the classes, what to state in the map.
+
+    Args:
+        source: the folder.
+        rels: tables that are no recordings.
+        keys: names of recordings in tables -> recording.
+    """
+    found: list[tuple[ReferenceColumns, str]] = []
+    for rel in rels:
+        with suppress(UserError):  # whatever it is, it is no such table
+            columns = _find_reference_columns(source.path(rel), keys)
+            if columns and columns.classes:
+                found.append((columns, rel))
+    if not found:
+        return None
+    columns, rel = found[0]
+    if len(found) > 1 or len(columns.classes) > 1:
+        return _report_choice([(rel, table) for table, rel in found])
+    (label,) = columns.classes
+    counts = Counter(columns.cells[label])
+    shown = ", ".join(f"{safe_text(name, 20)} {n}" for name, n in counts.most_common(SHOWN))
+    rest = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    named = f"{columns.named} recordings"
+    finding = input_warning(
+        Reason.LABEL,
+        f"names {named} and their classes: {shown}{rest}",
+        "read for generic/classification",
+        "If they are none, give --map with a [table]",
+        file=rel,
+        count=columns.named,
+    )
+    rule = TableRule(path=rel, file=columns.key, label=label, delimiter=columns.delimiter)
+    return ReferenceTable(rule, columns.headed, finding)
+
+
+class ReferenceColumns(NamedTuple):
+    """The columns of a table whose rows are recordings."""
+
+    key: str  # the column with the names of recordings
+    named: int  # recordings
+    headed: bool
+    delimiter: str
+    cells: dict[str, list[str]]  # of the other columns, without empty ones
+    classes: list[str]  # columns that can hold classes
+
+
+def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceColumns | None:
+    """The columns of a table that names most recordings; None for another table.
+
+    Raises UserError for a file that is no table.
+    """
+    if path.stat().st_size > LARGEST_TABLE:
+        return None
+    delimiter = sniff_delimiter(path)
+    names = tables.read_names(path, delimiter=delimiter)
+    if len(set(names)) < len(names) or "" in names or len(names) < 2:
+        return None
+    first = itertools.chain(names, *itertools.islice(_list_rows(path, delimiter), FIRST_ROWS))
+    if keys.keys().isdisjoint(cell.strip() for cell in first):
+        return None
+    rows = list(_list_rows(path, delimiter))
+    headed = keys.keys().isdisjoint(names)
+    if not headed:
+        rows.append(names)
+    columns = [[cell.strip() for cell in cells] for cells in zip(*rows, strict=True)]
+    counts = [len({keys[cell] for cell in cells if cell in keys}) for cells in columns]
+    named = max(counts)
+    if 2 * named <= len(set(keys.values())):
+        return None
+    place = counts.index(named)
+    filled = {
+        name: [
+            cell
+            for recording, cell in zip(columns[place], cells, strict=True)
+            if recording in keys and cell.lower() not in EMPTY_CELLS
+        ]
+        for name, cells in zip(names, columns, strict=True)
+        if name != names[place]
+    }
+    classes = [name for name, cells in filled.items() if _can_be_classes(cells)]
+    return ReferenceColumns(names[place], named, headed, delimiter, filled, classes)
+
+
+def _list_rows(path: Path, delimiter: str) -> Iterator[tuple[str, ...]]:
+    """The cells of the rows below the first line, without those that are no rows."""
+    for row in tables.read_rows(path, delimiter=delimiter):
+        if isinstance(row, tables.TableRow):
+            yield tuple(row.cells)
+
+
+def _can_be_classes(cells: Sequence[str]) -> bool:
+    """Whether a column has few distinct texts, more than one of them."""
+    count = len(set(cells))
+    return 1 < count <= min(MOST_CLASSES, (len(cells) + 1) // 2)
+
+
+def sniff_delimiter(path: Path) -> str:
+    """The delimiter of a table by its first line: the one with most cells, else a comma."""
+    if find_suffix(path.name) in {".parquet", ".pq"}:
+        return ","
+    marks = ("\t",) if find_suffix(path.name) == ".tsv" else (",", ";", "\t")
+    return max(marks, key=lambda mark: len(tables.read_names(path, delimiter=mark)))
+
+
+def _report_choice(found: Sequence[tuple[str, ReferenceColumns]]) -> Finding:
+    """The warning that it is not clear which column holds the classes."""
+    rel, columns = found[0]
+    options = [f"{safe_text(name)} of {file}" for file, table in found for name in table.classes]
+    lines = [f"path = {json.dumps(rel)}", f"file = {json.dumps(columns.key)}"]
+    lines += [f"label = {json.dumps(columns.classes[0])}"]
+    if columns.delimiter != ",":
+        lines.append(f"delimiter = {json.dumps(columns.delimiter)}")
+    header = "" if columns.headed else "Write a line with names of its columns above it, then "
+    return input_warning(
+        Reason.LABEL,
+        f"names recordings, and {len(options)} columns can be their classes: "
+        f"{list_first(options, SHOWN)}",
+        "none is read",
+        f"{header}give --map with the lines [table] {'; '.join(lines)}",
+        file=rel,
+        count=len(options),
+    )
 
 
 def read_participants(source: Source) -> tuple[TableFindings, dict[str, Attributes]]:

@@ -19,6 +19,7 @@ from bitimely_core.errors import Reason, UserError, clean, input_error
 from bitimely_core.formats import edf, edf_header, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
+from bitimely_core.recordings.arrays import pair_label_arrays
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.mapping import (
     EMPTY_CELLS,
@@ -28,6 +29,7 @@ from bitimely_core.recordings.mapping import (
     find_suffix,
     list_recording_keys,
 )
+from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import measure_rate
 from bitimely_core.system_errors import raise_system_error
 
@@ -151,7 +153,8 @@ def _list_recordings(source: Source) -> list[str]:
     for rel in rels:
         by_ending.setdefault(find_suffix(rel), []).append(rel)
     arrays = by_ending.pop(".mat", [])
-    left_out = find_segments(source, by_ending.get(".hea", ()))
+    left_out = find_segments(source, by_ending.get(".hea", ())) | find_later_parts(source, rels)
+    left_out.update(pair_label_arrays(source, rels).values())
     left_out |= {*arrays, *(by_ending.get(".tsv", ()) if bids else ())}
     chosen = [
         rel for rel in rels if rel not in left_out and not LAYOUT.fullmatch(PurePosixPath(rel).name)

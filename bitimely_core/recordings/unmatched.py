@@ -30,6 +30,19 @@ def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Findi
         )
 
 
+def report_unfilled(unfilled: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """A warning about WFDB headers, by their folders, in which no checksum is filled in."""
+    rels = [rel for same in unfilled.values() for rel in same]
+    if rels:
+        yield input_warning(
+            Reason.CHECKSUM,
+            f"{len(rels)} headers state the checksum 0, as all in their folder do",
+            "taken for not filled in: damage of the samples would not be seen",
+            file=rels[0],
+            count=len(rels),
+        )
+
+
 def report_unknown_rows(
     what: str, file: str, rows: Mapping[str, object], names: set[str], recordings: RecordingKeys
 ) -> Iterator[Finding]:

@@ -54,6 +54,10 @@ class PredictionLike(Protocol):
         """Half the width of an interval."""
 
     @property
+    def placement(self) -> str:
+        """Where the windows lie, in words."""
+
+    @property
     def endpoints(self) -> dict[str, EndpointValue]:
         """Of sleep stages."""
 
@@ -143,7 +147,9 @@ def recording_page(
     page.notice(*notices)
     page.fact("Run", describe_run(record))
     options = windows.options
-    page.fact("Windows", f"{count:,} of {options.length:g} s at {options.rate:g} Hz")
+    page.fact(
+        "Windows", f"{count:,} of {options.length:g} s at {options.rate:g} Hz, {made.placement}"
+    )
     page.fact("Channels", ", ".join(windows.channel_names))
     page.fact("Confidence", describe_calibration(calibration))
     if windows.task == "classification":

@@ -34,6 +34,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.recordings import files
+from bitimely_core.recordings.arrays import pair_label_arrays
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     Format,
@@ -41,6 +42,7 @@ from bitimely_core.recordings.mapping import (
     find_suffix,
     strip_suffix,
 )
+from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -71,6 +73,7 @@ HOW_RESAMPLED = {
     "causal": "with a one-sided anti-alias filter",
     "averaged": "by means",
 }
+NEIGHBOURS = 100  # headers beside a record whose checksums are looked at
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
@@ -134,6 +137,12 @@ class ReadingPlan(NamedTuple):
     options: WindowOptions
     mapping: ChannelMap
     labels: Mapping[str, str] | None = None
+    points: bool = False  # the times of annotations without a duration, and not their texts
+
+    @property
+    def opens_labels(self) -> bool:
+        """Whether files of labels beside a recording are opened."""
+        return self.labels is not None or self.points
 
 
 class NewRecording(NamedTuple):
@@ -149,17 +158,21 @@ def find_recordings(
     options: WindowOptions,
     mapping: ChannelMap,
     labels: Mapping[str, str] | None = None,
+    *,
+    points: bool = False,
 ) -> Iterator[NewRecording]:
     """The recordings of files, folders (also BIDS) and caches, with unique names.
 
     They hold the channels of `options` under the names of `mapping`. `labels`: text of an
-    annotation -> class, of recordings whose labels are read; None: no label is opened. A folder
-    without recordings and a path that is not there are recordings whose `read` raises.
+    annotation -> class, of recordings whose labels are read; None: no label is opened, but with
+    `points` for the times of annotations without a duration. A folder without recordings and a path
+    that is not there are recordings whose `read` raises.
     """
+    plan = ReadingPlan(options, mapping, labels, points)
     used: set[str] = set()
     folders: dict[Path, Source] = {}
     for path in paths:
-        for recording in _list_recordings(path, ReadingPlan(options, mapping, labels), folders):
+        for recording in _list_recordings(path, plan, folders):
             stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", recording.name).strip("-._+")[:100]
             name = stem = stem or "recording"
             number = 2
@@ -222,6 +235,10 @@ def list_signal_files(source: Source) -> Iterator[str]:
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
+    segments |= find_later_parts(source, rels)
+    segments.update(
+        pair_label_arrays(source, [rel for rel in rels if rel in source.files]).values()
+    )
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue
@@ -238,7 +255,7 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
         name for wanted in plan.options.read_channels for name in plan.mapping.list_names(wanted)
     ]
     records = open_cache(path, verify=False).records(
-        names, only=[recording], labels=plan.labels is not None
+        names, only=[recording], labels=plan.opens_labels
     )
     return select_channels(next(iter(records)), plan)
 
@@ -268,18 +285,32 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
                 "expected `rate` in the file of --map",
                 "Give --map FILE.toml",
             )
+        if kind == "wfdb":
+            info = replace(info, unfilled=_is_unfilled(source, rel))
         unit = files.make_unit(
             source,
             rel,
             kind,
             info,
-            bids=plan.labels is not None,
-            annotators=() if plan.labels is None else ("atr",),
+            bids=plan.opens_labels,
+            annotators=("atr",) if plan.opens_labels else (),
         )
         assert unit.read is not None
         record = unit.read()
         assert isinstance(record, Record)
         return select_channels(record, plan)
+
+
+def _is_unfilled(source: Source, rel: str) -> bool:
+    """Whether no checksum is filled in beside a WFDB record; not every record there is looked at."""
+    folder = PurePosixPath(rel).parent
+    beside = (
+        other
+        for other in source.files
+        if find_suffix(other) == ".hea" and PurePosixPath(other).parent == folder
+    )
+    headers = {rel, *itertools.islice(beside, NEIGHBOURS)}
+    return bool(wfdb.find_unfilled(source, headers))
 
 
 def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
@@ -293,6 +324,7 @@ def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
         rate=rate if kind in {"table", "npy", "mat"} else None,
         time=time,
         labels=dict(plan.labels or {}),
+        points=plan.points,
         delimiter="\t" if find_suffix(rel) == ".tsv" else plan.mapping.delimiter,
     )
 
@@ -390,6 +422,9 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         if signal.channel == name
     ]
     record = replace(record, signals=signals, start_time=None)
+    if plan.points:
+        points = [n._replace(label=UNLABELLED) for n in record.annotations if n.duration == 0]
+        return replace(record, annotations=points, attributes={})
     if plan.labels is None:
         return replace(record, annotations=[], attributes={})
     notes = [
@@ -408,6 +443,7 @@ class UnlabelledWindows:
     """The windows of a recording in memory, and what was converted or left out."""
 
     windows: Windows
+    placement: str  # where the windows lie, in words
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -439,8 +475,9 @@ def cut_unlabelled(
 ) -> UnlabelledWindows:
     """The windows of `record` as the run of `preprocessing` reads them.
 
-    Views of epochs have a window for each full epoch from the start of a segment, others one every
-    stride; with `labels` those that the view labels, as at the training.
+    Views of epochs have a window for each full epoch from the start of a segment, those of points
+    one around each annotation of `record` without a duration (or, where it has none, one after the
+    other), others one every stride; with `labels` those that the view labels, as at the training.
 
     Windows without a sample are left out, but for irregular ones. Raises UserError: unit,
     sampling_rate, length (no full window), missing_values (no sample), timestamps (of irregular
@@ -453,8 +490,9 @@ def cut_unlabelled(
     times = _report_rates if options.clock is None else _check_times
     findings = [*record.findings, *units, *times(signals, options)]
     record = replace(record, signals=signals)
+    placement = "with a label"
     if not labels:
-        notes = _cover_segments(signals) if options.epoch is not None else []
+        notes, placement = _place_unlabelled(record, signals, options)
         record = replace(record, annotations=notes)
     left_out: Counter[str] = Counter()
     cut = cut_record(record, options, preprocessing.units, left_out)
@@ -471,18 +509,41 @@ def cut_unlabelled(
         raise input_error(
             Reason.LENGTH,
             "no stretch of it has all channels" if cut is None else f"{longest:.6g} s of signal",
-            f"expected at least one window of {options.length:g} s",
-            "Give a longer recording",
+            f"expected at least one window of {options.length:g} s, {placement}",
+            "Give a longer recording, or times inside of it"
+            if options.points
+            else "Give a longer recording",
         )
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
-    return UnlabelledWindows(windows=windows, findings=[*findings, *empty])
+    return UnlabelledWindows(windows=windows, placement=placement, findings=[*findings, *empty])
+
+
+def _place_unlabelled(
+    record: Record, signals: Sequence[Signal], options: WindowOptions
+) -> tuple[list[Annotation], str]:
+    """What windows without a label are cut from, and where they lie, in words."""
+    if options.epoch is None:
+        return [], f"one every {options.stride / options.rate:g} s"
+    if not options.points:
+        return _cover_segments(signals), "one for each full epoch"
+    points = [note for note in record.annotations if note.duration == 0]
+    if points:
+        marks = [note._replace(label=UNLABELLED) for note in points]
+        return marks, f"one around each of {len(points)} times"
+    step = options.length
+    marks = [
+        Annotation(stretch.onset + (number + 0.5) * step, 0.0, UNLABELLED)
+        for stretch in _cover_segments(signals)
+        for number in range(int(stretch.duration / step + 1e-6))
+    ]
+    return marks, f"one every {step:g} s, for no time is known"
 
 
 def _report_left_out(left_out: Counter[str]) -> Iterator[Finding]:
     for key, text in (
-        ("annotation_out_of_range", "epochs at the edges have no full window"),
+        ("annotation_out_of_range", "epochs or times at the edges have no full window"),
         ("too_short", "segments are too short"),
     ):
         count = left_out[key]

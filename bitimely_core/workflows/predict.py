@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
@@ -22,6 +23,8 @@ from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, plac
 from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
+from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
+from bitimely_core.recordings.points import PointTimes, read_times
 from bitimely_core.records import read_result_table
 from bitimely_core.report.prediction_page import (
     collection_page,
@@ -31,9 +34,15 @@ from bitimely_core.report.prediction_page import (
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import EndpointValue
-from bitimely_core.schemas.tokens import Calibration, Preprocessing
-from bitimely_core.tokens.unlabelled import NewRecording, cut_unlabelled, find_recordings, parse_map
-from bitimely_core.types import Progress, Record
+from bitimely_core.schemas.tokens import Calibration, Preprocessing, WindowOptions
+from bitimely_core.tokens.unlabelled import (
+    ChannelMap,
+    NewRecording,
+    cut_unlabelled,
+    find_recordings,
+    parse_map,
+)
+from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
 from bitimely_core.workflows.calibrate import find_calibration
@@ -63,6 +72,7 @@ class RecordingRow(TypedDict):
     status: str  # predicted or refused
     windows: int | None
     hours: float | None
+    placement: str | None  # where the windows lie
     confidence: float | None  # mean over the windows
     endpoints: dict[str, Any]
     messages: list[str]
@@ -95,6 +105,8 @@ class RecordingPrediction(NamedTuple):
     reach: float | None
     endpoints: dict[str, EndpointValue]
     findings: list[Finding]
+    placement: str  # where the windows lie, in words
+    native_rate: float  # Hz, lowest of the channels of the recording
 
     def frame(self) -> pl.DataFrame:
         """Content of `predictions.parquet`: recording_id, window, start, then prediction, class,
@@ -156,8 +168,10 @@ class Predictor:
                 tempered = apply_temperature(windows.task, prediction, fitted.temperature)
             confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
             sets = None if threshold is None else predict_sets(tempered, threshold)
-            if is_staging(windows.class_names) and windows.options.epoch is not None:
-                epoch, starts = float(windows.options.epoch), windows.index["start"].to_numpy()
+            options = windows.options
+            epoch = 0.0 if options.points else float(options.epoch or 0)
+            if is_staging(windows.class_names) and epoch:
+                starts = windows.index["start"].to_numpy()
                 hypnogram = place_epochs(
                     starts + (windows.options.length - epoch) / 2,
                     prediction.argmax(1),
@@ -167,7 +181,15 @@ class Predictor:
                 endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
         reach = threshold if windows.task == "regression" else None
         return RecordingPrediction(
-            windows, prediction, confidence, sets, reach, endpoints, cut.findings
+            windows,
+            prediction,
+            confidence,
+            sets,
+            reach,
+            endpoints,
+            cut.findings,
+            cut.placement,
+            min(signal.rate for signal in record.signals),
         )
 
     def predict(
@@ -175,11 +197,12 @@ class Predictor:
         files: str | Path | Sequence[str | Path],
         *,
         channel_map: Sequence[str] = (),
+        at: str | Path | None = None,
         batch_size: int | None = None,
         device: str = "auto",
     ) -> pl.DataFrame:
         """The predictions for recordings, folders or caches as one frame
-        (`RecordingPrediction.frame`); writes nothing.
+        (`RecordingPrediction.frame`); writes nothing. `at`: as in `predict`.
 
         Raises UserError for the first recording that cannot be read.
         """
@@ -192,7 +215,7 @@ class Predictor:
             self.predict_record(
                 recording.read(), recording.name, batch_size=batch_size, device=device
             )
-            for recording in find_recordings(paths, options, mapping)
+            for recording in find_places(paths, options, mapping, at)
         )
         return pl.concat([prediction.frame() for prediction in predictions])
 
@@ -241,6 +264,7 @@ def predict(
     files: Sequence[str | Path],
     *,
     channel_map: Sequence[str] = (),
+    at: str | Path | None = None,
     calibrate_on: Path | None = None,
     out: Path | None = None,
     jobs: int = 1,
@@ -254,7 +278,8 @@ def predict(
     `reports/predict-<run>`).
 
     `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never
-    opened. `channel_map` has items `WANTED=FOUND` (channel of the run = channel of the files) and
+    opened, but for the times of points where the run reads windows around points. `at`: a file with
+    such times (`recordings.points.read_times`), instead of them. `channel_map` has items `WANTED=FOUND` (channel of the run = channel of the files) and
     TOML files (`ChannelMap`). Confidence and sets are calibrated on the validation windows of the
     run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache).
     Every recording has a folder with `predictions.parquet`, of classes `<recording>_events.tsv` and
@@ -275,7 +300,7 @@ def predict(
     mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    recordings = list(find_recordings(list(map(Path, files)), options, mapping))
+    recordings = find_places(list(map(Path, files)), options, mapping, at)
     result: PredictResult = {
         "format_version": FORMAT,
         "run": model.run.name,
@@ -313,6 +338,44 @@ def predict(
         "report": str(report),
         "exit_code": int(Exit.PARTIAL if faults else Exit.OK),
     }
+
+
+def find_places(
+    paths: Sequence[Path], options: WindowOptions, mapping: ChannelMap, at: str | Path | None
+) -> list[NewRecording]:
+    """The recordings of `paths`, with the times in file `at` where a run on points is applied.
+
+    Raises UserError: config (exit 2) for times that the run does not read, or that are of an
+    unknown one of several recordings; and the faults of the file.
+    """
+    if at is None:
+        return list(find_recordings(paths, options, mapping, points=options.points))
+    if not options.points:
+        raise usage_error(
+            "the windows of this run do not lie around points",
+            "expected a run on a view such as generic/points",
+            field="--at",
+        )
+    times = read_times(Path(at), paths)
+    recordings = list(find_recordings(paths, options, mapping))
+    if len(recordings) > 1 and not times.names_recordings:
+        raise usage_error(
+            f"names no recordings, and {len(recordings)} are to be predicted",
+            "expected a column `recording`",
+            "Or give one recording at a time",
+            file=str(at),
+            field="--at",
+        )
+    return [
+        recording._replace(read=partial(_read_at, recording, times)) for recording in recordings
+    ]
+
+
+def _read_at(recording: NewRecording, times: PointTimes) -> Record:
+    """The recording with the times that are given for it."""
+    record = recording.read()
+    points = [Annotation(seconds, 0.0, "") for seconds in times.list_of(recording.file)]
+    return replace(record, annotations=points)
 
 
 def _report_progress(progress: Progress | None, done: int, total: int) -> None:
@@ -378,6 +441,7 @@ def _make_refused_row(recording: NewRecording, fault: Finding) -> RecordingRow:
         "status": "refused",
         "windows": None,
         "hours": None,
+        "placement": None,
         "confidence": None,
         "endpoints": {},
         "messages": [fault.message],
@@ -396,8 +460,14 @@ def _write_recording(
     }
     messages = [finding.message for finding in prediction.findings if finding.level != "info"]
     if windows.task == "classification":
-        epoch = float(windows.options.epoch or length)
+        points = windows.options.points
+        epoch = 0.0 if points else float(windows.options.epoch or length)
         onsets = starts + (length - epoch) / 2
+        if points:
+            classes = frame["class"].to_list()
+            files[f"{name}.{WRITTEN}"] = encode_annotations(
+                name, onsets.tolist(), classes, prediction.native_rate
+            )
         files[f"{name}_events.tsv"], files[f"{name}_events.json"] = encode_events(
             onsets, epoch, frame, model
         )
@@ -418,6 +488,7 @@ def _write_recording(
         "status": "predicted",
         "windows": len(windows),
         "hours": float((starts[-1] + length) / 3600),
+        "placement": prediction.placement,
         "confidence": None if confidence is None else float(confidence.mean()),
         "endpoints": {key: value.model_dump() for key, value in prediction.endpoints.items()},
         "messages": messages,

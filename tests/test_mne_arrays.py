@@ -1,0 +1,323 @@
+"""Formats of mne, and arrays of NumPy and MATLAB, in forms that people have.
+
+What is read is compared with mne, with numpy or with what was written.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+
+from bitimely_core import tokens
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.errors import UserError
+from bitimely_core.types import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import mne
+
+RATE = 100.0
+
+
+def make_raw(seconds: float = 30, seed: int = 0) -> Any:
+    """Two channels of noise, in volts."""
+    info = mne.create_info(["Cz", "Pz"], RATE, "eeg", verbose="ERROR")
+    volts = np.random.default_rng(seed).standard_normal((2, round(seconds * RATE))) * 1e-5
+    return mne.io.RawArray(volts, info, verbose="ERROR")
+
+
+def read_folder(folder: Path, **options: Any) -> dict[str, Record]:
+    """Name -> recording of a folder."""
+    cache = folder.parent / "cache"
+    ingest("generic", folder, cache, **options)
+    return {record.recording_id: record for record in open_cache(cache).records()}
+
+
+def list_pieces(record: Record, channel: str) -> list[tuple[float, np.ndarray]]:
+    """Onset and physical values of the segments of a channel."""
+    return [
+        (s.onset, s.samples.astype(np.float64) * s.scale + s.offset)
+        for s in record.signals
+        if s.channel == channel
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    return tmp_path / "raw"
+
+
+# --- formats of mne
+
+
+@pytest.mark.parametrize("dated", [False, True])
+def test_events_lie_where_the_samples_do(folder: Path, dated: bool) -> None:
+    """Cropped at both ends: mne cuts the last event."""
+    raw = make_raw(60)
+    if dated:
+        raw.set_meas_date(1_000_000_000)
+    raw.set_annotations(
+        mne.Annotations([5.0, 22.5, 47.0], [1.0, 0.01, 9.0], ["before", "tick", "long"])
+    )
+    raw.crop(20.0, 50.0).save(folder / "a_raw.fif", verbose="ERROR")
+    record = read_folder(folder, keep_phi=True, keep_dates=True)["a_raw"]
+    rows = [(round(n.onset, 4), round(n.duration, 4), n.label) for n in record.annotations]
+    assert rows == [(2.5, 0.0, "tick"), (27.0, 3.01, "long")]
+    assert record.start_time == ("2001-09-09T01:47:00" if dated else None)
+
+
+@pytest.mark.parametrize("naming", ["neuromag", "bids"])
+def test_a_split_file_is_one_recording(folder: Path, naming: str) -> None:
+    raw = make_raw(2000, seed=1)
+    name = "a_raw.fif" if naming == "neuromag" else "sub-01_task-x_meg.fif"
+    raw.save(
+        folder / name, split_size="2MB", split_naming=naming, buffer_size_sec=10, verbose="ERROR"
+    )
+    make_raw(5, seed=2).save(folder / "b_raw.fif", verbose="ERROR")
+    make_raw(5, seed=3).save(folder / "b_raw-1.fif", verbose="ERROR")  # a recording of its own
+    assert len(list(folder.glob("*.fif"))) > 3
+    report = ingest("generic", folder, folder.parent / "cache")
+    first = "a_raw" if naming == "neuromag" else "sub-01_task-x_split-01_meg"
+    assert sorted(unit["unit"] for unit in report["units"]) == sorted([first, "b_raw", "b_raw-1"])
+    (unit,) = [unit for unit in report["units"] if unit["unit"] == first]
+    assert len(unit["files"]) == len(list(folder.glob("*.fif"))) - 2
+    record = read_folder(folder)[first]
+    ((onset, values),) = list_pieces(record, "Pz")
+    assert onset == 0.0
+    np.testing.assert_allclose(values, raw.get_data("Pz")[0] * 1e6, rtol=1e-5)
+
+
+def make_epochs(onsets: list[float], first_samp: int = 0) -> Any:
+    """Epochs of 2 s, from 0.5 s before their events."""
+    raw = make_raw(60)
+    events = np.array([[round(t * RATE) + first_samp, 0, 1 + k % 2] for k, t in enumerate(onsets)])
+    raw = mne.io.RawArray(raw.get_data(), raw.info, first_samp=first_samp, verbose="ERROR")
+    return mne.Epochs(
+        raw,
+        events,
+        {"left": 1, "right": 2},
+        tmin=-0.5,
+        tmax=1.49,
+        baseline=None,
+        preload=True,
+        verbose="ERROR",
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "onsets"), [([1.0, 5.0, 20.0], [0.5, 4.5, 19.5]), ([1.0, 2.0, 3.0], [0.0, 3.0, 6.0])]
+)
+def test_epochs_of_a_fif_file_are_segments(
+    folder: Path, times: list[float], onsets: list[float]
+) -> None:
+    """At their times in the recording; those that overlap lie one after the other."""
+    epochs = make_epochs(times)
+    epochs.save(folder / "a-epo.fif", verbose="ERROR")
+    record = read_folder(folder)["a-epo"]
+    pieces = list_pieces(record, "Cz")
+    assert [round(onset, 6) for onset, _ in pieces] == onsets
+    values = mne.read_epochs(folder / "a-epo.fif", verbose="ERROR").get_data("Cz")[:, 0] * 1e6
+    np.testing.assert_allclose([samples for _, samples in pieces], values, rtol=1e-5)
+    assert [(round(n.onset, 6), n.duration, n.label) for n in record.annotations] == [
+        (onset, 2.0, label) for onset, label in zip(onsets, ["left", "right", "left"], strict=True)
+    ]
+    windows = tokens.build(folder.parent / "cache", view="annotations", out=folder.parent / "t")
+    assert (len(windows), windows.length, list(windows.class_names)) == (3, 200, ["left", "right"])
+
+
+def write_brainvision(folder: Path, units: list[str], encoding: str = "utf-8") -> np.ndarray:
+    """A recording of these units with a marker of 1 and one of 100 samples."""
+    values = np.random.default_rng(0).integers(-1000, 1000, (500, len(units))).astype("<i2")
+    (folder / "a.eeg").write_bytes(values.tobytes())
+    channels = "".join(f"Ch{k}=c{k},,0.1,{unit}\n" for k, unit in enumerate(units, 1))
+    page = "UTF-8" if encoding == "utf-8" else "ANSI"
+    header = f"""Brain Vision Data Exchange Header File Version 1.0
+[Common Infos]
+Codepage={page}
+DataFile=a.eeg
+MarkerFile=a.vmrk
+DataFormat=BINARY
+DataOrientation=MULTIPLEXED
+NumberOfChannels={len(units)}
+SamplingInterval=10000
+[Binary Infos]
+BinaryFormat=INT_16
+[Channel Infos]
+{channels}"""
+    (folder / "a.vhdr").write_bytes(header.encode(encoding))
+    (folder / "a.vmrk").write_text(
+        "Brain Vision Data Exchange Marker File, Version 1.0\n[Common Infos]\n"
+        f"Codepage={page}\nDataFile=a.eeg\n[Marker Infos]\n"
+        "Mk1=New Segment,,1,1,0,20131113161403794232\n"
+        "Mk2=Stimulus,S  1,101,1,0\nMk3=Stimulus,S  2,201,100,0\n"
+    )
+    return values.T * 0.1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_units_of_a_header_are_kept(folder: Path, encoding: str) -> None:
+    units = ["\u00b5V", "mmHg", "\u00b5S", "%", "\u00b0C", ""]
+    values = write_brainvision(folder, units, encoding)
+    record = read_folder(folder, keep_phi=True)["a"]
+    assert [s.unit for s in record.signals] == ["uV", "mmHg", "uS", "%", "C", "uV"]
+    for row, signal in zip(values, record.signals, strict=True):
+        np.testing.assert_allclose(signal.samples, row, rtol=1e-5)
+    assert [(n.onset, n.duration) for n in record.annotations if "S" in n.label] == [
+        (1.0, 0.0),
+        (2.0, 1.0),
+    ]
+
+
+def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:
+    """Through a header, and through a link to the samples."""
+    write_brainvision(folder, ["mV"])
+    (folder / "a.eeg").rename(folder.parent / "b.eeg")
+    (folder / "a.eeg").symlink_to(folder.parent / "b.eeg")
+    with pytest.raises(UserError) as caught:
+        ingest("generic", folder, folder.parent / "cache")
+    assert caught.value.code == "symlink_outside_root"
+
+
+# --- arrays
+
+
+def write_map(folder: Path, text: str = "") -> dict[str, Any]:
+    """A map of arrays at 100 Hz, as an option of the ingest."""
+    path = folder.parent / "map.toml"
+    path.write_text(f'[[files]]\nrate = 100\npattern = "*.*"\n{text}')
+    return {"options": {"map": str(path)}}
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    if path.suffix == ".npy":
+        np.save(path, values)
+    else:
+        scipy.io.savemat(path, {"sig": values})
+
+
+@pytest.mark.parametrize("ending", ["npy", "mat"])
+@pytest.mark.parametrize(
+    ("shape", "channels", "turned"),
+    [((4, 900), "", True), ((900, 4), "", False), ((3, 5), "channels = ['a', 'b', 'c']", True)],
+)
+def test_an_array_with_more_channels_than_samples_is_turned(
+    folder: Path, ending: str, shape: tuple[int, int], channels: str, turned: bool
+) -> None:
+    values = np.random.default_rng(0).standard_normal(shape)
+    write_array(folder / f"a.{ending}", values)
+    options = write_map(folder, f"format = '{ending}'\n{channels}")
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    record = read_folder(folder, **options)["a"]
+    rows = values if turned else values.T
+    np.testing.assert_allclose([s.samples for s in record.signals], rows, rtol=1e-6)
+    is_said = "dimensions" in report["reason_counts"]
+    assert is_said == (turned and not channels and ending == "npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "classes"),
+    [
+        ("labels", np.arange(6) % 2, ["0", "1", "0", "1", "0", "1"]),
+        ("y", np.array(["on", "off", "", "on", "on", "off"]), ["on", "off", "on", "on", "off"]),
+        ("s1_y", np.array([0.0, 1, 1, np.nan, 2, 2]), ["0", "1", "1", "2", "2"]),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_an_array_of_three_dimensions_holds_epochs(
+    folder: Path, name: str, labels: np.ndarray, classes: list[str], order: tuple[int, ...]
+) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 3, 250)).astype(np.float32)
+    np.save(folder / "s1_X.npy", values.transpose(order))
+    np.save(folder / f"{name}.npy", labels)
+    records = read_folder(folder, **write_map(folder))
+    assert set(records) == {"s1_X"}
+    for number in range(3):
+        pieces = list_pieces(records["s1_X"], f"channel {number + 1}")
+        np.testing.assert_array_equal([samples for _, samples in pieces], values[:, number])
+        assert [onset for onset, _ in pieces] == [3.5 * k for k in range(6)]
+    assert [note.label for note in records["s1_X"].annotations] == classes
+    windows = tokens.build(folder.parent / "cache", view="annotations", out=folder.parent / "t")
+    assert (len(windows), windows.length) == (len(classes), 250)
+
+
+def test_labels_are_found_by_the_name_of_their_epochs(folder: Path) -> None:
+    """Two people with as many epochs; integers of another length are samples."""
+    rng = np.random.default_rng(0)
+    for person in ("s1", "s2"):
+        np.save(folder / f"{person}_epochs.npy", rng.standard_normal((4, 2, 50)))
+    np.save(folder / "s1_labels.npy", np.array([1, 2, 3, 4]))
+    np.save(folder / "s2_labels.npy", np.array([5, 6, 7, 8]))
+    np.save(folder / "ppg.npy", rng.integers(0, 9, 500).astype(np.int16))
+    records = read_folder(folder, **write_map(folder))
+    labels = {name: [n.label for n in record.annotations] for name, record in records.items()}
+    assert labels == {"s1_epochs": list("1234"), "s2_epochs": list("5678"), "ppg": []}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 1, 0)])
+def test_epochs_of_matlab(folder: Path, order: tuple[int, ...]) -> None:
+    """[epochs, channels, samples], and as EEGLAB and MATLAB have them, epochs last."""
+    values = np.random.default_rng(0).standard_normal((6, 3, 250))
+    write_array(folder / "a.mat", values.transpose(order))
+    record = read_folder(folder, **write_map(folder, 'format = "mat"'))["a"]
+    pieces = list_pieces(record, "channel 2")
+    np.testing.assert_allclose([samples for _, samples in pieces], values[:, 1], rtol=1e-6)
+
+
+# --- tables of classes beside recordings
+
+
+def write_records(folder: Path, count: int) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        values = rng.integers(-500, 500, 500).astype("<i2")
+        (folder / f"r{number}.dat").write_bytes(values.tobytes())
+        line = f"r{number}.dat 16 1000/mV 16 0 {values[0]} {values.sum() & 0xFFFF} 0 II"
+        (folder / f"r{number}.hea").write_text(f"r{number} 1 100 500\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("labels.csv", "file,diagnosis\nr0,MI\nr1,N\nr2,N\nr3,MI\n", "MI N N MI"),
+        ("t.tsv", "r0.hea\t0\nr1.hea\t1\nr2.hea\t1\nr3.hea\t0\n", "0 1 1 0"),
+        ("t.csv", "id;who;class\n1;r0;a\n2;r1;b\n3;r2;a\n4;r3;\n", "a b a None"),
+        ("t.csv", "r0,a,x\nr1,b,x\nr2,b,y\nr3,a,y\n", None),  # two columns can be classes
+        ("t.csv", "name,age\nr0,31\nr1,32\nr2,44\nr3,60\n", None),
+        ("t.csv", "name,class\nr0,a\nr9,b\nr8,a\nr7,b\n", None),  # names one of four
+    ],
+)
+def test_a_table_of_classes_is_recognised(
+    folder: Path, name: str, text: str, wanted: str | None
+) -> None:
+    write_records(folder, 4)
+    (folder / name).write_text(text)
+    report = ingest("generic", folder, folder.parent / "cache")
+    records = read_folder(folder)
+    labels = [records[f"r{k}"].attributes.get("label") for k in range(4)]
+    assert labels == (
+        [None] * 4 if wanted is None else [None if w == "None" else w for w in wanted.split()]
+    )
+    is_said = "label" in report["reason_counts"]
+    assert is_said == (wanted is not None or "x" in text)
+    if wanted is not None:
+        assert (report["rows"][0]["seen"], report["rows"][0]["used"]) == (4, 4)
+
+
+def test_the_advice_on_several_columns_of_classes_works(folder: Path) -> None:
+    write_records(folder, 4)
+    (folder / "t.csv").write_text("file,sex,class\nr0,F,a\nr1,M,b\nr2,F,b\nr3,M,a\n")
+    report = ingest("generic", folder, folder.parent / "cache")
+    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "label"]
+    advice = line.partition("with the lines ")[2].removesuffix(".")
+    text = "\n".join(advice.replace("[table] ", "[table]\n").split("; "))
+    path = folder.parent / "map.toml"
+    path.write_text(text.replace('"sex"', '"class"'))
+    records = read_folder(folder, options={"map": str(path)}, force_new=True)
+    assert [records[f"r{k}"].attributes["label"] for k in range(4)] == ["a", "b", "b", "a"]
