@@ -33,6 +33,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -52,7 +53,6 @@ from bitimely_core.tokens.cutting import (
     cut_record,
     describe_preparation,
     find_observed,
-    find_unit_factor,
     make_windows,
 )
 from bitimely_core.tokens.resampling import choose_resampling, to_physical
