@@ -71,6 +71,11 @@ def fold_name(name: str) -> str:
     return re.sub(r"[\s_.:()\[\]]|-(?!$)", "", text)
 
 
+def has_electrode(name: str) -> bool:
+    """Whether a name says where on the head a channel is."""
+    return any(map(ELECTRODE.fullmatch, re.split(r"[^a-z0-9]+", name.casefold())))
+
+
 def find_name(wanted: str, names: Collection[str]) -> str | None:
     """The channel of this name, else the only one in another spelling of it."""
     if wanted in names:
@@ -455,7 +460,7 @@ def assume_units(
             continue
         spread = measure_spread(signal)
         units = list_plausible_units(name, spread)
-        if MANGLED.fullmatch(signal.unit.strip()):
+        if signal.unit.strip():  # mangled
             units = [unit for unit in units if unit == "uV"] or _assume_micro(name, spread)
         if not spread or (not units and not signal.unit.strip()):
             continue
@@ -471,7 +476,7 @@ def assume_units(
 def _is_unit_open(signal: Signal, info: RecordingInfo) -> bool:
     """Whether neither the file, nor the map, nor the table of BIDS states the unit of a channel."""
     name, unit = signal.channel, signal.unit.strip()
-    if unit and not MANGLED.fullmatch(unit):
+    if unit and (find_unit(unit) or not MANGLED.fullmatch(unit)):
         return False
     facts = info.facts.get(name)
     if find_stated_unit(name, info.units) or (facts is not None and facts.unit):
