@@ -67,7 +67,7 @@ class Memory:
 
     def signals(self) -> pl.DataFrame:
         rows = [
-            (record.recording_id, s.channel, s.rate, len(s.samples))
+            (record.recording_id, s.channel, s.rate, s.unit, len(s.samples))
             for record in self.held
             for s in record.signals
         ]
@@ -75,6 +75,7 @@ class Memory:
             "recording_id": pl.String,
             "channel": pl.String,
             "rate": pl.Float64,
+            "unit": pl.String,
             "n_samples": pl.Int64,
         }
         return pl.DataFrame(rows, schema=schema, orient="row")

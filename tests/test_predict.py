@@ -29,7 +29,6 @@ from bitimely_core.tokens.unlabelled import (
     UnlabelledWindows,
     cut_unlabelled,
     find_recordings,
-    suggest_channel,
 )
 from bitimely_core.types import Record, Signal
 
@@ -604,12 +603,6 @@ def test_no_two_recordings_have_one_name(tmp_path: Path) -> None:
     assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], (
         "the second would be written over by the third"
     )
-
-
-def test_channels_are_suggested_by_their_letters() -> None:
-    names = ["EOG L", "C3:M2", "Fpz - Cz", "ECG"]
-    assert suggest_channel("EEG Fpz-Cz", names) == "Fpz - Cz"
-    assert suggest_channel("SaO2", ["ECG"]) is None
 
 
 def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_strides_windows_rates_and_channels(tmp_path: Path) -> None:
 def test_a_view_that_leaves_all_open_follows_the_recordings(tmp_path: Path) -> None:
     windows = build(records(3, seconds=7), tmp_path, view="open")
     assert (windows.channel_names, windows.rate, windows.length, len(windows)) == (
-        ("eeg", "temp", "marker"),
+        ("eeg", "temp"),  # a marker is no input
         RATE,
         140,
         3,

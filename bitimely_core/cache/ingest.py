@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import ingest_report, shards, staging
+from bitimely_core.cache.comparison import compare_levels, summarize_left_out
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
@@ -300,6 +301,8 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
                 done = _run_tasks(run, tasks, workers)
             run.hash_remaining()
             run.reasons += find_copies(run.entries, run.sizes)
+            run.reasons += summarize_left_out(run.entries)
+            run.reasons += compare_levels(run.out, done)
             refusal = run.find_refusal()
             if refusal is not None:
                 raise refusal

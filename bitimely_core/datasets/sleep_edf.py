@@ -28,7 +28,7 @@ from bitimely_core.datasets.reading import list_paths, list_rejected, make_unit,
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header
 from bitimely_core.formats.source import Source, locate_errors, require_source
-from bitimely_core.formats.units import FACTORS, find_factor, require_rate, scale_signal
+from bitimely_core.formats.units import find_factor, find_unit_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import (
@@ -364,7 +364,7 @@ def _check_signals(signals: Sequence[Signal]) -> tuple[list[Signal], list[Findin
 def _convert_channel(channel: str, parts: list[Signal]) -> tuple[list[Signal], list[Finding]]:
     """A channel (one part a segment) in uV if it is a voltage, and findings."""
     first = parts[0]
-    factor = FACTORS["uV"].get(first.unit.lower())
+    factor = find_unit_factor(first.unit, "uV")
     findings: list[Finding] = []
     if channel in NEEDED:
         factor = find_factor(first, "uV", channel)

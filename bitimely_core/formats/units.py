@@ -1,4 +1,4 @@
-"""Checks sampling rates, physical values and units of signals, and converts units of voltage.
+"""Checks sampling rates, physical values and units of signals; one table of units and spellings.
 
 What leaves the plausible ranges cannot be normalized in float32: every reader refuses it.
 """
@@ -6,20 +6,111 @@ What leaves the plausible ranges cannot be normalized in float32: every reader r
 from __future__ import annotations
 
 import math
-from typing import Literal
+import re
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.types import Signal
 
-MICRO = ("uv", "\u00b5v", "\u03bcv")  # u, micro sign, Greek mu
-VOLTS = {"v": 1.0, "mv": 1e-3, **dict.fromkeys(MICRO, 1e-6), "nv": 1e-9}
-FACTORS = {  # to unit -> from unit, in lower case -> factor
-    "mV": {"nv": 1e-6, **dict.fromkeys(MICRO, 1e-3), "mv": 1.0, "v": 1e3},
-    "uV": {"nv": 1e-3, **dict.fromkeys(MICRO, 1.0), "mv": 1e3, "v": 1e6},
+
+class Unit(NamedTuple):
+    """A unit: the spelling that is stored, and its size in the first unit of its quantity."""
+
+    name: str
+    quantity: str
+    size: float
+
+
+class Strength(NamedTuple):
+    """How strong a kind of signal is: half of the range of the middle 90 % of its values, in V."""
+
+    pattern: re.Pattern[str]  # of the name of the channel
+    least: float
+    most: float
+
+
+# quantity -> unit as it is stored -> its size, and further spellings in small letters
+UNITS: dict[str, dict[str, tuple[float, str]]] = {
+    "voltage": {
+        "V": (1.0, "volt volts"),
+        "mV": (1e-3, "millivolt millivolts milliv"),
+        "uV": (1e-6, "microvolt microvolts microv mcv mkv muv \u00e2uv"),
+        "nV": (1e-9, "nanovolt nanovolts nanov"),
+    },
+    "conductance": {
+        "S": (1.0, "siemens mho"),
+        "mS": (1e-3, "millisiemens"),
+        "uS": (1e-6, "microsiemens micros mcs mksiemens umho"),
+        "nS": (1e-9, "nanosiemens"),
+    },
+    "resistance": {
+        "Ohm": (1.0, "ohms \u03c9 \u2126"),
+        "kOhm": (1e3, "kohms k\u03c9 k\u2126 kiloohm"),
+        "MOhm": (1e6, "megaohm"),
+    },
+    "magnetic field": {
+        "T": (1.0, "tesla"),
+        "uT": (1e-6, "microtesla"),
+        "nT": (1e-9, "nanotesla"),
+        "pT": (1e-12, "picotesla"),
+        "fT": (1e-15, "femtotesla"),
+    },
+    "pressure": {
+        "Pa": (1.0, "pascal"),
+        "hPa": (1e2, "mbar millibar"),
+        "kPa": (1e3, "kilopascal"),
+        "mmHg": (133.322387415, "torr"),
+        "cmH2O": (98.0665, "cmh\u2082o cmwater cmwg"),
+    },
+    "acceleration": {
+        "m/s2": (1.0, "m/s^2 m/s\u00b2 m/s/s ms-2 m*s-2"),
+        "g": (9.80665, "gravity gravities"),
+        "mg": (9.80665e-3, "milli-g"),
+    },
+    "angular velocity": {
+        "deg/s": (1.0, "dps \u00b0/s degrees/s deg/sec"),
+        "rad/s": (180 / math.pi, "rad/sec"),
+    },
+    "frequency": {
+        "Hz": (1.0, "hertz 1/s"),
+        "bpm": (1 / 60, "beats/min beatsperminute beats/minute /min 1/min min-1 brpm rpm"),
+    },
+    "share": {"%": (1.0, "percent pct prozent")},
+    "temperature": {"degC": (1.0, "\u00b0c \u2103 c celsius grad degrees deg.c")},
+    "flow": {"L/s": (1.0, "l/sec"), "L/min": (1 / 60, "lpm"), "mL/s": (1e-3, "ml/sec")},
+    "volume": {"L": (1.0, "liter litre liters"), "mL": (1e-3, "milliliter cc")},
+    "time": {"s": (1.0, "sec secs second seconds"), "ms": (1e-3, "msec millisecond")},
 }
 
+
+def _list_spellings() -> dict[str, Unit]:
+    """Spelling in small letters, with u for any sign of micro and without blanks -> unit.
+
+    A name in its own capitals comes before others: mS is no ms.
+    """
+    spellings: dict[str, Unit] = {}
+    names: dict[str, Unit] = {}
+    for quantity, units in UNITS.items():
+        for name, (size, others) in units.items():
+            unit = Unit(name, quantity, size)
+            names[name] = unit
+            for text in (name.casefold(), *others.split()):
+                spellings.setdefault(text, unit)
+    return spellings | names
+
+
+SPELLINGS = _list_spellings()
+# a V after a sign that some program could not write, where the micro sign was
+MANGLED = re.compile(r"[^A-Za-z0-9\s]+V", re.IGNORECASE)
+ELECTRODE = r"(?<![a-z0-9])(fp|af|fc|ft|cp|tp|po|[fctpoima])(z|\d{1,2})(?![a-z0-9])"
+STRENGTHS = (
+    Strength(re.compile(r"\b(ecg|ekg|emg|chin|leg|tib)", re.IGNORECASE), 5e-6, 5e-3),
+    Strength(re.compile(rf"\b(eeg|eog|loc|roc)|{ELECTRODE}", re.IGNORECASE), 1e-6, 1e-3),
+)
+
+SPREAD_SAMPLES = 1 << 14  # of a channel, whose spread is measured
 SLOWEST, FASTEST = 1e-5, 1e6  # Hz: a sample a day is 1.2e-5
 # physical values: float32 holds their squares, and sums of some of them
 SMALLEST, LARGEST = 1e-18, 1e18
@@ -41,7 +132,7 @@ def find_range_fault(low: float, high: float, step: float, unit: str = "") -> st
     They go in steps of `step` (0: unknown) of `unit`.
     """
     largest, span = max(abs(low), abs(high)), abs(high - low)
-    volts = VOLTS.get(unit.strip().lower())
+    volts = find_unit_factor(unit, "V")
     if not largest <= LARGEST:
         return f"expected values below {LARGEST:g}: float32 holds no squares of larger ones"
     if 0 < largest < SMALLEST or (step and span < SMALLEST):
@@ -99,12 +190,51 @@ def require_rate(
         )
 
 
+def find_unit(text: str) -> Unit | None:
+    """The unit of a spelling; blanks, brackets and most capitals do not count; None: unknown."""
+    bare = re.sub(r"\s|^[\[(]|[\])]$", "", text)
+    folded = bare.casefold().replace("\u03bc", "u")  # the micro sign folds to the Greek letter
+    return SPELLINGS.get(bare) or SPELLINGS.get(folded)
+
+
+def find_unit_factor(unit: str, target: str) -> float | None:
+    """Factor from `unit` to `target`, in any spelling; None for different quantities."""
+    if unit.strip().casefold() == target.strip().casefold():
+        return 1.0
+    source, wanted = find_unit(unit), find_unit(target)
+    if source is None or wanted is None or source.quantity != wanted.quantity:
+        return None
+    return source.size / wanted.size
+
+
+def measure_spread(signal: Signal) -> float:
+    """Half of the range of the middle 90 % of its values, as numbers of its unit; 0: no values."""
+    values = signal.samples[:: max(1, len(signal.samples) // SPREAD_SAMPLES)]
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 0.0
+    low, high = np.percentile(finite, (5, 95))
+    return float(high - low) / 2 * abs(signal.scale)
+
+
+def list_plausible_units(channel: str, spread: float) -> list[str]:
+    """Units of voltage in which values of this spread are those of such a channel.
+
+    There is none for a channel whose name does not say that it is a voltage of the body.
+    """
+    kind = next((kind for kind in STRENGTHS if kind.pattern.search(channel)), None)
+    if kind is None:
+        return []
+    sizes = {name: size for name, (size, _) in UNITS["voltage"].items()}
+    return [name for name, size in sizes.items() if kind.least <= spread * size < kind.most]
+
+
 def find_factor(signal: Signal, unit: Literal["mV", "uV"], name: str = "") -> float:
     """Factor from the unit of a signal, called `name`, to `unit`.
 
     Raises UserError (unit) for what is no voltage.
     """
-    factor = FACTORS[unit].get(signal.unit.lower())
+    factor = find_unit_factor(signal.unit, unit)
     if factor is None:
         text = safe_text(signal.unit)
         problem, wanted = f"{name} is in {text}".strip(), "expected mV, uV or V"

@@ -20,6 +20,7 @@ from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
+from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
 from bitimely_core.recordings.labels import choose_scored, find_labels, list_scored
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -296,6 +297,7 @@ def describe_recording(
     `keys`: its names in tables.
     """
     groups = _match_path(rel, rule.match)
+    choices = list_choices(rule)
     bids = BIDS.search(rel)
     subject = groups.get("subject") or rule.subject or (bids[1] if bids else "")
     row = labels.find_row([*keys, subject])
@@ -307,7 +309,9 @@ def describe_recording(
         attributes=_list_attributes(rel, row, groups, rule),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),
-        channels=_name_channels(rule),
+        channels=list_plain(choices),
+        choices=() if is_plain(choices) else choices,
+        units=chosen.units,
         labels=chosen.labels,
         rate=rule.rate,
         unit=rule.unit,
@@ -351,16 +355,6 @@ def _list_columns(rule: FileRule) -> dict[str, str]:
         "value": rule.value_column,
     }
     return {key: column for key, column in columns.items() if column}
-
-
-def _name_channels(rule: FileRule) -> dict[str, tuple[str, str]]:
-    """Name of a channel in the file -> its name in the cache and its unit."""
-    if not isinstance(rule.channels, dict):
-        return {channel: (channel, "") for channel in rule.channels}
-    return {
-        channel: (name, "") if isinstance(name, str) else (name.name, name.unit)
-        for channel, name in rule.channels.items()
-    }
 
 
 def make_unit(

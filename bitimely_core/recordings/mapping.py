@@ -57,8 +57,9 @@ class FileRule(Section):
         None, gt=0
     )  # Hz, of tables, npy and mat; others are compared with it
     unit: str = ""
-    # () all; names as in the file, or name in the file -> name or {name, unit}
-    channels: tuple[str, ...] | dict[str, str | ChannelRule] = ()
+    # () all but those of codes; names as in the file, or name in the file -> name or {name, unit},
+    # or name in the cache -> names in the files, of which the first there is read, or "C4 - M1"
+    channels: tuple[str, ...] | dict[str, str | tuple[str, ...] | ChannelRule] = ()
     variable: str = ""  # of MATLAB files: name of the array; else the only one
     time: str = ""  # column with seconds, of tables
     # pattern of columns: each row is a recording of one channel, these are its samples in order
@@ -107,6 +108,25 @@ class RecordingMap(Section):
     table: TableRule | None = None
     annotations: AnnotationRule | None = None
     labels: dict[str, str] | None = None  # text of an annotation -> class; others are excluded
+    # channel of the files, or a pattern with * -> its unit, whatever the files state
+    units: dict[str, str] = Field(default_factory=dict)
+
+
+class ChannelChoice(NamedTuple):
+    """A channel of the cache, and where it is in a file."""
+
+    name: str
+    # names in the file, or derivations "PLUS - MINUS"; the first that is there is read
+    sources: tuple[str, ...]
+    unit: str = ""
+
+
+class ChannelFacts(NamedTuple):
+    """What the channels table of BIDS beside a recording says of a channel."""
+
+    kind: str  # in capitals, such as EEG; "": not stated
+    unit: str = ""
+    bad: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +159,11 @@ class RecordingInfo:
     annotation_files: tuple[str, ...] = ()  # beside the recording
     points: bool = False  # annotations without a duration are read, and no text
     unfilled: bool = False  # no WFDB header of its folder states a checksum other than 0
+    # instead of `channels`, where the map has alternatives or derivations
+    choices: tuple[ChannelChoice, ...] = ()
+    units: dict[str, str] = field(default_factory=dict)  # `units` of the map
+    facts: dict[str, ChannelFacts] = field(default_factory=dict)  # by the channels table of BIDS
+    is_part: bool = False  # of a recording in several files: all channels are read
 
 
 def read_map(path: Path) -> RecordingMap:

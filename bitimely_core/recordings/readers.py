@@ -11,6 +11,7 @@ from bitimely_core.errors import Finding, Reason
 from bitimely_core.formats import edf, nsrr_xml, stage_texts, wfdb, wfdb_annotations
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.recordings.arrays import read_mat, read_npy
+from bitimely_core.recordings.channels import assume_units
 from bitimely_core.recordings.mapping import Format, RecordingInfo
 from bitimely_core.recordings.mne_files import read_mne
 from bitimely_core.recordings.sample_tables import read_table
@@ -29,11 +30,11 @@ def read_edf(path: Path, rel: str, info: RecordingInfo, events: tuple[Path, ...]
         info = replace(info, notes=(*info.notes, *scored))
     with locate_errors(rel):
         recording = edf.read_recording(path, required=tuple(info.channels), keep_phi=info.keep_phi)
-    header, findings = recording.header, recording.findings
+    header = recording.header
+    signals, remarks = assume_units(recording.signals, info)
+    findings = [*recording.findings, *remarks]
     start = header.start + timedelta(seconds=recording.origin) if header.start else None
-    return make_record(
-        rel, info, recording.signals, recording.annotations, findings, start, header.phi
-    )
+    return make_record(rel, info, signals, recording.annotations, findings, start, header.phi)
 
 
 def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotation:

@@ -8,11 +8,11 @@ from datetime import datetime
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason, input_warning
 from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.formats.text import list_first, list_names
-from bitimely_core.formats.units import VOLTS, scale_signal
+from bitimely_core.formats.text import list_names
+from bitimely_core.recordings.channels import select_channels
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -28,13 +28,14 @@ def make_record(
 ) -> Record:
     """The recording in file `rel` with the channels, units and labels of the map.
 
-    Raises UserError: no_input without signals, missing_channel, unit, sampling_rate.
+    Raises UserError: as `channels.select_channels`.
     """
-    with locate_errors(rel):
-        selected = _select_channels(signals, info)
-    end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
     remarks: list[Finding] = []
-    annotations = _clip(_select_annotations(notes, info, remarks), end, remarks)
+    with locate_errors(rel):
+        selected, triggers = select_channels(signals, info, remarks)
+    end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
+    labelled = _select_annotations(notes, (*info.notes, *triggers), info, remarks)
+    annotations = _clip(labelled, end, remarks)
     return Record(
         recording_id=info.recording_id,
         subject_id=info.subject_id,
@@ -46,87 +47,26 @@ def make_record(
     )
 
 
-def _select_channels(signals: Sequence[Signal], info: RecordingInfo) -> list[Signal]:
-    """The channels of the map under their names, else all; in the units of the map."""
-    filled = [signal for signal in signals if len(signal.samples)]
-    if not filled:
-        raise input_error(
-            Reason.NO_INPUT, "holds no signals", "files of annotations alone are no recordings"
-        )
-    names = list(dict.fromkeys(signal.channel for signal in signals))
-    channels = info.channels or {name: (name, "") for name in names}
-    _require_channels(names, channels)
-    selected: list[Signal] = []
-    for name, (stored_name, unit) in channels.items():
-        for signal in filled:
-            if signal.channel == name:
-                _check_rate(signal, info.rate)
-                converted = _convert_unit(signal, unit or info.unit)
-                selected.append(converted._replace(channel=stored_name))
-    return selected
-
-
-def _require_channels(names: Sequence[str], wanted: Iterable[str]) -> None:
-    """Raises UserError (missing_channel) where not all `wanted` are among `names`."""
-    missing = [safe_text(name) for name in wanted if name not in names]
-    if missing:
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no channel {list_first(missing, 1)}",
-            f"found {', '.join(map(safe_text, names[:12]))}",
-            field="channels",
-            expected=missing[0],
-        )
-
-
-def _check_rate(signal: Signal, rate: float | None) -> None:
-    """Raises UserError (sampling_rate) for another rate than the map states."""
-    if rate is not None and not math.isclose(signal.rate, rate, rel_tol=1e-6):
-        problem = f"{safe_text(signal.channel)} is sampled at {signal.rate:g} Hz"
-        wanted = f"the map states {rate:g} Hz"
-        raise input_error(Reason.SAMPLING_RATE, problem, wanted, field="rate")
-
-
-def _convert_unit(signal: Signal, unit: str) -> Signal:
-    """The signal in `unit`.
-
-    One without a unit is assumed to have it, volts are converted. Raises UserError (unit) for
-    another.
-    """
-    stored, wanted = signal.unit.strip().casefold(), unit.strip().casefold()
-    if not wanted or stored == wanted:
-        return signal
-    if not stored:
-        return signal._replace(unit=unit)
-    if stored not in VOLTS or wanted not in VOLTS:
-        text = safe_text(signal.unit)
-        raise input_error(
-            Reason.UNIT,
-            f"{safe_text(signal.channel)} is in {text}",
-            f"the map states {safe_text(unit)}",
-            field="unit",
-            found=text,
-        )
-    return scale_signal(signal, VOLTS[stored] / VOLTS[wanted], unit)
-
-
 def _select_annotations(
-    notes: Sequence[Annotation], info: RecordingInfo, findings: list[Finding]
+    notes: Sequence[Annotation],
+    labels: Sequence[Annotation],
+    info: RecordingInfo,
+    findings: list[Finding],
 ) -> list[Annotation]:
     """Annotations of the file and of tables as the map calls them, in order of time.
 
-    Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
-    names. Where points alone are read they have no text.
+    Without a map `labels`, those of tables and the codes of triggers, are kept, and of the file
+    only sleep stages: other texts can hold names. Where points alone are read they have no text.
     """
     if info.points:
-        points = [note for note in (*notes, *info.notes) if note.duration == 0]
+        points = [note for note in (*notes, *labels) if note.duration == 0]
         return sorted(note._replace(label="") for note in points)
-    inside, outside = notes, info.notes
+    inside, outside = notes, labels
     if info.labels is not None:
-        inside, outside = (_map_labels(same, info.labels) for same in (notes, info.notes))
+        inside, outside = (_map_labels(same, info.labels) for same in (notes, labels))
     elif not info.keep_phi:
         inside = _read_stages(notes, findings) if info.stages else ()
-    excluded = len(notes) + len(info.notes) - len(inside) - len(outside)
+    excluded = len(notes) + len(labels) - len(inside) - len(outside)
     if excluded:
         findings.append(
             Finding(

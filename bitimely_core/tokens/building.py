@@ -29,7 +29,7 @@ from bitimely_core.schemas.tokens import (
     WindowStatistics,
 )
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens import moments
+from bitimely_core.tokens import moments, open_views
 from bitimely_core.tokens.choices import WindowChoices, resolve_options
 from bitimely_core.tokens.cutting import describe_preparation, make_windows
 from bitimely_core.tokens.sets import check_subjects, open_manifest
@@ -112,6 +112,7 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
     )
     class_names = list_classes(survey, options)
     counts = audit(survey, class_names)
+    findings = [*open_views.report_channels(opened, options), *list_findings(survey, class_names)]
     return {
         "format_version": FORMAT,
         "dataset": options.dataset,
@@ -121,7 +122,7 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
         **describe_options(options, class_names),
         "audit": {split: count.model_dump() for split, count in counts.items()},
         "notices": list_notices(options),
-        "findings": [finding.as_dict() for finding in list_findings(survey, class_names)],
+        "findings": [finding.as_dict() for finding in findings],
     }
 
 
@@ -180,6 +181,7 @@ def write_windows(
             shards.append(shard)
         class_names = list_classes(survey, options)
         findings = list_findings(survey, class_names)
+        findings = [*open_views.report_channels(cache, options), *findings]
         if not survey.rows:
             labels = " and with labels" if options.task != "none" else ""
             raise input_error(

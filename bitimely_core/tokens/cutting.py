@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bitimely_core.formats.units import VOLTS
+from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation, WindowOptions
 from bitimely_core.tokens import filters
 from bitimely_core.tokens.resampling import (
@@ -149,14 +149,6 @@ def _find_factors(segments: list[list[Signal]], units: tuple[str, ...]) -> list[
 def _list_label_signals(record: Record, options: WindowOptions) -> list[Signal]:
     """Those called as the view's target: they hold the label of each window at its start."""
     return [signal for signal in record.signals if signal.channel == options.target]
-
-
-def find_unit_factor(unit: str, target: str) -> float | None:
-    """Factor from `unit` to `target`, letter case ignored; None for different quantities."""
-    source, wanted = unit.strip().casefold(), target.strip().casefold()
-    if source == wanted:
-        return 1.0
-    return VOLTS[source] / VOLTS[wanted] if source in VOLTS and wanted in VOLTS else None
 
 
 def _place_windows(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitimely_core import registry
 from bitimely_core.cache.ingest import ingest_recordings
+from bitimely_core.formats.text import list_names
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, View, data_kinds
 from bitimely_core.tokens import building
 from bitimely_core.tokens.windows import open_windows
@@ -14,6 +16,7 @@ from bitimely_core.types import SPLITS
 if TYPE_CHECKING:
     from bitimely_core.cache import Cache
 
+NAMES = 12  # channels in a line
 LENGTH = 3000  # samples a window where neither view nor paper gives them
 
 
@@ -41,10 +44,16 @@ def summarize_windows(folder: Path) -> Choices:
 
 
 def describe_windows(summary: Choices) -> tuple[str, str]:
-    """Number, shape and place of new windows, and the next verb."""
+    """Number, shape and place of new windows, and the next verb.
+
+    Channels that the view leaves open are named.
+    """
+    dataset, _, view = summary["data"].partition("/")
+    is_open = not registry.datasets[dataset].facts.views[view].channels
+    names = f" ({list_names(summary['channel_names'], NAMES)})" if is_open else ""
     line = (
         f"{summary['windows']:,} windows of {summary['length']} samples x {summary['channels']} "
-        f"channels at {summary['rate']:g} Hz in {summary['folder']}"
+        f"channels{names} at {summary['rate']:g} Hz in {summary['folder']}"
     )
     return line, "pretrain" if summary["task"] == "none" else "finetune RUN"
 

@@ -5,16 +5,24 @@ Views of a user's own recordings leave them open.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from bitimely_core import registry
 from bitimely_core.cache import Cache
-from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+from bitimely_core.formats.text import list_first, list_names
+from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_signal
 from bitimely_core.registry import View
+from bitimely_core.schemas.tokens import WindowOptions
 
+NAMES = 12  # channels in a line
+LONGEST_LINE = 600  # characters of a line of a map in an advice
 LONG = 0.99  # of a recording: an annotation of this share of it states no length of windows
 
 
@@ -41,12 +49,7 @@ def complete_view(cache: Cache, view: View) -> View:
     duration.
     """
     recordings = _list_signals(cache, _list_labelled(cache, view))
-    channels = view.channels or choose_channels(
-        {
-            name: dict.fromkeys(signal.channel for signal in signals)
-            for name, signals in recordings.items()
-        }
-    )
+    channels = view.channels or choose_channels(_list_inputs(recordings))
     recordings = _select_channels(recordings, channels)
     rate = view.rate
     if rate <= 0:
@@ -55,6 +58,116 @@ def complete_view(cache: Cache, view: View) -> View:
         )
     window = view.window if view.window > 0 else _choose_window(cache, view, recordings, rate)
     return replace(view, channels=channels, rate=rate, window=window)
+
+
+def _list_inputs(recordings: Recordings) -> dict[str, list[str]]:
+    """Id -> names of channels that can be inputs of a model; all of a recording without such."""
+    names = {
+        recording: list(dict.fromkeys(signal.channel for signal in signals))
+        for recording, signals in recordings.items()
+    }
+    inputs = {
+        recording: [name for name in channels if not is_no_signal(name)]
+        for recording, channels in names.items()
+    }
+    return inputs if any(inputs.values()) else names
+
+
+def report_channels(cache: Cache, options: WindowOptions) -> list[Finding]:
+    """What a view that leaves the channels open takes and what it leaves out, in one line.
+
+    It is a warning where channels are left out, and names those that may be one signal in several
+    spellings. None where the caller chose the channels.
+    """
+    view = registry.datasets[options.dataset].facts.views[options.view]
+    if view.channels:
+        return []
+    recordings = _list_signals(cache, _list_labelled(cache, view))
+    inputs = _list_inputs(recordings)
+    if set(choose_channels(inputs)) != set(options.channels):
+        return []
+    names = {
+        recording: {signal.channel for signal in signals}
+        for recording, signals in recordings.items()
+    }
+    counts = Counter(name for channels in names.values() for name in channels)
+    complete = sum(channels >= set(options.channels) for channels in names.values())
+    others = [name for name, _ in counts.most_common() if name not in options.channels]
+    listed = [f"{safe_text(name)} in {counts[name]}" for name in others]
+    taken = list_names(options.channels, NAMES)
+    line = f"channels {taken}, which {complete} of {len(names)} recordings have"
+    if not others:
+        return [input_warning(Reason.LEFT_OUT, line, field="channels", level="info")]
+    return [
+        input_warning(
+            Reason.LEFT_OUT,
+            line,
+            f"left out are {list_first(listed, NAMES)}",
+            _advise_alternatives(inputs, options.channels) or "Give --channels to take others",
+            field="channels",
+            count=len(others),
+        )
+    ]
+
+
+def _advise_alternatives(inputs: Mapping[str, list[str]], channels: Sequence[str]) -> str:
+    """The line of a map that makes one channel of several spellings; "" where there are none."""
+    groups = find_alternatives(inputs)
+    if not groups:
+        return ""
+    several = [f"{list_names(names)} are" for names in groups.values()]
+    grouped = set().union(*groups.values())
+    others = {name: name for name in channels if name not in grouped}
+    entries = [
+        f"{_quote(name)} = [{', '.join(map(_quote, names))}]" for name, names in groups.items()
+    ]
+    entries += [f"{_quote(name)} = {_quote(name)}" for name in others]
+    line = f"files = [{{channels = {{{', '.join(entries)}}}}}]"
+    if len(line) > LONGEST_LINE:
+        line = f"channels = {{{entries[0]}, ...}} in [[files]], with every channel that is to stay"
+    return (
+        f"If {' and '.join(several)} one signal, write in the map: {line} and ingest again with "
+        "--map FILE --force-new"
+    )
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def find_alternatives(inputs: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Name for the cache -> channels that may be one signal: no recording has two of them, and
+    their names are spellings of one, or begin with the same word.
+    """
+    channels = [set(names) for names in inputs.values()]
+    counts = Counter(name for names in channels for name in names)
+    partial = [name for name, count in counts.items() if count < len(channels)]
+    groups: dict[str, list[str]] = {}
+    for key in (_find_word, fold_name):
+        by_key: dict[str, list[str]] = {}
+        for name in partial:
+            if not any(name in names for names in groups.values()):
+                by_key.setdefault(key(name), []).append(name)
+        for names in by_key.values():
+            if len(names) > 1 and all(len(present.intersection(names)) < 2 for present in channels):
+                groups[_name_group(names, {*counts, *groups})] = names
+    return groups
+
+
+def _find_word(name: str) -> str:
+    """The word that a name begins with; the name itself where it names an electrode."""
+    match = re.match("[a-z]{3,}", name.casefold().replace("ekg", "ecg"))
+    return match[0] if match and not has_electrode(name) else name
+
+
+def _name_group(names: Sequence[str], used: Collection[str]) -> str:
+    """The word that all names begin with, unless a channel is called so; else the first name."""
+    word = re.match("[A-Za-z]*", names[0])
+    text = word[0] if word else ""
+    same = all(name.casefold().startswith(text.casefold()) for name in names)
+    if len(text) > 2 and same and text not in used:
+        return text
+    return names[0]
 
 
 def _list_signals(cache: Cache, names: set[str]) -> Recordings:

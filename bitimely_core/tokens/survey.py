@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Level, Reason, safe_text
+from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.tokens import SplitCounts, WindowOptions
 from bitimely_core.tokens import filters, splits
 from bitimely_core.tokens.cutting import (
@@ -54,6 +55,7 @@ class CacheSurvey:
     empty: Counter[str] = field(default_factory=Counter)
     # key of `LEFT_OUT` -> recordings that were left out for it, and what is wrong with each
     lacking: defaultdict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    other_units: dict[str, str] = field(default_factory=dict)  # channel in several -> that of most
     # what is known once the windows were made
     moments: list[list[Moments]] = field(default_factory=list)  # [pieces][V] of the training split
     # digest of the values of a recording -> the splits of each recording that has them
@@ -68,6 +70,7 @@ def survey_cache(
     assign_splits = splits.make_scheme(options, cache.subjects())
     view = registry.datasets[options.dataset].facts.views[options.view]
     refuses_faster = view.rate <= 0 and not options.resample
+    survey.units = _choose_units(cache, options)
     total = len(cache.recording_ids())
     channels = [*options.channels, *filter(None, (options.target, options.clock))]
     for done, record in enumerate(cache.records(channels)):
@@ -90,16 +93,56 @@ def survey_cache(
         progress("windows", total, total)
 
 
+def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...] | None:
+    """The unit of each channel in most recordings, in that of the first of them; None: a channel is
+    in none.
+
+    Units of one quantity count together, because they are converted.
+    """
+    table = cache.signals()
+    units: dict[str, list[str]] = {channel: [] for channel in options.channels}
+    if table.height:
+        rows = table.select("recording_id", "channel", "unit").unique(maintain_order=True)
+        for _, channel, unit in rows.iter_rows():
+            if channel in units:
+                units[channel].append(unit)
+    chosen: list[str] = []
+    for same in units.values():
+        groups = [
+            [unit for unit in same if find_unit_factor(unit, first) is not None]
+            for first in dict.fromkeys(same)
+        ]
+        if not groups:
+            return None
+        chosen.append(max(groups, key=len)[0])
+    return tuple(chosen)
+
+
 def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:
     """`cut_record`, and which channels a recording lacks that is left out for them."""
     before = survey.left_out["missing_channel"]
+    units = survey.left_out["unit"]
     cut = cut_record(record, options, survey.units, survey.left_out)
     if survey.left_out["missing_channel"] > before:
         present = {signal.channel for signal in record.signals}
         absent = [safe_text(name) for name in options.channels if name not in present]
         text = f"lacks {', '.join(absent) or 'them at one time'}"
         survey.lacking["missing_channel"][record.recording_id] = text
+    if survey.left_out["unit"] > units:
+        survey.lacking["unit"][record.recording_id] = _describe_unit(record, options, survey)
     return cut
+
+
+def _describe_unit(record: Record, options: WindowOptions, survey: CacheSurvey) -> str:
+    """Which channel of a recording is in another unit than that of the view."""
+    units = dict(zip(options.channels, survey.units or (), strict=False))
+    for signal in record.signals:
+        unit = units.get(signal.channel, signal.unit)
+        if find_unit_factor(signal.unit, unit) is None:
+            survey.other_units.setdefault(signal.channel, unit)
+            stated = f"in {safe_text(signal.unit)}" if signal.unit else "without a unit"
+            return f"has {safe_text(signal.channel)} {stated}, others in {safe_text(unit)}"
+    return "has another unit"
 
 
 def _select_windows(
@@ -228,7 +271,11 @@ LEFT_OUT = {  # key of `left_out` -> its reason
     "segments_without_channel": LeftOut(
         Reason.MISSING_CHANNEL, "segments without a channel of this view were left out"
     ),
-    "unit": LeftOut(Reason.UNIT, "recordings in another unit than the first one were left out"),
+    "unit": LeftOut(
+        Reason.UNIT,
+        "recordings in another unit than most were left out",
+        hint="State what the files mean in the map at ingest: [units]",
+    ),
     "too_short": LeftOut(Reason.LENGTH, "recordings or segments are shorter than a window"),
     "times_behind": LeftOut(
         Reason.LENGTH, "times of irregular recordings behind their windows were left out"
@@ -288,13 +335,18 @@ def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
     if key == "empty_windows":
         parts = [f"{survey.empty[split]:,} {split}" for split in SPLITS if survey.empty[split]]
         problem += f" ({', '.join(parts)})"
+    hint = reason.hint
+    if key == "unit":
+        hint = " ".join(
+            [hint, *(f'"{name}" = "{unit}"' for name, unit in survey.other_units.items())]
+        )
     recordings = [f"{safe_text(name)} {text}" for name, text in survey.lacking[key].items()]
     others = f" and {len(recordings) - 3} more" if len(recordings) > 3 else ""
     return Finding(
         reason.code,
         problem,
         "; ".join(recordings[:3]) + others,
-        reason.hint,
+        hint,
         level=reason.level,
         count=count,
         examples=tuple(recordings[:20]),

@@ -33,8 +33,10 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
 from bitimely_core.recordings.arrays import pair_label_arrays
+from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     Format,
@@ -54,7 +56,6 @@ from bitimely_core.tokens.cutting import (
     cut_record,
     describe_preparation,
     find_observed,
-    find_unit_factor,
     make_windows,
 )
 from bitimely_core.tokens.resampling import choose_resampling, to_physical
@@ -82,10 +83,11 @@ class ChannelMap(Section):
 
     channels: dict[str, str | tuple[str, ...]] = Field(
         default_factory=dict
-    )  # name in the run -> name in the file, or several of which the first one there is read
+    )  # name in the run -> name in the file or "PLUS - MINUS", or several; the first there is read
     rate: float | None = Field(None, gt=0)  # Hz, of tables and arrays
     time: str = ""  # column with seconds, of tables
     delimiter: str = ","
+    units: dict[str, str] = Field(default_factory=dict)  # channel of the files -> its unit
 
     def list_names(self, wanted: str) -> tuple[str, ...]:
         """Names under which a file may have the channel, in their order."""
@@ -254,8 +256,9 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
     names = [
         name for wanted in plan.options.read_channels for name in plan.mapping.list_names(wanted)
     ]
+    is_derived = any(MINUS in name for name in names)
     records = open_cache(path, verify=False).records(
-        names, only=[recording], labels=plan.opens_labels
+        None if is_derived else names, only=[recording], labels=plan.opens_labels
     )
     return select_channels(next(iter(records)), plan)
 
@@ -276,8 +279,9 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
         info = _describe_file(rel, kind, plan)
         names = _list_channels(source, rel, kind, info)
         if names is not None:
-            names = choose_channels(names, plan.options.read_channels, plan.mapping).values()
-            info = replace(info, channels={name: (name, "") for name in names})
+            sources = choose_channels(names, plan.options.read_channels, plan.mapping)
+            needed = dict.fromkeys(itertools.chain(*sources.values()))
+            info = replace(info, channels={name: (name, "") for name in needed})
         if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(
                 Reason.SAMPLING_RATE,
@@ -325,6 +329,7 @@ def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
         time=time,
         labels=dict(plan.labels or {}),
         points=plan.points,
+        units=plan.mapping.units,
         delimiter="\t" if find_suffix(rel) == ".tsv" else plan.mapping.delimiter,
     )
 
@@ -346,20 +351,21 @@ def _list_channels(
 
 def choose_channels(
     names: Iterable[str], channels: Sequence[str], mapping: ChannelMap
-) -> dict[str, str]:
-    """Channel of the run -> its name among `names`.
+) -> dict[str, tuple[str, ...]]:
+    """Channel of the run -> its name among `names`, or the two whose difference it is.
 
     Raises UserError (missing_channel, exit 4) with the nearest names.
     """
     present = list(dict.fromkeys(names))
-    chosen: dict[str, str] = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     missing = []
     for wanted in channels:
-        name = next((name for name in mapping.list_names(wanted) if name in present), None)
-        if name is None:
+        sources = (find_source(name, present) for name in mapping.list_names(wanted))
+        source = next(filter(None, sources), None)
+        if source is None:
             missing.append(wanted)
         else:
-            chosen[wanted] = name
+            chosen[wanted] = source
     if missing:
         raise _missing_channel_error(missing, present, mapping)
     return chosen
@@ -373,7 +379,7 @@ def _missing_channel_error(
     others = f" and {len(missing) - 1} more of the run" if missing[1:] else ""
     listed = ", ".join(map(safe_text, present[:12])) or "none"
     rest = f" and {len(present) - 12} more" if len(present) > 12 else ""
-    pairs = [(name, suggest_channel(name, present)) for name in missing]
+    pairs = [(name, suggest_source(name, present)) for name in missing]
     options = [f"--map {safe_text(f'{name}={near}')}" for name, near in pairs if near is not None]
     return input_error(
         Reason.MISSING_CHANNEL,
@@ -381,30 +387,10 @@ def _missing_channel_error(
         f"found {listed}{rest}",
         f"If it is the same signal, give {' '.join(options)}"
         if options
-        else "Name it with --map WANTED=FOUND",
+        else "Name it with --map WANTED=FOUND, or as a difference with --map 'WANTED=PLUS - MINUS'",
         field="channels",
         expected=safe_text(missing[0]),
     )
-
-
-def suggest_channel(wanted: str, names: Sequence[str]) -> str | None:
-    """The nearest of `names`; None: none is near.
-
-    By letters and digits alone, then by the longest common part.
-    """
-    letters = _strip_signs(wanted)
-
-    def rate_likeness(name: str) -> float:
-        other = _strip_signs(name)
-        contains = bool(other) and (other in letters or letters in other)
-        return difflib.SequenceMatcher(None, letters, other).ratio() + 0.5 * contains
-
-    best = max(names, key=rate_likeness, default=None)
-    return best if best is not None and rate_likeness(best) >= 0.5 else None
-
-
-def _strip_signs(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.casefold())
 
 
 def select_channels(record: Record, plan: ReadingPlan) -> Record:
@@ -412,15 +398,14 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
 
     It has no labels unless `plan` maps them.
     """
-    names = choose_channels(
+    sources = choose_channels(
         (signal.channel for signal in record.signals), plan.options.read_channels, plan.mapping
     )
-    signals = [
-        signal._replace(channel=wanted)
-        for wanted, name in names.items()
-        for signal in record.signals
-        if signal.channel == name
-    ]
+    signals: list[Signal] = []
+    for wanted, names in sources.items():
+        parts = [[signal for signal in record.signals if signal.channel == name] for name in names]
+        read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
+        signals += [signal._replace(channel=wanted) for signal in read]
     record = replace(record, signals=signals, start_time=None)
     if plan.points:
         points = [n._replace(label=UNLABELLED) for n in record.annotations if n.duration == 0]
