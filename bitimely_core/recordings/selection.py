@@ -9,10 +9,11 @@ from datetime import datetime
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
-from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_first, list_names
 from bitimely_core.formats.units import VOLTS, scale_signal
+from bitimely_core.recordings.annotations import clip_annotations, select_annotations
+from bitimely_core.recordings.label_sources import RecordingTime
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -28,13 +29,16 @@ def make_record(
 ) -> Record:
     """The recording in file `rel` with the channels, units and labels of the map.
 
-    Raises UserError: no_input without signals, missing_channel, unit, sampling_rate.
+    Raises UserError: no_input without signals, missing_channel, unit, sampling_rate, and the
+    faults of label files.
     """
     with locate_errors(rel):
         selected = _select_channels(signals, info)
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
     remarks: list[Finding] = []
-    annotations = _clip(_select_annotations(notes, info, remarks), end, remarks)
+    time = RecordingTime(start, end, max(signal.rate for signal in selected), info.origin)
+    kept = select_annotations(rel, notes, info, time, remarks)
+    annotations = clip_annotations(kept, end, remarks)
     return Record(
         recording_id=info.recording_id,
         subject_id=info.subject_id,
@@ -108,72 +112,6 @@ def _convert_unit(signal: Signal, unit: str) -> Signal:
             found=text,
         )
     return scale_signal(signal, VOLTS[stored] / VOLTS[wanted], unit)
-
-
-def _select_annotations(
-    notes: Sequence[Annotation], info: RecordingInfo, findings: list[Finding]
-) -> list[Annotation]:
-    """Annotations of the file and of tables as the map calls them, in order of time.
-
-    Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
-    names.
-    """
-    inside, outside = notes, info.notes
-    if info.labels is not None:
-        inside, outside = (_map_labels(same, info.labels) for same in (notes, info.notes))
-    elif not info.keep_phi:
-        inside = _read_stages(notes, findings) if info.stages else ()
-    excluded = len(notes) + len(info.notes) - len(inside) - len(outside)
-    if excluded:
-        findings.append(
-            Finding(
-                Reason.UNKNOWN_LABEL,
-                f"annotations whose texts are no labels of the map: {excluded}",
-                "counted, not kept: texts can hold names",
-                level="info",
-                count=excluded,
-            )
-        )
-    return sorted([*inside, *outside, *info.numbers])
-
-
-def _map_labels(notes: Iterable[Annotation], labels: Mapping[str, str]) -> tuple[Annotation, ...]:
-    return tuple(note._replace(label=labels[note.label]) for note in notes if note.label in labels)
-
-
-def _read_stages(notes: Sequence[Annotation], findings: list[Finding]) -> list[Annotation]:
-    stages, _, ambiguous = stage_texts.read_stages(notes)
-    if ambiguous:
-        texts = ", ".join(map(repr, ambiguous))
-        findings.append(
-            input_warning(
-                Reason.UNKNOWN_LABEL,
-                f"annotations {texts} are sleep stages in some systems alone",
-                "they are not read",
-                "State their stages in [labels] of the map",
-            )
-        )
-    return stages
-
-
-def _clip(notes: Iterable[Annotation], end: float, findings: list[Finding]) -> list[Annotation]:
-    """The parts of annotations between 0 and `end` seconds."""
-    clipped: list[Annotation] = []
-    cut = 0
-    for note in notes:
-        stop = note.onset + note.duration
-        cut += note.onset < 0 or note.onset > end or end + 1e-6 < stop < math.inf
-        begin, stop = max(note.onset, 0.0), min(stop, end)
-        if begin < end and stop >= begin:
-            clipped.append(note._replace(onset=begin, duration=stop - begin))
-    if cut:
-        problem = f"annotations that reach beyond the signal: {cut}"
-        findings.append(
-            input_warning(
-                Reason.ANNOTATION_OUT_OF_RANGE, problem, "that part is dropped", count=cut
-            )
-        )
-    return clipped
 
 
 def report_missing(signals: Sequence[Signal], what: str) -> list[Finding]:
