@@ -376,4 +376,3 @@ def find_step(rows: Sequence[LabelRow]) -> float:
         return 0.0
     step, count = Counter(steps).most_common(1)[0]
     return step if step > 0 and 2 * count > len(steps) else 0.0
-

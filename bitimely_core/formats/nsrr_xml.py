@@ -40,10 +40,8 @@ def read_scored(path: Path) -> tuple[list[Annotation], list[Annotation]]:
     texts = _parse(path)
     if texts.root == RESOURCE:
         return [], _list_coded(texts.rows)
-    try:
-        length = tables.parse_number(texts.epoch) or EPOCH
-    except UserError:
-        raise _syntax_error("states no length of an epoch", "expected seconds") from None
+    is_stated = tables.NUMBER.fullmatch(texts.epoch) is not None
+    length = float(texts.epoch) if is_stated else EPOCH
     if not 0 < length <= 600:
         raise _syntax_error(f"states epochs of {length:g} s", "expected up to 600 s")
     stages = [Annotation(i * length, length, text.strip()) for i, text in enumerate(texts.stages)]

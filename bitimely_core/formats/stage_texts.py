@@ -42,9 +42,7 @@ def _read_words() -> dict[str, object]:
 
 def _list_stage_texts(forms: Iterable[str], words: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Folded text -> stage; `forms` hold {n}, the number of a stage that is not REM."""
-    stages = {
-        form.format(n=digit): stage for form in forms for digit, stage in NREM_STAGES.items()
-    }
+    stages = {form.format(n=digit): stage for form in forms for digit, stage in NREM_STAGES.items()}
     return stages | {text: stage for stage, texts in words.items() for text in texts}
 
 
@@ -170,7 +168,9 @@ def read_stages(
     )
 
 
-def _fill_durations(scored: Sequence[tuple[Annotation, str, str]]) -> list[tuple[Annotation, str, str]]:
+def _fill_durations(
+    scored: Sequence[tuple[Annotation, str, str]],
+) -> list[tuple[Annotation, str, str]]:
     """Scored epochs with their durations, in order of time, the stages called by their names."""
     order = sorted(scored, key=lambda row: row[0].onset)
     last: dict[str, float] = {}  # mark -> onset of the next epoch that begins later
@@ -182,5 +182,7 @@ def _fill_durations(scored: Sequence[tuple[Annotation, str, str]]) -> list[tuple
         end = upcoming.get(mark, note.onset + EPOCH)
         last[mark] = note.onset
         label = stage or note.label
-        filled.append((Annotation(note.onset, note.duration or end - note.onset, label), stage, mark))
+        filled.append(
+            (Annotation(note.onset, note.duration or end - note.onset, label), stage, mark)
+        )
     return filled[::-1]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
-from bitimely_core.formats.stage_texts import VOCABULARY, fold_text, read_stages
+from bitimely_core.formats.stage_texts import VOCABULARY, fold_text, name_listed_stage, read_stages
 from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
 from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
 from bitimely_core.recordings.scorers import CONSENSUS, Scoring, choose_scorer, split_scorers
@@ -99,17 +99,23 @@ def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annota
     if not reaches:
         return list(notes)
     marks = sorted(n for n in notes if not n.duration and (words is None or n.label in words))
-    rest = [note for note in notes if note.duration or (words is not None and note.label not in words)]
+    rest = [
+        note for note in notes if note.duration or (words is not None and note.label not in words)
+    ]
     onsets = sorted({mark.onset for mark in marks})
     steps = Counter(round(b - a, 6) for a, b in pairwise(onsets))
     usual = steps.most_common(1)[0][0] if steps else 0.0
     if not isinstance(reaches, str):
         stretched = [mark._replace(duration=float(reaches)) for mark in marks]
     elif reaches == "next":
-        ends = dict(zip(onsets, [*onsets[1:], *(onset + usual for onset in onsets[-1:])], strict=True))
+        ends = dict(
+            zip(onsets, [*onsets[1:], *(onset + usual for onset in onsets[-1:])], strict=True)
+        )
         stretched = [mark._replace(duration=ends[mark.onset] - mark.onset) for mark in marks]
     else:
-        begins = dict(zip(onsets, [*(onset - usual for onset in onsets[:1]), *onsets[:-1]], strict=True))
+        begins = dict(
+            zip(onsets, [*(onset - usual for onset in onsets[:1]), *onsets[:-1]], strict=True)
+        )
         stretched = [
             mark._replace(onset=begins[mark.onset], duration=mark.onset - begins[mark.onset])
             for mark in marks
@@ -133,7 +139,8 @@ def _count_texts(notes: Iterable[Annotation]) -> dict[str, tuple[int, float]]:
 
 def _describe_texts(texts: Mapping[str, tuple[int, float]], shown: Sequence[str]) -> str:
     parts = [
-        f"{safe_text(text)} ({texts[text][0]} times, {texts[text][1]:g} s)" for text in shown[:SHOWN]
+        f"{safe_text(text)} ({texts[text][0]} times, {texts[text][1]:g} s)"
+        for text in shown[:SHOWN]
     ]
     rest = len(texts) - len(parts)
     if rest:
@@ -152,16 +159,16 @@ def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
     """The warning about texts that are stages in some systems alone, with the lines to write."""
     if not notes:
         return []
-    texts = _count_texts(notes)
-    first = next(iter(texts))
-    stage = {"4": 'N3" (of Rechtschaffen and Kales) or "REM" (of YASA)'}.get(first, 'N2"')
+    texts = list(_count_texts(notes))
+    named = ", ".join(map(repr, sorted(set(map(fold_text, texts)))))
+    lines = ", ".join(f'{_quote(t)} = "{name_listed_stage(t) or "N2"}"' for t in texts[:SHOWN])
+    seconds = sum(note.duration for note in notes)
     return [
         input_warning(
             Reason.UNKNOWN_LABEL,
-            f"annotations {_describe_texts(texts, list(texts))} are sleep stages in some systems "
-            "alone",
-            "they are not read",
-            f"State their stages in [labels] of the map, such as {_quote(first)} = \"{stage}",
+            f"annotations {named} are sleep stages in some systems alone",
+            f"they are not read: {len(notes)}, of {seconds:g} s",
+            f"State their stages in [labels] of the map, such as {lines}",
             count=len(notes),
         )
     ]
@@ -172,10 +179,7 @@ def _quote(text: str) -> str:
 
 
 def _report_unknown(
-    excluded: Sequence[Annotation],
-    stages: Sequence[Annotation],
-    info: RecordingInfo,
-    length: float,
+    excluded: Sequence[Annotation], stages: Sequence[Annotation], info: RecordingInfo, length: float
 ) -> list[Finding]:
     """What is said of annotations that are not kept: a warning where they may be labels."""
     if not excluded:

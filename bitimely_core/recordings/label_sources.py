@@ -79,9 +79,7 @@ def _fits(notes: list[Annotation], step: float, length: float) -> bool:
 # --- the forms
 
 
-def _read_text(
-    file: LabelFile, time: RecordingTime, epoch: float | None, _: object
-) -> LabelSource:
+def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: object) -> LabelSource:
     table = label_files.read_label_text(file.path)
     if table is None:
         wanted = "expected one stage a line, or a table with times and labels"
@@ -144,9 +142,7 @@ def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotatio
     return note if note.label in labels else note._replace(label=name)
 
 
-def _read_edf(
-    file: LabelFile, time: RecordingTime, _: float | None, __: object
-) -> LabelSource:
+def _read_edf(file: LabelFile, time: RecordingTime, _: float | None, __: object) -> LabelSource:
     header = edf_header.read_header(file.path, required=())
     notes, findings = edf.read_annotations(file.path, header)
     shift = _measure_shift(header.start, time.start)
@@ -176,9 +172,7 @@ def _read_wfdb(
         problem = f"notes that are no codes: {len(content.notes)}"
         action = "counted, not kept: texts can hold names"
         count = len(content.notes)
-        findings.append(
-            Finding(Reason.UNKNOWN_LABEL, problem, action, level="info", count=count)
-        )
+        findings.append(Finding(Reason.UNKNOWN_LABEL, problem, action, level="info", count=count))
     return LabelSource(file.rel, content.codes, findings=tuple(findings))
 
 
@@ -209,9 +203,7 @@ def read_wfdb_labels(
         problem = f"marks every {content.step:g} s"
         action = "each stands for the stretch until the next one"
         hint = 'If not, write reaches = "previous" or a number of seconds in [labels] of the map'
-        findings.append(
-            input_warning(Reason.LABEL, problem, action, hint, file=name)
-        )
+        findings.append(input_warning(Reason.LABEL, problem, action, hint, file=name))
     codes = [_name_rhythm(note, labels or {}) for note in selected]
     return WfdbLabels(codes, content.notes, findings)
 
@@ -222,17 +214,13 @@ def _name_rhythm(note: Annotation, labels: Mapping[str, str]) -> Annotation:
     return note._replace(label=name) if note.duration and name in labels else note
 
 
-def _read_bids(
-    file: LabelFile, _: RecordingTime, __: float | None, ___: object
-) -> LabelSource:
+def _read_bids(file: LabelFile, _: RecordingTime, __: float | None, ___: object) -> LabelSource:
     notes, dropped = read_bids_events(file.path, file.rel, file.levels)
     findings = (report_dropped(dropped),) if dropped else ()
     return LabelSource(file.rel, notes, findings=findings)
 
 
-Reader = Callable[
-    [LabelFile, RecordingTime, float | None, Mapping[str, str] | None], LabelSource
-]
+Reader = Callable[[LabelFile, RecordingTime, float | None, Mapping[str, str] | None], LabelSource]
 READERS: dict[LabelForm, Reader] = {
     "text": _read_text,
     "xml": _read_xml,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats import label_files, nsrr_xml
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.stage_texts import name_stage
+from bitimely_core.formats.stage_texts import EPOCH, name_stage
 from bitimely_core.formats.text import decode_table, list_names
 from bitimely_core.recordings.mapping import (
     FileRule,
@@ -29,7 +29,18 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
-TEXTS = {".txt", ".csv", ".tsv", ".annot", ".eannot", ".hyp", ".hypno", ".hypnogram", ".stages", ".ann"}
+TEXTS = {
+    ".txt",
+    ".csv",
+    ".tsv",
+    ".annot",
+    ".eannot",
+    ".hyp",
+    ".hypno",
+    ".hypnogram",
+    ".stages",
+    ".ann",
+}
 WFDB_ENDINGS = {".atr", ".apn", ".st", ".ecg", ".ari", ".qrs", ".event", ".seizures", ".arousal"}
 # words in the names of label files, and in those of recordings, that do not tell which recording
 LABEL_WORD = re.compile(
@@ -84,47 +95,63 @@ def find_labels(
     if bids:
         others |= {rel for rel in source.files if rel.endswith((".tsv", ".json"))}
     candidates = [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
-    forms: dict[str, ReadForm] = {}
-    for rel in candidates:
-        if rel.lower().endswith((".edf", ".bdf")) and _holds_annotations_alone(source, rel):
-            forms[rel] = ReadForm("edf")
+    forms = {
+        rel: ReadForm("edf")
+        for rel in candidates
+        if rel.lower().endswith((".edf", ".bdf")) and _holds_annotations_alone(source, rel)
+    }
+    stated, findings = _follow_map(source, recordings, forms)
+    for file in {file for files in stated.values() for file in files if file not in forms}:
+        forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
+    pairs, lone = _pair_by_name(source, recordings, candidates, forms, stated)
+    four = "N3" if any("5" in form.codes for form in forms.values()) else ""
+    files = {
+        rel: tuple(LabelFile(source.path(f), f, forms[f].form, four) for f in sorted(same))
+        for rel, same in pairs.items()
+        if same
+    }
+    for rel, events in _find_all_events(source, recordings) if bids else ():
+        files[rel] = (*files.get(rel, ()), events)
+    findings += [*_report_lone(lone), *_report_digits(forms, files, rules)]
+    return FoundLabels(files, findings)
+
+
+def _pair_by_name(
+    source: Source,
+    recordings: Mapping[str, FileRule],
+    candidates: Sequence[str],
+    forms: dict[str, ReadForm],
+    stated: Mapping[str, list[str]],
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Recording -> its label files, those of `stated` as they are; and label files of none.
+
+    `forms` gets what the files are.
+    """
     names = LabelNames(rel for rel in recordings if rel not in forms)
-    pairs: dict[str, list[str]] = {}
-    stated, faults = _follow_map(source, recordings, forms)
-    for rel, files in stated.items():
-        pairs[rel] = files
-    taken = {file for files in pairs.values() for file in files}
+    pairs = dict(stated)
+    taken = {file for files in stated.values() for file in files}
     lone: list[str] = []
     for file in candidates:
-        if file in taken:
+        owner = "" if file in taken else names.find_owner(file)
+        if file in taken or (file in recordings and not owner):
             continue
-        owner = names.find_owner(file)
-        if file not in forms and (owner or file not in recordings):
-            form = _recognise(source, file)
-            if form:
-                forms[file] = form
-        if file not in forms:
+        form = forms.get(file) or _recognise(source, file)
+        if form is None:
             continue
-        if owner and owner not in stated:
-            pairs.setdefault(owner, []).append(file)
-        elif file not in recordings:
+        if not owner:
             lone.append(file)
-    for files in stated.values():
-        forms |= {file: _recognise(source, file) or ReadForm("text") for file in files if file not in forms}
-    has_five = any("5" in form.codes for form in forms.values())
-    four = "N3" if has_five else ""
-    found = {
-        rel: tuple(LabelFile(source.path(file), file, forms[file].form, four) for file in sorted(files))
-        for rel, files in pairs.items()
-        if files
-    }
-    if bids:
-        events = list_events(source)
-        for rel in recordings:
-            if rel not in source.rejected and (file := find_events(source, rel, events)):
-                found[rel] = (*found.get(rel, ()), file)
-    findings = [*faults, *_report_lone(lone), *_report_digits(forms, found, rules)]
-    return FoundLabels(found, findings)
+        elif owner not in stated:
+            forms[file] = form
+            pairs.setdefault(owner, []).append(file)
+    return pairs, lone
+
+
+def _find_all_events(source: Source, recordings: Iterable[str]) -> Iterator[tuple[str, LabelFile]]:
+    """Recording and its events table, of BIDS."""
+    events = list_events(source)
+    for rel in recordings:
+        if rel not in source.rejected and (file := find_events(source, rel, events)):
+            yield rel, file
 
 
 def _may_hold_labels(rel: str) -> bool:
@@ -155,7 +182,11 @@ class LabelNames:
             for place in (folder, None):
                 _add(self.places, place, stem.casefold(), rel)
                 _add(self.places, place, PurePosixPath(rel).name.casefold(), rel)
-                for core in {"_".join(tokens), _find_core(tokens, RECORDING_WORD), _name_sleep_edf(stem)}:
+                for core in {
+                    "_".join(tokens),
+                    _find_core(tokens, RECORDING_WORD),
+                    _name_sleep_edf(stem),
+                }:
                     _add(self.cores, place, core, rel)
                 for count in range(1, len(tokens)):
                     _add(self.beginnings, place, "_".join(tokens[:count]), rel)
@@ -223,7 +254,9 @@ def _follow_map(
         if not rule.labels or rel in forms:
             continue
         pattern = _fill_pattern(rel, rule)
-        files = [file for file in source.files if file != rel and fnmatch.fnmatchcase(file, pattern)]
+        files = [
+            file for file in source.files if file != rel and fnmatch.fnmatchcase(file, pattern)
+        ]
         stated[rel] = files
         if not files:
             lacking.append(rel)
@@ -333,9 +366,7 @@ def _list_entities(parts: Iterable[str]) -> dict[str, str]:
     return {key: value for key, _, value in (part.partition("-") for part in parts) if value}
 
 
-def find_events(
-    source: Source, rel: str, events: Mapping[str, dict[str, str]]
-) -> LabelFile | None:
+def find_events(source: Source, rel: str, events: Mapping[str, dict[str, str]]) -> LabelFile | None:
     """The events table that a recording inherits, with the words of its description.
 
     All entities in its name are those of the recording, and it lies in the recording's folder or
@@ -415,10 +446,12 @@ def _report_digits(
         return []
     digits = frozenset().union(*codes.values())
     first = min(codes)
-    epoch = rules.epoch or label_files.EPOCH
+    epoch = rules.epoch or EPOCH
     stages = {"0": "W", "1": "N1", "2": "N2", "3": "N3", "4": "N3", "5": "REM"}
     is_clear = "5" in digits or "4" not in digits
-    legend = ", ".join(f"{d} {s}" for d, s in stages.items() if d in digits and (is_clear or d != "4"))
+    legend = ", ".join(
+        f"{d} {s}" for d, s in stages.items() if d in digits and (is_clear or d != "4")
+    )
     findings = [
         input_warning(
             Reason.LABEL,

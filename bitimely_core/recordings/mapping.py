@@ -71,7 +71,11 @@ class FileRule(Section):
     label_column: str = ""
     value_column: str = ""
     delimiter: str = ","
-    annotators: tuple[str, ...] = ("atr", "apn", "st")  # endings of the annotation files beside WFDB records
+    annotators: tuple[str, ...] = (
+        "atr",
+        "apn",
+        "st",
+    )  # endings of the annotation files beside WFDB records
     events: AnnotationKind = "both"  # what of them is read
     # path of the label files of a recording: {stem} is its name without ending, {folder} its
     # folder, {subject} its subject; * stands for anything
@@ -133,6 +137,9 @@ class LabelRules(NamedTuple):
         return bool(self.words) and set((self.words or {}).values()) <= {*STAGES, ""}
 
 
+NO_RULES = LabelRules()
+
+
 @dataclass(frozen=True)
 class LabelFile:
     """A file with labels of a recording."""
@@ -158,7 +165,7 @@ class RecordingInfo:
     notes: tuple[Annotation, ...] = ()  # from tables
     numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are no labels
     channels: dict[str, tuple[str, str]] = field(default_factory=dict)  # in the file -> name, unit
-    label_rules: LabelRules = LabelRules()
+    label_rules: LabelRules = NO_RULES
     rate: float | None = None
     unit: str = ""
     variable: str = ""

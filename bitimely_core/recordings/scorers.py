@@ -37,9 +37,7 @@ class Scoring(NamedTuple):
         return wanted in {self.scorer.casefold(), self.scorer.casefold().split(" ")[-1], *parts}
 
 
-def split_scorers(
-    file: str, stages: Sequence[Annotation], marks: Sequence[str]
-) -> list[Scoring]:
+def split_scorers(file: str, stages: Sequence[Annotation], marks: Sequence[str]) -> list[Scoring]:
     """The stages of a file by scorer: by the marks of their texts, else by the order at one time.
 
     Stages that do not overlap are of one scorer.
@@ -51,7 +49,11 @@ def split_scorers(
     names = [marks[i] for i in order]
     if len(set(names)) > 1:
         return [
-            Scoring(file, name or "no name", [n for n, m in zip(ordered, names, strict=True) if m == name])
+            Scoring(
+                file,
+                name or "no name",
+                [n for n, m in zip(ordered, names, strict=True) if m == name],
+            )
             for name in dict.fromkeys(names)
         ]
     places: Counter[float] = Counter()
@@ -176,18 +178,16 @@ def _merge(scorings: Sequence[Scoring], findings: list[Finding]) -> list[Annotat
     for other in scorings[1:]:
         middles = np.array([note.onset + note.duration / 2 for note in other.stages])
         covered = _label_times(Scoring("", "", sorted(merged)), middles) != ""
-        merged += [note for note, is_there in zip(other.stages, covered, strict=True) if not is_there]
+        merged += [
+            note for note, is_there in zip(other.stages, covered, strict=True) if not is_there
+        ]
         doubled += int(covered.sum())
     problem = f"stages that are there twice and are equal: {doubled}"
-    findings.append(
-        Finding(Reason.DUPLICATES, problem, "used once", level="info", count=doubled)
-    )
+    findings.append(Finding(Reason.DUPLICATES, problem, "used once", level="info", count=doubled))
     return sorted(merged)
 
 
-def _find_consensus(
-    first: Scoring, others: Sequence[Scoring], epoch: float
-) -> list[Annotation]:
+def _find_consensus(first: Scoring, others: Sequence[Scoring], epoch: float) -> list[Annotation]:
     """The epochs in which all scorers agree."""
     agreed: list[Annotation] = []
     for note in first.stages:
