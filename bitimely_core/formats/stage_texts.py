@@ -1,84 +1,73 @@
-"""Sleep stages in the spellings of AASM and of Rechtschaffen and Kales, as scoring programs write
-them.
+"""Sleep stages in the words of languages and scoring programs, which are read without a map.
 
-They are read without a map. All texts here are in small letters with single blanks.
+The words are in `stages.toml`. They are compared as `fold_text` makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import tomllib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from bitimely_core.types import Annotation
 
 STAGES = ("W", "N1", "N2", "N3", "REM")
-WAKE = (
-    "sleep stage w",
-    "sleep stage wake",
-    "sleep stage 0",
-    "stage w",
-    "stage wake",
-    "stage 0",
-    "sleep-s0",
-    "wake",
-    "awake",
-    "wake|0",
-)
-NREM = (  # {0}: 1 to 4
-    "sleep stage n{0}",
-    "sleep stage {0}",
-    "stage n{0}",
-    "stage {0}",
-    "sleep-s{0}",
-    "n{0}",
-    "nrem{0}",
-    "nrem {0}",
-    "stage {0} sleep",
-    "stage {0} sleep|{0}",
-)
 NREM_STAGES = {"1": "N1", "2": "N2", "3": "N3", "4": "N3"}
-REM = (
-    "sleep stage r",
-    "sleep stage rem",
-    "stage r",
-    "stage rem",
-    "sleep-rem",
-    "rem",
-    "rem sleep",
-    "rem sleep|5",
-)
-# texts that are stages only beside another text: alone they can be triggers or sides of the body
-BARE = {"w": "W", "r": "REM", "s0": "W", "s1": "N1", "s2": "N2", "s3": "N3", "s4": "N3"}
-# stages in one system or another: only a map can say which
-AMBIGUOUS = frozenset("012345") | {"s", "n", "nrem", "s5", "sleep"}
-UNSCORED = {  # epochs without a stage
-    "sleep stage ?",
-    "sleep stage m",
-    "sleep stage n",
-    "sleep stage u",
-    "sleep stage",
-    "movement time",
-    "sleep-mt",
-    "mt",
-    "movement",
-    "unscored",
-    "unscored|9",
-    "movement|6",
-    "unknown",
-    "?",
-    "artifact",
-    "sleep-unscored",
-    "stage ?",
-    "stage mt",
-}
 EPOCH = 30.0  # seconds, of the last stage of a recording whose annotations state no duration
+SCORER = re.compile(
+    r"\b(?:scorer|rater|expert|reader|annotator|reviewer|technician|tech)s?[ ]?\w{0,20}\b",
+    re.IGNORECASE,
+)
+EDGES = " \t-_:;/|,()[]"  # between a text and the name of a scorer
 
 
-def _list_stage_texts() -> dict[str, str]:
-    """Text -> stage, of the texts that are stages wherever they stand."""
-    stages = dict.fromkeys(WAKE, "W")
-    for digit, stage in NREM_STAGES.items():
-        stages |= dict.fromkeys([form.format(digit) for form in NREM], stage)
-    return stages | dict.fromkeys(REM, "REM")
+class StageReading(NamedTuple):
+    """The annotations of a recording by what they are."""
+
+    stages: list[Annotation]  # called as in `STAGES`, in order of time
+    marks: list[str]  # of each stage: the scorer or channel that its text names, or ""
+    others: list[Annotation]  # epochs without a stage left out
+    unscored: list[Annotation]
+    ambiguous: list[str]  # texts among the others that are stages in some systems
+
+
+def _read_words() -> dict[str, object]:
+    with (Path(__file__).parent / "stages.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def _list_stage_texts(forms: Iterable[str], words: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Folded text -> stage; `forms` hold {n}, the number of a stage that is not REM."""
+    stages = {form.format(n=digit): stage for form in forms for digit, stage in NREM_STAGES.items()}
+    return stages | {text: stage for stage, texts in words.items() for text in texts}
+
+
+WORDS: dict = _read_words()  # type: ignore[type-arg]
+STAGE_OF = _list_stage_texts(WORDS["nrem"], WORDS["stages"])
+# texts that are stages only beside another text: alone they can be triggers or sides of the body
+BARE = _list_stage_texts(WORDS["nrem_beside"], WORDS["bare"])
+UNSCORED = frozenset(WORDS["unscored"]["texts"])  # epochs without a stage
+# stages in one system or another: only a map can say which
+AMBIGUOUS = frozenset(WORDS["ambiguous"]["texts"])
+DIGITS = {  # of one stage a line and of Profusion; "" is not scored
+    text: "" if stage == "unscored" else stage
+    for stage, texts in WORDS["digits"].items()
+    for text in texts
+}
+VOCABULARY = frozenset(WORDS["vocabulary"]["words"])
+
+
+@cache
+def fold_text(text: str) -> str:
+    """A text in small letters, without accents, codes and channels, with single blanks."""
+    text = re.split(r"\||@@", text, maxsplit=1)[0]
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    text = text.casefold().translate(str.maketrans("øæœ", "oao"))
+    return " ".join(re.sub(r"[_\-–:=\s]+", " ", text).split())
 
 
 def _list_labels() -> dict[str, str]:
@@ -86,47 +75,114 @@ def _list_labels() -> dict[str, str]:
     labels: dict[str, str] = {}
     for text, stage in (STAGE_OF | BARE).items():
         labels |= dict.fromkeys((text, text.upper(), text.title(), text.capitalize()), stage)
-    for text, stage in STAGE_OF.items():
         head, name = text[:12], text[12:]
         if head == "sleep stage ":
             labels[f"Sleep stage {name.upper()}"] = stage
+        if text.startswith("sleep "):
+            labels[text.replace(" ", "-", 1).upper()] = stage
     return labels
 
 
-STAGE_OF = _list_stage_texts()
 LABELS = _list_labels()
+
+
+def name_stage(text: str) -> str | None:
+    """The stage of a text that is one wherever it stands, "" for an epoch without, else None."""
+    folded = fold_text(text)
+    return STAGE_OF.get(folded, "" if folded in UNSCORED else None)
+
+
+def name_listed_stage(text: str) -> str | None:
+    """As `name_stage`, for a text in a list of stages: letters and digits alone count, too."""
+    text = text.strip()
+    stage = name_stage(text)
+    if stage is None:
+        stage = BARE.get(fold_text(text))
+    if stage is None and re.fullmatch(r"-?\d+(?:\.0+)?", text):
+        stage = DIGITS.get(text.partition(".")[0])
+    return stage
+
+
+def split_mark(text: str, scorers: Sequence[str] = ()) -> tuple[str, str]:
+    """A text without what names its scorer or channel, and that name, "" where none is.
+
+    Channels stand behind @@; scorers are words such as `scorer 1`, or one of `scorers`, at either
+    end of the text.
+    """
+    head, separator, channel = text.partition("@@")
+    if separator:
+        return head.strip(), channel.strip()
+    for name in scorers:
+        place = re.search(rf"(?:^|(?<=\W|_)){re.escape(name)}(?:$|(?=\W|_))", text, re.IGNORECASE)
+        if place and (place.start() == 0 or place.end() == len(text.rstrip(EDGES))):
+            return (text[: place.start()] + text[place.end() :]).strip(EDGES), name
+    match = SCORER.search(text.replace("_", " "))
+    if match:
+        return (text[: match.start()] + text[match.end() :]).strip(EDGES), match[0].strip()
+    return text, ""
 
 
 def read_stages(
     notes: Iterable[Annotation],
-) -> tuple[list[Annotation], list[Annotation], list[str]]:
-    """The stages among the annotations of a recording, the others, and the ambiguous texts of these.
+    words: Mapping[str, str] | None = None,
+    *,
+    listed: bool = False,
+    scorers: Sequence[str] = (),
+) -> StageReading:
+    """The stages among the annotations of a recording.
 
-    A stage is called as in `STAGES`. Letter case and the kind of blanks do not count. Stages that
-    state no duration last until the next stage or unscored epoch, the last one for `EPOCH` seconds.
+    Letter case and the kind of blanks do not count. Stages that state no duration last until the
+    next stage or unscored epoch of their scorer, the last one for `EPOCH` seconds.
+
+    Args:
+        notes: the annotations.
+        words: further texts, as the files have them -> stage, "" for an epoch without one.
+        listed: they are a list of stages, in which letters and digits alone are stages.
+        scorers: names in the texts, as `split_mark`.
     """
-    texts = [(note, " ".join(note.label.replace("_", " ").lower().split())) for note in notes]
-    is_scored = any(text in STAGE_OF for _, text in texts)
-    stages = STAGE_OF | BARE if is_scored else STAGE_OF
-    scored: list[tuple[Annotation, str]] = []
+    words = words or {}
+    texts = [(note, *split_mark(note.label, scorers)) for note in notes]
+    is_scored = listed or any(name_stage(text) is not None for _, text, _ in texts)
+    scored: list[tuple[Annotation, str, str]] = []
     others: list[Annotation] = []
     ambiguous: set[str] = set()
-    for note, text in texts:
-        stage = stages.get(text, "")
-        if stage or text in UNSCORED:
-            scored.append((note, stage))
-        if not stage:
-            others.append(note)
-            ambiguous |= {text} & (AMBIGUOUS | BARE.keys())
-    return _fill_durations(sorted(scored)), others, sorted(ambiguous)
+    for note, text, mark in texts:
+        stage = words.get(note.label, words.get(text))
+        if stage is None:
+            stage = name_listed_stage(text) if listed else name_stage(text)
+        if stage is None and is_scored:
+            stage = BARE.get(fold_text(text))
+        if stage is not None:
+            scored.append((note, stage, mark))
+            continue
+        others.append(note)
+        ambiguous |= {fold_text(text)} & (AMBIGUOUS | BARE.keys())
+    filled = _fill_durations(scored)
+    stages = [(note, mark) for note, stage, mark in filled if stage]
+    return StageReading(
+        stages=[note for note, _ in stages],
+        marks=[mark for _, mark in stages],
+        others=others,
+        unscored=[note for note, stage, _ in filled if not stage],
+        ambiguous=sorted(ambiguous),
+    )
 
 
-def _fill_durations(scored: Sequence[tuple[Annotation, str]]) -> list[Annotation]:
-    """The stages of scored epochs, in order of time, those without a stage left out."""
-    onsets = [note.onset for note, _ in scored]
-    ends = [*onsets[1:], *(onset + EPOCH for onset in onsets[-1:])]
-    return [
-        Annotation(note.onset, note.duration or end - note.onset, stage)
-        for (note, stage), end in zip(scored, ends, strict=True)
-        if stage
-    ]
+def _fill_durations(
+    scored: Sequence[tuple[Annotation, str, str]],
+) -> list[tuple[Annotation, str, str]]:
+    """Scored epochs with their durations, in order of time, the stages called by their names."""
+    order = sorted(scored, key=lambda row: row[0].onset)
+    last: dict[str, float] = {}  # mark -> onset of the next epoch that begins later
+    upcoming: dict[str, float] = {}
+    filled: list[tuple[Annotation, str, str]] = []
+    for note, stage, mark in reversed(order):
+        if mark in last and last[mark] > note.onset:
+            upcoming[mark] = last[mark]
+        end = upcoming.get(mark, note.onset + EPOCH)
+        last[mark] = note.onset
+        label = stage or note.label
+        filled.append(
+            (Annotation(note.onset, note.duration or end - note.onset, label), stage, mark)
+        )
+    return filled[::-1]

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,10 @@ COMMENT = '"'  # symbol of an annotation that is a text
 WRITTEN = "bta"  # ending of the annotations that are written
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
 
+SLOWEST = 5.0  # seconds from mark to mark, above which marks in equal steps are no beats
+# texts of sleep stages, before those of events, as in the MIT-BIH Polysomnographic Database
+STAGES = {stage: f"Sleep stage {stage}" for stage in ("W", "1", "2", "3", "4", "R", "MT", "M")}
+
 
 class WfdbAnnotations(NamedTuple):
     """The annotations of a file. Times are seconds from the beginning of the record."""
@@ -35,6 +40,8 @@ class WfdbAnnotations(NamedTuple):
     rhythms: list[Annotation]
     notes: list[Annotation]  # free texts
     others: int  # of other kinds: noise, waves, pauses
+    # seconds between marks that all follow each other in equal steps, and last until the next one
+    step: float = 0.0
 
     def list_codes(self, kind: AnnotationKind) -> list[Annotation]:
         """Those of `kind` whose texts are codes, in order of time."""
@@ -59,7 +66,23 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
         elif text:
             notes.append((time, text))
-    return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others)
+    stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
+    if not beats and not rhythms and _measure_step(stages) and all(n.label for n in stages):
+        beats, notes = stages, []
+    step = _measure_step(beats)
+    if step:
+        beats = [note._replace(duration=step) for note in beats]
+    return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others, step)
+
+
+def _measure_step(marks: Sequence[Annotation]) -> float:
+    """Seconds between marks in equal steps, which score stretches of time; 0 for others.
+
+    Hearts do not beat so slowly and evenly.
+    """
+    steps = {round(b.onset - a.onset, 3) for a, b in pairwise(marks)}
+    step = min(steps, default=0.0)
+    return step if len(steps) == 1 and step >= SLOWEST else 0.0
 
 
 def read_rows(

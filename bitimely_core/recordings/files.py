@@ -21,7 +21,7 @@ from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
-from bitimely_core.recordings.labels import choose_scored, find_labels, list_scored
+from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     FileRule,
@@ -32,6 +32,7 @@ from bitimely_core.recordings.mapping import (
     assign_recording_keys,
     find_suffix,
     matches_pattern,
+    read_label_rules,
     strip_suffix,
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
@@ -131,6 +132,9 @@ def list_units(
         passed_over.add(reference.rule.path)
     elif reference:
         yield reference
+    beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
+    yield from beside.findings
+    recordings = {rel: found for rel, found in recordings.items() if rel not in beside.list_taken()}
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
@@ -144,7 +148,6 @@ def list_units(
         findings, notes = read_annotations(source, chosen.annotations)
         yield from findings
     labels = LabelTables(rows, notes)
-    scored = list_scored(source)
     unfilled = _find_unfilled(source, recordings)
     yield from unmatched.report_unfilled(unfilled)
     units: list[IngestUnit] = []
@@ -154,21 +157,41 @@ def list_units(
             units.append(_make_faulty_unit(rel, names[rel], source.rejected[rel]))
             continue
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
-        if kind == "edf":
-            info = replace(info, annotation_files=choose_scored(rel, scored))
-        elif rel in label_arrays:
+        info = replace(info, label_files=beside.files.get(rel, ()))
+        if rel in label_arrays:
             info = replace(info, annotation_files=(label_arrays[rel],))
         elif kind == "wfdb":
             info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in unfilled)
         infos[rel] = info
         try:
-            units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
+            units.append(make_unit(source, rel, kind, info, annotators=rule.annotators))
         except UserError as error:
             raise_system_error(error)
             units.append(_make_faulty_unit(rel, names[rel], error.finding.at(rel)))
     yield from _report_unclaimed(source, units, passed_over)
     yield from _report_unmatched(infos, keys, labels, chosen)
     yield from units
+
+
+def _find_labels(
+    source: Source,
+    chosen: RecordingMap,
+    recordings: Mapping[str, tuple[Format, FileRule]],
+    passed_over: set[str],
+    *,
+    bids: bool,
+) -> FoundLabels:
+    """The label files of each recording; some may be among `recordings`, by their endings."""
+    rules = {rel: rule for rel, (_, rule) in recordings.items()}
+    annotations = {
+        f"{strip_suffix(rel)}.{ending}"
+        for rel, (kind, rule) in recordings.items()
+        if kind == "wfdb"
+        for ending in rule.annotators
+    }
+    return find_labels(
+        source, rules, read_label_rules(chosen), bids=bids, skipped=passed_over | annotations
+    )
 
 
 def _find_files(
@@ -312,7 +335,7 @@ def describe_recording(
         channels=list_plain(choices),
         choices=() if is_plain(choices) else choices,
         units=chosen.units,
-        labels=chosen.labels,
+        label_rules=read_label_rules(chosen),
         rate=rule.rate,
         unit=rule.unit,
         variable=rule.variable,
@@ -358,37 +381,31 @@ def _list_columns(rule: FileRule) -> dict[str, str]:
 
 
 def make_unit(
-    source: Source,
-    rel: str,
-    kind: Format,
-    info: RecordingInfo,
-    *,
-    bids: bool,
-    annotators: Sequence[str] = (),
+    source: Source, rel: str, kind: Format, info: RecordingInfo, *, annotators: Sequence[str] = ()
 ) -> IngestUnit:
     """The recording in file `rel`, bound to the reader of its format.
 
-    `bids`, `annotators`: see `find_labels`. Raises UserError for what is wrong with its header or
-    with its events.
+    `annotators`: endings of the annotation files beside a WFDB record. Raises UserError for what is
+    wrong with its header.
     """
     path = source.path(rel)
-    info, events = find_labels(source, rel, kind, info, bids=bids, annotators=annotators)
-    files = [rel, *events]
+    if kind in {"edf", "mne"} or info.events == "notes":
+        info = replace(info, stages=True)
+    files = [rel, *(file.rel for file in info.label_files)]
     if kind == "wfdb":
+        beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
+        there = source.files.keys() | source.rejected.keys()
+        info = replace(info, annotation_files=tuple(name for name in beside if name in there))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
         raise usage_error(problem, wanted, INIT_MAP)
     files += _list_companions(source, rel)
-    if kind == "edf" and info.annotation_files:
+    if kind == "npy" and info.annotation_files:
         files += info.annotation_files
-        paths = tuple(map(source.path, info.annotation_files))
         read: Callable[[], Record | Records] = partial(
-            readers.read_edf, path, rel, info, events=paths
+            read_npy, path, rel, info, labels=source.path(files[-1])
         )
-    elif kind == "npy" and info.annotation_files:
-        files += info.annotation_files
-        read = partial(read_npy, path, rel, info, labels=source.path(files[-1]))
     elif info.series:
         read = partial(read_series, path, rel, info)
     else:

@@ -13,10 +13,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from bitimely_core.config import Section, read_toml, validate
-from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.errors import UserError, safe_text, usage_error
+from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.stage_texts import STAGES
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.types import Annotation, AttributeValue
 
+LabelForm = Literal["text", "xml", "edf", "wfdb", "bids"]
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
 
 SUFFIXES: dict[str, Format] = {
@@ -69,8 +72,15 @@ class FileRule(Section):
     label_column: str = ""
     value_column: str = ""
     delimiter: str = ","
-    annotators: tuple[str, ...] = ("atr",)  # endings of the annotation files beside WFDB records
+    annotators: tuple[str, ...] = (
+        "atr",
+        "apn",
+        "st",
+    )  # endings of the annotation files beside WFDB records
     events: AnnotationKind = "both"  # what of them is read
+    # path of the label files of a recording: {stem} is its name without ending, {folder} its
+    # folder, {subject} its subject; * stands for anything
+    labels: str = ""
 
 
 class TableRule(Section):
@@ -107,9 +117,11 @@ class RecordingMap(Section):
     files: tuple[FileRule, ...] = (FileRule(),)
     table: TableRule | None = None
     annotations: AnnotationRule | None = None
-    labels: dict[str, str] | None = None  # text of an annotation -> class; others are excluded
     # channel of the files, or a pattern with * -> its unit, whatever the files state
     units: dict[str, str] = Field(default_factory=dict)
+    # text of an annotation -> class; others are excluded, unless all classes are sleep stages.
+    # Three keys are none of texts: `reaches`, `scorer`, `epoch` (see `LabelRules`)
+    labels: dict[str, str | float] | None = None
 
 
 class ChannelChoice(NamedTuple):
@@ -129,6 +141,36 @@ class ChannelFacts(NamedTuple):
     bad: bool = False
 
 
+class LabelRules(NamedTuple):
+    """[labels]: what texts mean, and how labels are read."""
+
+    words: dict[str, str] | None = None  # text -> class; None: those that are known
+    # what a mark without a duration stands for: until the next one, from the previous one, or
+    # so many seconds; "": a point
+    reaches: str | float = ""
+    scorer: str = ""  # whose labels are used where there are several; or "consensus"
+    epoch: float | None = None  # seconds of a stage in files with one a line
+
+    @property
+    def extends(self) -> bool:
+        """Whether the map adds words for stages to those that are known."""
+        return bool(self.words) and set((self.words or {}).values()) <= {*STAGES, ""}
+
+
+NO_RULES = LabelRules()
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """A file with labels of a recording."""
+
+    path: Path
+    rel: str
+    form: LabelForm
+    four: str = ""  # the stage of the digit 4, "" where it is not known
+    levels: dict[str, str] = field(default_factory=dict)  # text -> word, of BIDS
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordingInfo:
     """What is known of one recording before its file is read.
@@ -143,7 +185,7 @@ class RecordingInfo:
     notes: tuple[Annotation, ...] = ()  # from tables
     numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are no labels
     channels: dict[str, tuple[str, str]] = field(default_factory=dict)  # in the file -> name, unit
-    labels: dict[str, str] | None = None
+    label_rules: LabelRules = NO_RULES
     rate: float | None = None
     unit: str = ""
     variable: str = ""
@@ -156,7 +198,9 @@ class RecordingInfo:
     keep_phi: bool = False
     events: AnnotationKind = "both"
     stages: bool = False  # texts of sleep stages in the file are read without a map
-    annotation_files: tuple[str, ...] = ()  # beside the recording
+    annotation_files: tuple[str, ...] = ()  # of WFDB, beside the recording
+    label_files: tuple[LabelFile, ...] = ()
+    origin: float = 0.0  # seconds of the file's own clock at the beginning of the recording
     points: bool = False  # annotations without a duration are read, and no text
     unfilled: bool = False  # no WFDB header of its folder states a checksum other than 0
     # instead of `channels`, where the map has alternatives or derivations
@@ -176,7 +220,36 @@ def read_map(path: Path) -> RecordingMap:
             problem, wanted = f"found {safe_text(rule.match)}", "expected a regular expression"
             field = f"files.{i}.match"
             raise usage_error(problem, f"{wanted} ({error})", file=str(path), field=field) from None
+    with locate_errors(path):
+        read_label_rules(chosen)
     return chosen
+
+
+def read_label_rules(chosen: RecordingMap) -> LabelRules:
+    """[labels] of a map. Raises UserError (config, exit 2) by its key."""
+    words = dict(chosen.labels or {})
+    reaches, scorer, epoch = (words.pop(key, "") for key in ("reaches", "scorer", "epoch"))
+    if isinstance(reaches, str) and reaches not in {"", "next", "previous"}:
+        raise _label_error("reaches", reaches, 'expected "next", "previous" or seconds')
+    if isinstance(reaches, float) and not reaches > 0:
+        raise _label_error("reaches", reaches, "expected more than 0 seconds")
+    if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= 600):
+        raise _label_error("epoch", epoch, "expected up to 600 seconds")
+    for text, name in words.items():
+        if not isinstance(name, str):
+            raise _label_error(text, name, 'expected the name of a class in quotes, such as "N2"')
+    texts = {text: str(name) for text, name in words.items()}
+    is_empty = chosen.labels is None or (not texts and bool(chosen.labels))
+    return LabelRules(
+        words=None if is_empty else texts,
+        reaches=reaches,
+        scorer=str(scorer),
+        epoch=epoch if isinstance(epoch, float) else None,
+    )
+
+
+def _label_error(key: str, value: str | float, wanted: str) -> UserError:
+    return usage_error(f"found {safe_text(value)}", wanted, field=f"labels.{key}")
 
 
 def find_suffix(rel: str) -> str:

@@ -334,11 +334,15 @@ def read_annotations(
     """Recording -> annotations of the map's table."""
     notes: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
+    untimed = 0
     columns = [table.file, table.onset, table.value or table.label]
     columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
         path = source.path(table.path)
         for row in tables.read_rows(path, columns, delimiter=table.delimiter):
+            if isinstance(row, tables.TableRow) and _lacks_time(row, table):
+                untimed += 1
+                continue
             note = row if isinstance(row, Finding) else _parse_annotation(row, table)
             if isinstance(note, Finding):
                 faults.append(note.at(table.path))
@@ -350,7 +354,9 @@ def read_annotations(
     dropped: dict[str, int] = {}
     if table.value:
         notes, empty = _drop_empty(notes)
-        dropped = {str(Reason.MISSING_VALUES): empty} if empty else {}
+        untimed += empty
+    if untimed:
+        dropped = {str(Reason.MISSING_VALUES): untimed}
     return _account(table.path, seen, dropped, faults), notes
 
 
@@ -362,6 +368,11 @@ def _drop_empty(notes: Mapping[str, list[Annotation]]) -> tuple[dict[str, list[A
     return filled, sum(map(len, notes.values())) - sum(map(len, filled.values()))
 
 
+def _lacks_time(row: tables.TableRow, table: AnnotationRule) -> bool:
+    """Whether a row states no onset, or no label where labels are read."""
+    return is_missing(row.cells[1]) or (not table.value and is_missing(row.cells[2]))
+
+
 def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation | Finding:
     """One row of the map's table.
 
@@ -370,7 +381,8 @@ def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation
     _, onset, text, *duration = row.cells
     if table.value and text.strip().lower() in EMPTY_CELLS:
         text = EMPTY_NUMBER
-    note = _make_annotation(row.row, onset, duration[0] if duration else "0", text)
+    length = duration[0] if duration and not is_missing(duration[0]) else "0"
+    note = _make_annotation(row.row, onset, length, text)
     if isinstance(note, Finding) or not table.value or text == EMPTY_NUMBER:
         return note
     if duration and not note.duration:
@@ -395,32 +407,41 @@ def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
 
 
-def read_bids_events(path: Path, rel: str) -> list[Annotation]:
-    """Annotations of an events.tsv: trial_type, else value, is the text.
+def read_bids_events(
+    path: Path, rel: str, levels: Mapping[str, str] | None = None
+) -> tuple[list[Annotation], int]:
+    """Annotations of an events.tsv, and how many rows state no onset or no text.
 
-    Raises UserError for a faulty row.
+    The text is trial_type, else value, row by row; `levels` gives words for texts. Raises UserError
+    for a faulty row.
     """
     notes: list[Annotation] = []
+    dropped = 0
     with locate_errors(rel):
         columns = tables.read_names(path, delimiter="\t")
         texts = [name for name in ("trial_type", "value") if name in columns]
         if not texts:
-            return []
-        wanted = ["onset", "duration", texts[0]]
-        for row in tables.read_rows(path, wanted, delimiter="\t"):
-            note = (
-                row
-                if isinstance(row, Finding)
-                else _make_annotation(row.row, *map(_fill_cell, row.cells))
-            )
+            return [], tables.count_rows(path, delimiter="\t")
+        timed = ["onset", "duration"] if "duration" in columns else ["onset", "onset"]
+        for row in tables.read_rows(path, [*timed, *texts], delimiter="\t"):
+            if isinstance(row, Finding):
+                raise finding_to_error(row)
+            onset, duration, *cells = (cell.strip() for cell in row.cells)
+            text = next((cell for cell in cells if not is_missing(cell)), "")
+            if is_missing(onset) or not text:
+                dropped += 1
+                continue
+            length = duration if timed[1] == "duration" and not is_missing(duration) else "0"
+            note = _make_annotation(row.row, onset, length, (levels or {}).get(text, text))
             if isinstance(note, Finding):
                 raise finding_to_error(note)
             notes.append(note)
-    return notes
+    return notes, dropped
 
 
-def _fill_cell(cell: str) -> str:
-    return "0" if cell.strip().lower() in EMPTY_CELLS else cell
+def is_missing(cell: str) -> bool:
+    """Whether a cell holds nothing, or a word for nothing."""
+    return cell.strip().lower() in EMPTY_CELLS
 
 
 def _make_annotation(row: int, onset: str, duration: str, label: str) -> Annotation | Finding:

@@ -40,6 +40,7 @@ from bitimely_core.recordings.channels import MINUS, derive_signals, find_source
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     Format,
+    LabelRules,
     RecordingInfo,
     find_suffix,
     strip_suffix,
@@ -292,12 +293,7 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
         if kind == "wfdb":
             info = replace(info, unfilled=_is_unfilled(source, rel))
         unit = files.make_unit(
-            source,
-            rel,
-            kind,
-            info,
-            bids=plan.opens_labels,
-            annotators=("atr",) if plan.opens_labels else (),
+            source, rel, kind, info, annotators=("atr",) if plan.opens_labels else ()
         )
         assert unit.read is not None
         record = unit.read()
@@ -327,7 +323,7 @@ def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
         subject_id="unknown",
         rate=rate if kind in {"table", "npy", "mat"} else None,
         time=time,
-        labels=dict(plan.labels or {}),
+        label_rules=LabelRules(words=dict(plan.labels or {})),
         points=plan.points,
         units=plan.mapping.units,
         delimiter="\t" if find_suffix(rel) == ".tsv" else plan.mapping.delimiter,

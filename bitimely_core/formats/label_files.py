@@ -1,0 +1,378 @@
+"""Reads the labels of a recording from text files of their own.
+
+Three forms are known: one stage a line; a table with a row a label, timed in seconds, by the clock
+or by the number of the epoch; and the XML of Profusion and of the National Sleep Research Resource.
+A form is recognised by the content: a table of samples, or a text of sentences, is none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bitimely_core.formats.stage_texts import EPOCH, fold_text, name_listed_stage, name_stage
+from bitimely_core.formats.text import decode_table, sanitize_label
+
+MAX_BYTES = 1 << 26
+HEAD = 60  # lines before the names of the columns, at most
+DAY = 86_400.0  # seconds
+MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
+# what a column holds <- its names as `_fold_name` makes them, the first that is there counts
+COLUMNS = {
+    "onset": (
+        "onset", "start", "begin", "starttime", "start time", "onset time", "time", "timestamp",
+        "t", "seconds", "sec", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
+        "zeit", "uhrzeit", "heure", "hora", "inizio", "tijd", "time stamp", "date time", "datetime",
+    ),
+    "duration": ("duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur"),
+    "stop": ("stop", "end", "endtime", "end time", "stop time", "offset", "ende", "fin"),
+    "epoch": (
+        "epoch", "epoch number", "epoch nr", "epoch no", "epochnumber", "epoch index", "epochs",
+        "epoche", "epoque", "epoca", "index", "idx", "#", "number", "nr", "no", "",
+    ),
+    "text": (
+        "trial type", "description", "annotation", "event", "label", "stage", "stages",
+        "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging", "scoring",
+        "score", "class", "annotations", "events", "text", "state", "type", "name", "schlafstadium",
+        "stadium", "stade", "estadio", "stadio", "code", "value", "concept", "annot", "labels",
+    ),
+}  # fmt: skip
+STAGE_NAMES = {  # columns of texts in which digits are stages
+    "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
+    "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio",
+}  # fmt: skip
+SCALES = {"ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0}
+NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+CODE = re.compile(r"-?\d{1,2}(?:\.0+)?")
+CLOCK = re.compile(
+    r"(?:(?P<day>\d{4}-\d\d?-\d\d?|\d{1,2}[./]\d{1,2}[./]\d{2,4})[T ,]*)?"
+    r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?Z?"
+)
+ELAPSED = re.compile(r"0\+(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # of Luna
+EPOCH_NUMBER = re.compile(r"e(?::(\d+))?:(\d+)")  # of Luna: length where it is not 30 s, number
+SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
+
+Clock = Literal["start", "day", "epochs"]
+
+
+class LabelRow(NamedTuple):
+    """One label as the file states it."""
+
+    onset: float  # seconds, or the number of an epoch, by the clock of the file
+    duration: float | None  # seconds
+    text: str
+
+
+class LabelText(NamedTuple):
+    """The labels of a text file."""
+
+    form: str  # in words
+    # what onsets count from: seconds of the recording, seconds of the day in which the first
+    # label lies, or epochs of the recording
+    clock: Clock
+    rows: list[LabelRow]
+    dropped: int = 0  # rows that state no time or no text
+    codes: frozenset[str] = frozenset()  # digits that stand for stages
+    is_listed: bool = False  # letters and digits alone are stages
+
+
+class Columns(NamedTuple):
+    """Where the cells of a label are in a row; -1: nowhere."""
+
+    onset: int
+    duration: int
+    stop: int
+    epoch: int
+    text: tuple[int, ...]  # the first with a text counts
+    scale: float = 1.0  # of onset and duration: seconds each
+    is_stage: bool = False
+
+
+def read_label_text(path: Path) -> LabelText | None:
+    """The labels of a text file, None for a file of another content.
+
+    Raises UserError: encoding.
+    """
+    data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"\0\0\0"
+    if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return None
+    return parse_label_text(decode_table(data, fallback="latin-1"))
+
+
+def parse_label_text(text: str) -> LabelText | None:
+    """The labels in a text, None for another content."""
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    lines = [line for line in lines if line.strip()]
+    return _parse_stage_lines(lines) or _parse_table(lines)
+
+
+# --- one stage a line
+
+
+def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
+    """A text with a stage a line, below a name, where it has one."""
+    texts = [line.strip().strip('"') for line in lines if not line.lstrip().startswith(("#", "%"))]
+    if texts and name_listed_stage(texts[0]) is None:
+        del texts[0]  # the name of the column
+    if not texts:
+        return None
+    if not _are_stages(texts) or max(map(len, texts)) > 40 or len(texts) < 2:
+        return None
+    rows = [LabelRow(float(number), None, text) for number, text in enumerate(texts)]
+    return LabelText("one stage a line", "epochs", rows, 0, _list_codes(rows), is_listed=True)
+
+
+def _are_stages(texts: Sequence[str]) -> bool:
+    """Whether nine of ten texts are stages in a list of them; which one 4 is the folder says."""
+    known = sum(name_listed_stage(text) is not None or text == "4" for text in texts)
+    return known >= 0.9 * len(texts)
+
+
+def _list_codes(rows: Sequence[LabelRow]) -> frozenset[str]:
+    return frozenset(row.text.partition(".")[0] for row in rows if CODE.fullmatch(row.text))
+
+
+# --- tables
+
+
+def _parse_table(lines: Sequence[str]) -> LabelText | None:
+    """A table with a row a label."""
+    for splitter in SPLITTERS:
+        cells = [_split(line, splitter) for line in lines]
+        for number, row in enumerate(cells[:HEAD]):
+            columns = _find_columns(row)
+            if columns:
+                return _parse_rows(cells[number + 1 :], columns)
+        body = [row for row in cells if not row[0].startswith(("#", "%"))]
+        columns = _guess_columns(body)
+        if columns:
+            return _parse_rows(body, columns)
+    return None
+
+
+def _split(line: str, splitter: str | None) -> list[str]:
+    cells = line.split(splitter) if splitter else line.split()
+    return [cell.strip().strip('"').strip() for cell in cells]
+
+
+def _fold_name(name: str) -> str:
+    """The name of a column in small letters without its unit, and without a # before it."""
+    name = re.sub(r"[\[(].*?[\])]", "", name.lstrip("#% \ufeff") or name)
+    return re.sub(r" (?:s|sec|secs|seconds|ms|msec|min|hh mm ss)$", "", fold_text(name))
+
+
+def _find_columns(names: Sequence[str]) -> Columns | None:
+    """The columns of a table by their names, None for a row that holds none of texts."""
+    folded = [_fold_name(name) for name in names]
+    if len(names) < 2 or any(NUMBER.fullmatch(name) for name in names):
+        return None
+
+    def find(role: str) -> int:
+        return next((folded.index(name) for name in COLUMNS[role] if name in folded), -1)
+
+    texts = tuple(folded.index(name) for name in COLUMNS["text"] if name in folded)
+    onset, epoch = find("onset"), find("epoch")
+    is_stage = bool(texts) and folded[texts[0]] in STAGE_NAMES
+    if not texts or (onset < 0 and not is_stage):
+        return None
+    unit = re.search(r"[\[(_ ](ms|msec|us|min|minutes|milliseconds)[\])]?$", names[onset].lower())
+    scale = SCALES[unit[1]] if onset >= 0 and unit else 1.0
+    return Columns(onset, find("duration"), find("stop"), epoch, texts, scale, is_stage)
+
+
+def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
+    """The columns of a table without names: time, duration, text; or time, stage."""
+    width = len(rows[0]) if rows else 0
+    if width in {4, 6} and all(len(row) == width and _is_time(row[width // 2]) for row in rows):
+        if not any(NUMBER.fullmatch(row[0]) or _is_time(row[0]) for row in rows):
+            return Columns(width // 2, -1, width // 2 + 1, -1, (0,))  # of Luna
+        return None
+    if width not in {2, 3} or len(rows) < 2 or any(len(row) != width for row in rows):
+        return None
+    *times, last = zip(*rows, strict=True)
+    if not all(_is_time(cell) for cell in times[0]):
+        return None
+    if width == 3 and not all(NUMBER.fullmatch(cell) for cell in times[1]):
+        return None
+    is_stage = _are_stages(last)
+    is_number = all(NUMBER.fullmatch(cell) for cell in last)
+    if is_number and not (is_stage and _is_regular([_parse_time(cell) for cell in times[0]])):
+        return None
+    if not is_number and any(NUMBER.fullmatch(cell) for cell in last) and not is_stage:
+        return None
+    return Columns(0, 1 if width == 3 else -1, -1, -1, (width - 1,), 1.0, is_stage)
+
+
+def _is_time(cell: str) -> bool:
+    return any(form.fullmatch(cell) for form in (NUMBER, CLOCK, ELAPSED, EPOCH_NUMBER))
+
+
+def _is_regular(times: Sequence[float | None]) -> bool:
+    """Whether times follow each other in nine of ten equal steps of a second or more."""
+    steps = [round(b - a, 3) for a, b in pairwise(times) if a is not None and b is not None]
+    if not steps:
+        return False
+    step, count = Counter(steps).most_common(1)[0]
+    return step >= 1 and count >= 0.9 * len(steps)
+
+
+def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText | None:
+    """The rows of a table; None where they are no labels."""
+    rows: list[LabelRow] = []
+    dropped = 0
+    is_clock = any(CLOCK.fullmatch(_get(row, columns.onset)) for row in cells[:1])
+    for number, row in enumerate(cells):
+        text = _choose_text(row, columns)
+        if columns.onset < 0:
+            onset = _read_epoch(row, columns, number)
+        else:
+            cell = _get(row, columns.onset)
+            is_same = (CLOCK.fullmatch(cell) is not None) == is_clock
+            onset = _parse_time(cell) if is_same else None
+        if onset is None or not text:
+            dropped += 1
+            continue
+        factor = columns.scale if columns.onset >= 0 and not is_clock else 1.0
+        rows.append(LabelRow(onset * factor, _read_duration(row, columns, onset), text))
+    if not rows or not _are_labels(rows, columns):
+        return None
+    clock: Clock = "day" if is_clock else "start" if columns.onset >= 0 else "epochs"
+    form = "a table of labels"
+    if clock == "start" and columns.onset >= 0 and _counts_epochs(rows, columns):
+        clock = "epochs"
+    if clock == "epochs":
+        form = "a table with a row an epoch"
+        rows = _count_from_zero(rows)
+    if clock == "day":
+        rows = _pass_midnight(rows)
+    is_listed = columns.is_stage and _are_stages([row.text for row in rows])
+    codes = _list_codes(rows) if is_listed else frozenset()
+    return LabelText(form, clock, rows, dropped, codes, is_listed)
+
+
+def _get(row: Sequence[str], place: int) -> str:
+    return row[place] if 0 <= place < len(row) else ""
+
+
+def _choose_text(row: Sequence[str], columns: Columns) -> str:
+    for place in columns.text:
+        cell = _get(row, place)
+        if cell.lower() not in MISSING:
+            return cell if NUMBER.fullmatch(cell) else sanitize_label(cell)
+    return ""
+
+
+def _read_epoch(row: Sequence[str], columns: Columns, number: int) -> float | None:
+    """The number of the epoch of a row: its own, else that of the row."""
+    cell = _get(row, columns.epoch)
+    return _parse_time(cell) if columns.epoch >= 0 else float(number)
+
+
+def _read_duration(row: Sequence[str], columns: Columns, onset: float) -> float | None:
+    """Seconds, None where the row states none."""
+    length = _parse_time(_get(row, columns.duration))
+    if length is not None:
+        return max(length * columns.scale, 0.0)
+    cell = _get(row, columns.stop)
+    stop = _parse_time(cell)
+    if stop is None:
+        return None
+    if number := EPOCH_NUMBER.fullmatch(cell):
+        stop += float(number[1] or EPOCH)  # the epoch is within
+    if CLOCK.fullmatch(cell):
+        return (stop - onset) % DAY
+    return max(stop - onset, 0.0) * columns.scale
+
+
+def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
+    """Whether the texts of rows are labels: texts, or stages as digits."""
+    if any(row.onset < -DAY for row in rows):
+        return False
+    numbers = sum(NUMBER.fullmatch(row.text) is not None for row in rows)
+    if columns.is_stage:
+        return numbers < len(rows) or _are_stages([row.text for row in rows])
+    return numbers <= 0.5 * len(rows) or any(name_stage(row.text) for row in rows)
+
+
+def _counts_epochs(rows: Sequence[LabelRow], columns: Columns) -> bool:
+    """Whether onsets are the numbers of epochs: whole ones that follow each other from 0 or 1."""
+    onsets = [row.onset for row in rows]
+    steps = {b - a for a, b in pairwise(onsets)}
+    is_stage = all(name_listed_stage(row.text) is not None for row in rows)
+    return onsets[0] in {0.0, 1.0} and steps == {1.0} and is_stage and columns.duration < 0
+
+
+def _count_from_zero(rows: Sequence[LabelRow]) -> list[LabelRow]:
+    """Numbers of epochs, of which the first is 0: most programs count from 1."""
+    first = 0.0 if min(row.onset for row in rows) < 1 else 1.0
+    return [row._replace(onset=row.onset - first) for row in rows]
+
+
+def _parse_time(cell: str) -> float | None:
+    """Seconds, or seconds of the day; None for another text."""
+    if NUMBER.fullmatch(cell):
+        value = float(cell.replace(",", "."))
+        return value if math.isfinite(value) else None
+    if elapsed := ELAPSED.fullmatch(cell):
+        return int(elapsed[1]) * 3600 + int(elapsed[2]) * 60 + float(elapsed[3])
+    if number := EPOCH_NUMBER.fullmatch(cell):
+        return (int(number[2]) - 1) * float(number[1] or EPOCH)
+    clock = CLOCK.fullmatch(cell)
+    if clock is None:
+        return None
+    hour, half = int(clock["h"]), (clock["half"] or "").lower()[:1]
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    seconds = float((clock["s"] or "0").replace(",", "."))
+    return hour * 3600 + int(clock["m"]) * 60 + seconds
+
+
+def _pass_midnight(rows: Sequence[LabelRow]) -> list[LabelRow]:
+    """Clock times that go on over midnight, in seconds of the first day."""
+    days = 0
+    passed: list[LabelRow] = []
+    before = rows[0].onset
+    for row in rows:
+        days += row.onset < before - DAY / 2
+        before = row.onset
+        passed.append(row._replace(onset=row.onset + days * DAY))
+    return passed
+
+
+# --- the time of a recording
+
+
+def place_on_clock(first: float, start: float, length: float) -> float:
+    """Seconds to subtract from clock times for times of a recording.
+
+    Args:
+        first: the first clock time, seconds of its day.
+        start: start of the recording, seconds of its day.
+        length: of the recording, seconds.
+
+    Labels may begin up to an hour before the recording. Times that fit no hour of the recording
+    and begin near 0 count from its start.
+    """
+    offset = (first - start) % DAY
+    if offset > DAY - 3600:
+        offset -= DAY
+    if offset > length and first < 600:
+        return 0.0
+    return first - offset
+
+
+def find_step(rows: Sequence[LabelRow]) -> float:
+    """Seconds of the rows of a list of epochs, 0 for a list of changes.
+
+    A list of epochs says the same stage in neighbouring rows; a list of changes does not.
+    """
+    steps = [round(b.onset - a.onset, 3) for a, b in pairwise(rows)]
+    if not steps or not any(a.text == b.text for a, b in pairwise(rows)):
+        return 0.0
+    step, count = Counter(steps).most_common(1)[0]
+    return step if step > 0 and 2 * count > len(steps) else 0.0

@@ -1,0 +1,231 @@
+"""Understands the annotations of a recording: which are stages, which are labels, whose they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.formats.stage_texts import VOCABULARY, fold_text, name_listed_stage, read_stages
+from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
+from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
+from bitimely_core.recordings.scorers import CONSENSUS, Scoring, choose_scorer, split_scorers
+from bitimely_core.types import Annotation
+
+SHORT = 24  # characters of a text that may be shown
+REPEATED = 3  # times that such a text occurs
+SHOWN = 6  # texts in a message
+
+
+class LabelledNotes(NamedTuple):
+    """The annotations of one source, understood."""
+
+    stages: list[Annotation]
+    marks: list[str]  # scorer or channel that the text of each stage names
+    others: list[Annotation]  # kept as they are called
+    excluded: list[Annotation]  # texts that are not understood
+    ambiguous: list[Annotation]
+
+
+def select_annotations(
+    rel: str,
+    notes: Sequence[Annotation],
+    info: RecordingInfo,
+    time: RecordingTime,
+    findings: list[Finding],
+) -> list[Annotation]:
+    """Annotations of the file, of tables and of label files as the map calls them, by time.
+
+    Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
+    names. Where points alone are read they have no text. `findings` gets what was not understood.
+    Raises UserError for a damaged label file, and label for a scorer that is not there.
+    """
+    rules = info.label_rules
+    inside = LabelSource(rel, list(notes), is_free=True)
+    sources = [inside, LabelSource("the tables", list(info.notes))]
+    for file in info.label_files:
+        source = read_label_file(file, time, rules.epoch, rules.words)
+        findings += source.findings
+        sources.append(source)
+    if info.points:
+        points = [note for source in sources for note in source.notes if note.duration == 0]
+        return sorted(note._replace(label="") for note in points)
+    others: list[Annotation] = []
+    excluded: list[Annotation] = []
+    ambiguous: list[Annotation] = []
+    scorings: list[Scoring] = []
+    for source in sources:
+        understood = _understand(source, info)
+        others += understood.others
+        excluded += understood.excluded
+        ambiguous += understood.ambiguous
+        scorings += split_scorers(source.name, understood.stages, understood.marks)
+    stages = choose_scorer(scorings, rules.scorer, findings)
+    findings += _report_ambiguous(ambiguous)
+    findings += _report_unknown(excluded, stages, info, time.length)
+    return sorted([*stages, *others, *info.numbers])
+
+
+def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
+    """The annotations of one source by what they are."""
+    rules = info.label_rules
+    notes = stretch_marks(source.notes, rules)
+    words = rules.words
+    if words is not None and not rules.extends:
+        mapped = [n._replace(label=words[n.label]) for n in notes if n.label in words]
+        excluded = [note for note in notes if note.label not in words]
+        return LabelledNotes([], [], mapped, excluded, [])
+    if source.is_free and not info.stages and words is None:
+        kept, excluded = (notes, []) if info.keep_phi else ([], notes)
+        return LabelledNotes([], [], list(kept), list(excluded), [])
+    scorers = () if rules.scorer in {"", CONSENSUS} else (rules.scorer,)
+    known = {**source.words, **(words or {})}
+    reading = read_stages(notes, known, listed=source.is_listed, scorers=scorers)
+    doubtful = [note for note in reading.others if fold_text(note.label) in reading.ambiguous]
+    rest = [note for note in reading.others if fold_text(note.label) not in reading.ambiguous]
+    if info.keep_phi or (words is None and not source.is_free):
+        # what the folder's label files say of a 4 is said once for all
+        named = [note for note in doubtful if source.is_listed and note.label != "4"]
+        return LabelledNotes(reading.stages, reading.marks, reading.others, [], named)
+    return LabelledNotes(reading.stages, reading.marks, [], rest, doubtful)
+
+
+def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annotation]:
+    """Marks without a duration as the stretches that `[labels] reaches` says they stand for.
+
+    The first one that stands for what is before it, and the last one that stands for what is after
+    it, last as long as most others.
+    """
+    reaches, words = rules.reaches, rules.words
+    if not reaches:
+        return list(notes)
+    marks = sorted(n for n in notes if not n.duration and (words is None or n.label in words))
+    rest = [
+        note for note in notes if note.duration or (words is not None and note.label not in words)
+    ]
+    onsets = sorted({mark.onset for mark in marks})
+    steps = Counter(round(b - a, 6) for a, b in pairwise(onsets))
+    usual = steps.most_common(1)[0][0] if steps else 0.0
+    if not isinstance(reaches, str):
+        stretched = [mark._replace(duration=float(reaches)) for mark in marks]
+    elif reaches == "next":
+        ends = dict(
+            zip(onsets, [*onsets[1:], *(onset + usual for onset in onsets[-1:])], strict=True)
+        )
+        stretched = [mark._replace(duration=ends[mark.onset] - mark.onset) for mark in marks]
+    else:
+        begins = dict(
+            zip(onsets, [*(onset - usual for onset in onsets[:1]), *onsets[:-1]], strict=True)
+        )
+        stretched = [
+            mark._replace(onset=begins[mark.onset], duration=mark.onset - begins[mark.onset])
+            for mark in marks
+        ]
+    return [*rest, *stretched]
+
+
+# --- what is said
+
+
+def _count_texts(notes: Iterable[Annotation]) -> dict[str, tuple[int, float]]:
+    """Text -> how often it occurs, and seconds; the one with most seconds first."""
+    counts: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for note in notes:
+        counts[note.label] += 1
+        seconds[note.label] += note.duration  # type: ignore[assignment]
+    order = sorted(counts, key=lambda text: (-seconds[text], -counts[text], text))
+    return {text: (counts[text], float(seconds[text])) for text in order}
+
+
+def _describe_texts(texts: Mapping[str, tuple[int, float]], shown: Sequence[str]) -> str:
+    parts = [
+        f"{safe_text(text)} ({texts[text][0]} times, {texts[text][1]:g} s)"
+        for text in shown[:SHOWN]
+    ]
+    rest = len(texts) - len(parts)
+    if rest:
+        parts.append(f"{rest} further texts" if rest > 1 else "1 further text")
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else ""
+
+
+def _may_show(text: str, count: int) -> bool:
+    """Whether a text is a code of a vocabulary rather than a sentence, which can hold names."""
+    words = fold_text(text).split()
+    is_vocabulary = bool(words) and all(w in VOCABULARY or w.isdigit() for w in words)
+    return len(text) <= SHORT and (count >= REPEATED or is_vocabulary)
+
+
+def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
+    """The warning about texts that are stages in some systems alone, with the lines to write."""
+    if not notes:
+        return []
+    texts = list(_count_texts(notes))
+    named = ", ".join(map(repr, sorted(set(map(fold_text, texts)))))
+    lines = ", ".join(f'{_quote(t)} = "{name_listed_stage(t) or "N2"}"' for t in texts[:SHOWN])
+    seconds = sum(note.duration for note in notes)
+    return [
+        input_warning(
+            Reason.UNKNOWN_LABEL,
+            f"annotations {named} are sleep stages in some systems alone",
+            f"they are not read: {len(notes)}, of {seconds:g} s",
+            f"State their stages in [labels] of the map, such as {lines}",
+            count=len(notes),
+        )
+    ]
+
+
+def _quote(text: str) -> str:
+    return f'"{safe_text(text)[1:-1]}"'
+
+
+def _report_unknown(
+    excluded: Sequence[Annotation], stages: Sequence[Annotation], info: RecordingInfo, length: float
+) -> list[Finding]:
+    """What is said of annotations that are not kept: a warning where they may be labels."""
+    if not excluded:
+        return []
+    texts = _count_texts(n._replace(duration=min(n.duration, length)) for n in excluded)
+    shown = [t for t, (count, _) in texts.items() if info.keep_phi or _may_show(t, count)]
+    listing = _describe_texts(texts, shown) or f"{len(texts)} texts"
+    what = "no labels of the map" if info.label_rules.words is not None else "no known label"
+    action = "counted, not kept: texts can hold names"
+    if stages:
+        scored = sum(note.duration for note in stages)
+        action += f"; {max(0.0, 100 - 100 * scored / length):.0f} % of the time has no stage"
+    example = _quote(shown[0]) if shown else '"text"'
+    may_be_labels = any(seconds or count >= REPEATED for count, seconds in texts.values())
+    return [
+        input_warning(
+            Reason.UNKNOWN_LABEL,
+            f"annotations whose texts are {what}: {len(excluded)}, {listing}",
+            action,
+            f'Name what they are in [labels] of a map, such as {example} = "N2"',
+            level="warning" if may_be_labels else "info",
+            count=len(excluded),
+        )
+    ]
+
+
+def clip_annotations(
+    notes: Iterable[Annotation], end: float, findings: list[Finding]
+) -> list[Annotation]:
+    """The parts of annotations between 0 and `end` seconds."""
+    clipped: list[Annotation] = []
+    cut = 0
+    for note in notes:
+        stop = note.onset + note.duration
+        cut += note.onset < 0 or note.onset > end or end + 1e-6 < stop < float("inf")
+        begin, stop = max(note.onset, 0.0), min(stop, end)
+        if begin < end and stop >= begin:
+            clipped.append(note._replace(onset=begin, duration=stop - begin))
+    if cut and not any(f.code == Reason.ANNOTATION_OUT_OF_RANGE for f in findings):
+        problem = f"annotations that reach beyond the signal: {cut}"
+        findings.append(
+            input_warning(
+                Reason.ANNOTATION_OUT_OF_RANGE, problem, "that part is dropped", count=cut
+            )
+        )
+    return clipped

@@ -1,0 +1,230 @@
+"""Reads the labels of a recording: from each file that holds some, as annotations in its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, wfdb_annotations
+from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
+from bitimely_core.formats.wfdb_annotations import AnnotationKind
+from bitimely_core.recordings.mapping import LabelFile, LabelForm
+from bitimely_core.recordings.tables import read_bids_events
+from bitimely_core.types import Annotation
+
+UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
+
+
+class RecordingTime(NamedTuple):
+    """When a recording begins and how long it is."""
+
+    start: datetime | None
+    length: float  # seconds
+    rate: float  # Hz, of its fastest channel
+    origin: float = 0.0  # its beginning by the clock of its own file, seconds
+
+
+class LabelSource(NamedTuple):
+    """The labels of a recording from one file."""
+
+    name: str  # the file
+    notes: list[Annotation]
+    is_free: bool = False  # texts can hold names: only known ones are kept
+    is_listed: bool = False  # letters and digits alone are stages
+    words: Mapping[str, str] = {}  # further texts -> stage
+    findings: tuple[Finding, ...] = ()
+
+
+def read_label_file(
+    file: LabelFile, time: RecordingTime, epoch: float | None, labels: Mapping[str, str] | None
+) -> LabelSource:
+    """The labels in `file`.
+
+    `epoch`: seconds of a stage where the file states none; `labels`: texts of the map. Raises
+    UserError for a damaged file.
+    """
+    with locate_errors(file.rel):
+        source = READERS[file.form](file, time, epoch, labels)
+    remarks = [*source.findings, *_report_reach(source.notes, time.length)]
+    return source._replace(findings=tuple(finding.at(file.rel) for finding in remarks))
+
+
+def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
+    """A warning where labels begin after the recording, or run past its end by an epoch or more."""
+    if not notes:
+        return []
+    begin, end = min(note.onset for note in notes), max(n.onset + n.duration for n in notes)
+    code = Reason.ANNOTATION_OUT_OF_RANGE
+    if begin >= length:
+        problem = f"its labels begin at {begin:g} s, after the recording, which lasts {length:g} s"
+        hint = "Are they of another recording?"
+        return [input_warning(code, problem, "none of them is used", hint)]
+    if end < length + EPOCH:
+        return []
+    fits = [step for step in (1, 2, 4, 5, 10, 15, 20, 60) if _fits(notes, step, length)]
+    hint = f"If its epochs last {fits[0]} s, write epoch = {fits[0]} in [labels] of the map"
+    problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
+    return [input_warning(code, problem, "what is beyond is dropped", hint if fits else "")]
+
+
+def _fits(notes: list[Annotation], step: float, length: float) -> bool:
+    """Whether so many epochs of `step` seconds last as long as the recording."""
+    return bool(abs(len(notes) * step - length) < 2 * step)
+
+
+# --- the forms
+
+
+def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: object) -> LabelSource:
+    table = label_files.read_label_text(file.path)
+    if table is None:
+        wanted = "expected one stage a line, or a table with times and labels"
+        raise input_error(Reason.ANNOTATION_SYNTAX, "is no file of labels that is known", wanted)
+    shift, factor, step = time.origin, 1.0, label_files.find_step(table.rows)
+    findings: list[Finding] = []
+    if table.clock == "epochs":
+        shift, factor, step = 0.0, epoch or EPOCH, epoch or EPOCH
+    elif table.clock == "day" and time.start is not None:
+        start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
+        seconds = start + time.start.microsecond / 1e6
+        shift = label_files.place_on_clock(table.rows[0].onset, seconds, time.length)
+    elif table.clock == "day":
+        if table.rows[0].onset > 600:
+            problem = "states clock times, and the recording states no start"
+            action = "its labels are not used"
+            hint = "State the times in seconds from the start of the recording"
+            warning = input_warning(Reason.UNMATCHED_LABELS, problem, action, hint)
+            return LabelSource(file.rel, [], findings=(warning,))
+        shift = 0.0
+    notes = [
+        Annotation(
+            round(row.onset * factor - shift, 6),
+            step if row.duration is None else row.duration,
+            row.text,
+        )
+        for row in table.rows
+    ]
+    if table.dropped:
+        findings.append(report_dropped(table.dropped))
+    words = {"4": file.four} if file.four else {}
+    return LabelSource(
+        file.rel, notes, is_listed=table.is_listed, words=words, findings=tuple(findings)
+    )
+
+
+def report_dropped(count: int) -> Finding:
+    """The warning about rows without a time or a text."""
+    problem = f"rows that state no onset or no label: {count}"
+    return input_warning(Reason.ANNOTATION_SYNTAX, problem, "left out", count=count)
+
+
+def _read_xml(
+    file: LabelFile, _: RecordingTime, __: float | None, labels: Mapping[str, str] | None
+) -> LabelSource:
+    stages, events = nsrr_xml.read_scored(file.path)
+    events = [_name_event(note, labels) for note in events]
+    words = DIGITS | {"4": "N3"} if stages else {}
+    return LabelSource(file.rel, [*stages, *events], words=words)
+
+
+def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotation:
+    """An event called by its stage, where it is one, or by its concept without the code.
+
+    A map may name it with its code.
+    """
+    name = note.label.partition("|")[0].strip()
+    if labels is None:
+        return note._replace(label=STAGE_OF.get(fold_text(name), name))
+    return note if note.label in labels else note._replace(label=name)
+
+
+def _read_edf(file: LabelFile, time: RecordingTime, _: float | None, __: object) -> LabelSource:
+    header = edf_header.read_header(file.path, required=())
+    notes, findings = edf.read_annotations(file.path, header)
+    shift = _measure_shift(header.start, time.start)
+    if shift:
+        problem = f"begins {shift:g} s after the recording"
+        findings.append(
+            input_warning(Reason.START_MISMATCH, problem, "its labels are placed by the clock")
+        )
+    moved = [note._replace(onset=note.onset + shift) for note in notes]
+    return LabelSource(file.rel, moved, is_free=True, findings=tuple(findings))
+
+
+def _measure_shift(start: datetime | None, recording: datetime | None) -> float:
+    """Seconds from the start of a recording to that of its labels; 0 where either is not known."""
+    if start is None or recording is None or start.date() == UNKNOWN_DAY:
+        return 0.0
+    seconds = (start - recording).total_seconds()
+    return seconds if abs(seconds) < label_files.DAY else 0.0
+
+
+def _read_wfdb(
+    file: LabelFile, time: RecordingTime, _: float | None, labels: Mapping[str, str] | None
+) -> LabelSource:
+    content = read_wfdb_labels(file.path, file.rel, time.rate, "both", labels)
+    findings = list(content.findings)
+    if content.notes:
+        problem = f"notes that are no codes: {len(content.notes)}"
+        action = "counted, not kept: texts can hold names"
+        count = len(content.notes)
+        findings.append(Finding(Reason.UNKNOWN_LABEL, problem, action, level="info", count=count))
+    return LabelSource(file.rel, content.codes, findings=tuple(findings))
+
+
+class WfdbLabels(NamedTuple):
+    """What an annotation file of WFDB holds."""
+
+    codes: list[Annotation]
+    notes: list[Annotation]  # free texts
+    findings: list[Finding]
+
+
+def read_wfdb_labels(
+    path: Path, name: str, rate: float, kind: AnnotationKind, labels: Mapping[str, str] | None
+) -> WfdbLabels:
+    """The codes of kind `kind` in an annotation file of WFDB, and what is said of it."""
+    content = wfdb_annotations.read_annotations(path, rate)
+    selected = content.list_codes(kind)
+    findings: list[Finding] = []
+    excluded = content.others + len(content.beats) + len(content.rhythms) - len(selected)
+    if excluded:
+        what = "beats or rhythms" if kind == "both" else kind
+        problem = f"annotations that are not {what}: {excluded}"
+        action = "counted, not kept"
+        findings.append(
+            Finding(Reason.LEFT_OUT, problem, action, level="info", file=name, count=excluded)
+        )
+    if content.step:
+        problem = f"marks every {content.step:g} s"
+        action = "each stands for the stretch until the next one"
+        hint = 'If not, write reaches = "previous" or a number of seconds in [labels] of the map'
+        findings.append(input_warning(Reason.LABEL, problem, action, hint, file=name))
+    codes = [_name_rhythm(note, labels or {}) for note in selected]
+    return WfdbLabels(codes, content.notes, findings)
+
+
+def _name_rhythm(note: Annotation, labels: Mapping[str, str]) -> Annotation:
+    """A rhythm with its bracket, as the file has it, where the map names it so."""
+    name = f"({note.label}"
+    return note._replace(label=name) if note.duration and name in labels else note
+
+
+def _read_bids(file: LabelFile, _: RecordingTime, __: float | None, ___: object) -> LabelSource:
+    notes, dropped = read_bids_events(file.path, file.rel, file.levels)
+    findings = (report_dropped(dropped),) if dropped else ()
+    return LabelSource(file.rel, notes, findings=findings)
+
+
+Reader = Callable[[LabelFile, RecordingTime, float | None, Mapping[str, str] | None], LabelSource]
+READERS: dict[LabelForm, Reader] = {
+    "text": _read_text,
+    "xml": _read_xml,
+    "edf": _read_edf,
+    "wfdb": _read_wfdb,
+    "bids": _read_bids,
+}
