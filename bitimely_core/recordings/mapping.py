@@ -18,6 +18,7 @@ from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.types import Annotation, AttributeValue
 
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
+Clock = Literal["", "s", "ms", "us", "ns", "samples", "datetime"]
 
 SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
@@ -26,6 +27,9 @@ SUFFIXES: dict[str, Format] = {
     ".csv": "table",
     ".csv.gz": "table",
     ".tsv": "table",
+    ".tsv.gz": "table",
+    ".txt": "table",
+    ".txt.gz": "table",
     ".parquet": "table",
     ".pq": "table",
     ".npy": "npy",
@@ -60,14 +64,15 @@ class FileRule(Section):
     # () all; names as in the file, or name in the file -> name or {name, unit}
     channels: tuple[str, ...] | dict[str, str | ChannelRule] = ()
     variable: str = ""  # of MATLAB files: name of the array; else the only one
-    time: str = ""  # column with seconds, of tables
+    time: str = ""  # column with the times of the rows, of tables; "": found
+    clock: Clock = ""  # unit of these times; "": found by header, step and plausibility
     # pattern of columns: each row is a recording of one channel, these are its samples in order
     series: str = ""
     id_column: str = ""  # of such rows; else they are numbered
     subject_column: str = ""
     label_column: str = ""
     value_column: str = ""
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
     annotators: tuple[str, ...] = ("atr",)  # endings of the annotation files beside WFDB records
     events: AnnotationKind = "both"  # what of them is read
 
@@ -84,7 +89,7 @@ class TableRule(Section):
     # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those of training
     split: str = ""
     attributes: tuple[str, ...] = ()  # further columns to keep
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
 
 
 class AnnotationRule(Section):
@@ -97,7 +102,7 @@ class AnnotationRule(Section):
     duration: str = "duration"
     label: str = "label"
     value: str = ""  # column with a number, read instead of the label
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
 
 
 class RecordingMap(Section):
@@ -128,10 +133,11 @@ class RecordingInfo:
     unit: str = ""
     variable: str = ""
     time: str = ""
+    clock: str = ""
     series: str = ""
     # id, subject, label, value -> column of a table of series
     columns: dict[str, str] = field(default_factory=dict)
-    delimiter: str = ","
+    delimiter: str = ""
     keep_dates: bool = False
     keep_phi: bool = False
     events: AnnotationKind = "both"
@@ -155,7 +161,7 @@ def read_map(path: Path) -> RecordingMap:
 def find_suffix(rel: str) -> str:
     """The ending of a file's name, in lower case."""
     name = rel.lower()
-    double = [ending for ending in (".csv.gz", ".fif.gz") if name.endswith(ending)]
+    double = [ending for ending in SUFFIXES if ending.endswith(".gz") and name.endswith(ending)]
     return double[0] if double else PurePosixPath(name).suffix
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
 from bitimely_core.formats import tables
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
 from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
 from bitimely_core.types import (
@@ -70,7 +71,8 @@ def read_attributes(
     dropped: Counter[str] = Counter()
     with locate_errors(table.path):
         path = source.path(table.path)
-        for row in tables.read_rows(path, names, key=[key], delimiter=table.delimiter):
+        delimiter = table.delimiter or find_delimiter(path)
+        for row in tables.read_rows(path, names, key=[key], delimiter=delimiter):
             if isinstance(row, Finding) and row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
@@ -81,7 +83,7 @@ def read_attributes(
                 faults.append(parsed.at(table.path))
             else:
                 rows[parsed[0]] = parsed[1]
-        seen = tables.count_rows(path, delimiter=table.delimiter)
+        seen = tables.count_rows(path, delimiter=delimiter)
     return _account(table.path, seen, dropped, faults), rows
 
 
@@ -179,13 +181,14 @@ def read_annotations(
     columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
         path = source.path(table.path)
-        for row in tables.read_rows(path, columns, delimiter=table.delimiter):
+        delimiter = table.delimiter or find_delimiter(path)
+        for row in tables.read_rows(path, columns, delimiter=delimiter):
             note = row if isinstance(row, Finding) else _parse_annotation(row, table)
             if isinstance(note, Finding):
                 faults.append(note.at(table.path))
             elif isinstance(row, tables.TableRow):
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-        seen = tables.count_rows(path, delimiter=table.delimiter)
+        seen = tables.count_rows(path, delimiter=delimiter)
     if not table.duration:
         notes = {key: _extend_to_next(same) for key, same in notes.items()}
     dropped: dict[str, int] = {}
