@@ -35,7 +35,12 @@ EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not mi
 UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
 YEARS = range(1950, 2101)
 DAY = 86_400.0
-STEADY = 0.05  # of a step: what most steps of a regular clock differ at most
+STEADY = 0.05  # of a step: what most steps of a clock without jitter differ at most
+UNEVEN = 0.4  # of a step: standard deviation of times that stay near an even clock
+NEAR = 0.5  # of a step: less is jitter
+LOST = 1.5  # steps: from here on a row may be lost
+AROUND = 5  # rows before and after a late one that say whether others are lost
+MOST_BREAKS = 0.1  # of the rows
 
 TIME_TEXT = r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,:]\d+)?"
 ELAPSED = re.compile(r"\[?" + TIME_TEXT + r"\]?")
@@ -118,7 +123,7 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
         return UnitChoice(named, "by its header")
     unix = [unit for unit in ("s", "ms", "us", "ns") if is_unix(values, UNITS[unit])]
     if unix and is_plausible(step, UNITS[unix[0]]):
-        return UnitChoice(unix[0], f"times since 1970, such as {values[0]:.15g}")
+        return UnitChoice(unix[0], "times since 1970")
     example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
     if named:
         return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
@@ -152,6 +157,29 @@ def is_unix(values: np.ndarray, seconds: float) -> bool:
     return bool(finite.size) and UNIX[0] <= finite[0] * seconds <= UNIX[1]
 
 
+def find_breaks(times: np.ndarray, rate: float) -> np.ndarray:
+    """The rows before which others are lost: late ones after which the clock stays late.
+
+    `times`: seconds or another unit, [n], going up; `rate`: rows a unit.
+    """
+    late = np.flatnonzero(np.diff(times) * rate >= LOST)
+    offset = times * rate - np.arange(len(times))
+    lost = [
+        row + 1
+        for row in late.tolist()
+        if np.median(offset[row + 1 : row + 1 + AROUND])
+        - np.median(offset[max(0, row + 1 - AROUND) : row + 1])
+        > NEAR
+    ]
+    return np.array(lost, np.int64)
+
+
+def measure_even_step(times: np.ndarray, breaks: np.ndarray) -> float:
+    """The mean step of times, those over breaks left out."""
+    steps = np.delete(np.diff(times), breaks - 1)
+    return float(np.mean(steps)) if steps.size else float(np.mean(np.diff(times)))
+
+
 def is_irregular(values: np.ndarray) -> bool:
     """Whether times have no common step: they do not stay near any even clock.
 
@@ -162,13 +190,17 @@ def is_irregular(values: np.ndarray) -> bool:
     if len(times) < 6:
         return False
     steps = np.diff(times)
-    counts = np.maximum(1, np.rint(steps / np.median(steps)))
-    single = counts == 1
-    step = float(np.mean(steps[single])) if single.any() else float(np.median(steps))
-    ratio = steps / step
-    if float(np.mean(np.abs(ratio - counts) < STEADY)) > 0.9:
+    ratio = steps / np.median(steps)
+    if float(np.mean(np.abs(ratio - np.maximum(1, np.rint(ratio))) < STEADY)) > 0.9:
         return False
-    return float(np.std(np.cumsum(ratio - counts))) > 1.0
+    breaks = find_breaks(times, 1 / float(np.median(steps)))
+    if len(breaks) > MOST_BREAKS * len(times):
+        return True
+    step = measure_even_step(times, breaks)
+    lost = np.zeros(len(times))
+    lost[breaks] = np.rint(steps[breaks - 1] / step) - 1
+    offset = times / step - np.arange(len(times)) - np.cumsum(lost)
+    return float(np.std(offset)) > UNEVEN
 
 
 # --- times as text

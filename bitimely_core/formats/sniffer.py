@@ -342,12 +342,12 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     if hint := re.fullmatch(r'"?sep=(.?)"?', lines[0].strip("\r\n ")):  # for spreadsheets
         delimiter = delimiter or hint[1] or "\t"
     quote = "'" if any(line.startswith("'") for line in lines[:3]) else '"'
-    filled = [line for line in lines if line.strip() and not line.lstrip().startswith(COMMENT)]
+    filled = [line for line in lines if line.strip() and not _is_comment(line)]
     tail = filled[len(filled) // 3 :][-CELLS:] or filled or [""]
     grammar = _find_grammar(tail, delimiter, quote)
     if grammar.delimiter == "," and grammar.width == 2 and not delimiter:
         above = filled[0] if len(filled) > 1 else ""
-        if _is_decimal_column(tail, above):
+        if (form and form.width == 1) or _is_decimal_column(tail, above):
             grammar = Grammar(1.0, 1, ";", ",")
     rows = [_split_line(line, grammar.delimiter, quote) for line in lines]
     layout = _find_layout(lines, rows, grammar, form.skip if form else None)
@@ -375,7 +375,9 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     clock = None
     if choice.column or not (form and rate):
         clock = _find_clock(columns, numbers, choice, patterns)
-    columns = _mark_others(columns, clock, numbers, choice)
+    if form and clock:
+        clock = clock._replace(irregular=clock.irregular or form.irregular)
+    columns = _mark_others(columns, clock, numbers, choice, counts=form is None)
     missing = tuple(form.missing) if form else ()
     title = form.title if form else ""
     is_codes = _holds_codes(columns, numbers)
@@ -398,7 +400,7 @@ def _find_layout(
     if skip is not None:
         return Layout(skip, 0, [], [])
     width, decimal = grammar.width, grammar.decimal
-    is_comment = [line.lstrip().startswith(COMMENT) for line in lines]
+    is_comment = list(map(_is_comment, lines))
     whole = [i for i, row in enumerate(rows) if len(row) == width and lines[i].strip()]
     whole = [i for i in whole if not is_comment[i]]
     body = [rows[i] for i in whole[len(whole) // 3 :][-CELLS:]]
@@ -439,7 +441,7 @@ def _find_first_line(
         cells = rows[begin - 1]
         if not any(_is_value(cell, grammar.decimal) for cell in cells):
             break
-        if lines[begin - 1].lstrip().startswith(COMMENT):
+        if _is_comment(lines[begin - 1]):
             break
         begin -= 1
     return begin
@@ -461,12 +463,17 @@ def _find_header(
     return last, []
 
 
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(COMMENT)
+
+
 def _is_header(line: str, cells: Sequence[str], grammar: Grammar) -> bool:
     """Whether a line has names: as many as a row has cells, and no numbers but column numbers."""
     cells = _strip_comment(line, cells, grammar)
-    if line.lstrip().startswith(COMMENT) and grammar.width == 1:
+    if _is_comment(line) and grammar.width == 1:
         return False
-    if abs(len(cells) - grammar.width) > (1 if not (cells and cells[-1]) else 0):
+    has_end = bool(cells) and not cells[-1] and grammar.width > 1  # a mark after the last name
+    if abs(len(cells) - grammar.width) > has_end:
         return False
     texts = [cell for cell in cells if cell and not _is_value(cell, grammar.decimal)]
     numbers = [cell for cell in cells if cell and _is_value(cell, grammar.decimal)]
@@ -484,7 +491,7 @@ def _counts_up(cells: Sequence[str]) -> bool:
 
 def _strip_comment(line: str, cells: Sequence[str], grammar: Grammar) -> list[str]:
     """The cells of a line without the mark of a comment before them."""
-    if not line.lstrip().startswith(COMMENT):
+    if not _is_comment(line):
         return list(cells)
     return _split_line(line.lstrip().lstrip("%#/ "), grammar.delimiter)
 
@@ -536,6 +543,7 @@ def _name_columns(
             unit = units[i].strip("[]() ")
         cells = [row[i] for row in rows[:CELLS]]
         kind = _find_kind(cells, decimal)
+        kind = "number" if kind == "empty" and header else kind
         unit = "" if unit.lower() in NO_UNITS else unit
         columns.append(Column(name if names_left[name] == 1 else header, header, unit, kind))
     return tuple(columns)
@@ -722,18 +730,23 @@ def _is_count(values: np.ndarray) -> bool:
 
 
 def _mark_others(
-    columns: Sequence[Column], clock: Clock | None, cells: _Cells, choice: ClockChoice
+    columns: Sequence[Column],
+    clock: Clock | None,
+    cells: _Cells,
+    choice: ClockChoice,
+    *,
+    counts: bool = True,
 ) -> tuple[Column, ...]:
-    """The columns, those of further times and of numbers of samples marked as such."""
+    """The columns, those of further times and (`counts`) of numbers of samples marked as such."""
     marked = list(columns)
     for i, column in enumerate(columns):
         if clock and i in clock.places:
             marked[i] = column._replace(kind="time")
         elif column.kind == "number" and len(columns) > 1:
             values = cells.numbers(i)
-            is_first = i == 0 and not column.header
-            may_count = is_first or (column.header and clocks.is_index_name(column.header))
-            if may_count and (_is_count(values) or _wraps(values)):
+            is_named = bool(column.header) and clocks.is_index_name(column.header)
+            may_count = counts and (is_named or (i == 0 and not column.header))
+            if may_count and (_is_count(values) or (is_named and _wraps(values))):
                 marked[i] = column._replace(kind="index")
             elif clock and column.header and clocks.is_clock_name(column.header):
                 steps = np.diff(values[np.isfinite(values)])
@@ -781,7 +794,6 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
 
         frame = pl.DataFrame(batch)
     columns = []
-    rows: list[list[str]] = []
     texts: list[list[str]] = []
     stored: dict[int, Clock] = {}
     for i, (header, kind) in enumerate(types.items()):
@@ -794,11 +806,10 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
             column_kind = "time"
             stored[i] = _make_stored_clock(i, series)
         columns.append(Column(name, header, unit, column_kind))
-    rows = [list(row) for row in zip(*texts, strict=True)]
-    cells = _Cells(rows, ".")
-    clock = _choose_stored(columns, stored, choice) or _find_clock(columns, cells, choice, ())
-    marked = _mark_others(columns, clock, cells, choice)
-    rows_seen, is_codes = min(total, len(rows)), _holds_codes(marked, cells)
+    table = _Cells([list(row) for row in zip(*texts, strict=True)], ".")
+    clock = _choose_stored(columns, stored, choice) or _find_clock(columns, table, choice, ())
+    marked = _mark_others(columns, clock, table, choice)
+    rows_seen, is_codes = min(total, ROWS), _holds_codes(marked, table)
     return TableFacts(None, marked, clock, None, "", None, rows_seen, is_codes)
 
 

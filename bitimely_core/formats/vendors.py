@@ -27,6 +27,8 @@ class VendorForm(NamedTuple):
     last: str = ""
     columns: MappingProxyType[str, str] | dict[str, str] = NO_COLUMNS
     unit: str = ""
+    width: int = 0
+    irregular: bool = False
     missing: tuple[str, ...] | list[str] = ()
 
     def matches(self, name: str, head: str) -> bool:

@@ -174,7 +174,7 @@ def _time_signals(
     if clock.unit == "samples":
         assert rate is not None
         seconds = seconds / rate
-    if clocks.is_irregular(seconds):
+    if clocks.is_irregular(seconds) or (facts.vendor and clock.irregular):
         return _grid_signals(table, times, column, rate)
     try:
         timed = timing.measure_timing(seconds, values, column, content.first, rate)

@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.formats.clocks import NEAR, find_breaks, measure_even_step
 
 MAX_SEGMENTS = 10_000
 MAX_GRID = 50_000_000  # steps of a grid
-NEAR = 0.5  # of a sample: less is jitter
-LOST = 1.5  # steps: from here on a row may be lost
-AROUND = 5  # samples before and after a late one that say whether a row is lost
 SNAP = 1e-4  # share of a rate by which it is rounded to a whole number
 IRREGULAR_RATE = 20.0  # Hz: faster signals have a regular clock
-GRID_STEPS = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-GRID_STEPS += (900.0, 1800.0, 3600.0)
+# seconds: recordings of one device get one grid, whatever the median of their steps
+GRID_STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 
 
 class Stretch(NamedTuple):
@@ -73,8 +71,8 @@ def measure_timing(
     if len(seconds) < 2 or not seconds[-1] > seconds[0]:
         raise input_error(code, "the times do not increase", field=column)
     steps = np.diff(seconds)
-    rate = stated or _measure_rate(seconds, steps)
-    breaks = _find_breaks(seconds, steps, rate)
+    rate = stated or _measure_rate(seconds)
+    breaks = find_breaks(seconds, rate)
     if stated:
         _compare_rate(steps, stated, column)
     stretches = _cut_stretches(seconds, breaks, rate)
@@ -119,18 +117,16 @@ def _spread_equal_times(seconds: np.ndarray, findings: list[Finding]) -> np.ndar
     usual, step = int(np.median(inner)), float(np.median(np.diff(times)))
     if np.abs(inner - usual).max() > 1 or not usual:
         return seconds
-    position = np.arange(len(seconds)) - np.repeat(starts, counts)
-    position[: counts[0]] += max(0, usual - int(counts[0]))  # the first second is cut off
-    spread = seconds + position * step / usual
     problem = f"{usual} rows have one time each: the times are rounded to {step:g} s"
     findings.append(
         input_warning(Reason.TIMESTAMPS, problem, "the rows are spread evenly between them")
     )
-    rate = usual / step
     if inner.min() < inner.max():  # 50 rows, then 51: a row moves over the edge of a second
         return np.arange(len(seconds)) * float(times[-1] - times[1]) / int(inner.sum())
-    del rate
-    return spread - spread[0]
+    position = np.arange(len(seconds)) - np.repeat(starts, counts)
+    position[: counts[0]] += max(0, usual - int(counts[0]))  # the first second is cut off
+    spread = seconds + position * step / usual
+    return np.asarray(spread - spread[0])
 
 
 def _drop_repeats(
@@ -160,33 +156,15 @@ def _drop_repeats(
     return kept
 
 
-def _measure_rate(seconds: np.ndarray, steps: np.ndarray) -> float:
-    """Hz of the steps that are one sample long, rounded where that moves no sample."""
-    step = float(np.median(steps))
-    single = np.abs(steps / step - 1) < NEAR
-    span = float(steps[single].sum())
-    rate = float(np.count_nonzero(single)) / span
+def _measure_rate(seconds: np.ndarray) -> float:
+    """Hz of the steps without gaps, rounded where that moves no sample."""
+    breaks = find_breaks(seconds, 1 / float(np.median(np.diff(seconds))))
+    rate = 1 / measure_even_step(seconds, breaks)
     length = float(seconds[-1] - seconds[0])
     for nice in (float(round(rate)), 1 / max(1, round(1 / rate))):
         if nice and abs(nice / rate - 1) < SNAP and abs(nice - rate) * length < NEAR:
             return nice
     return rate
-
-
-def _find_breaks(seconds: np.ndarray, steps: np.ndarray, rate: float) -> np.ndarray:
-    """The rows before which others are lost: late ones after which the clock stays late."""
-    late = np.flatnonzero(steps * rate >= LOST)
-    if not late.size:
-        return late
-    offset = seconds * rate - np.arange(len(seconds))
-    lost = [
-        row + 1
-        for row in late.tolist()
-        if np.median(offset[row + 1 : row + 1 + AROUND])
-        - np.median(offset[max(0, row + 1 - AROUND) : row + 1])
-        > NEAR
-    ]
-    return np.array(lost, np.int64)
 
 
 def _compare_rate(steps: np.ndarray, stated: float, column: str) -> None:
@@ -299,8 +277,3 @@ def average_on_grid(values: np.ndarray, grid: Grid) -> np.ndarray:
         sums = np.bincount(places, column[seen], grid.steps)
         np.divide(sums, counts, out=result[:, k], where=counts > 0)
     return result
-
-
-def is_timing_error(error: UserError) -> bool:
-    """Whether an error is one of times."""
-    return error.code in {Reason.TIMESTAMPS, Reason.SAMPLING_RATE}
