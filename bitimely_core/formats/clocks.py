@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}  # seconds
+GUESSED = ("s", "ms", "us", "ns")  # in this order where two are as usual
 STATED = ("s", "ms", "us", "ns", "samples", "datetime")  # what a map may say of a clock
 WORDS = tomllib.loads(
     resources.files("bitimely_core.formats").joinpath("table_words.toml").read_text("utf-8")
@@ -29,8 +30,9 @@ CLOCK_WORDS = set(WORDS["clock"])
 FIRST_WORDS = {*CLOCK_WORDS, *UNIT_OF_WORD, *WORDS["clock_first"]}
 INDEX_WORDS = set(WORDS["index"])
 SLOWEST, FASTEST = 0.01, 50_000.0  # Hz, plausible
+SLOWEST_STATED = 1e-5  # Hz, where the unit is stated: a value a day
 USUAL = (1.0, 2500.0)  # Hz, of a regular clock
-USUAL_IRREGULAR = (SLOWEST, 20.0)  # Hz, of observations at irregular times
+USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
 EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not milliseconds
 UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
 YEARS = range(1950, 2101)
@@ -119,22 +121,29 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
         return UnitChoice(stated, "as the map states")
     step = measure_step(values)
     named = read_header_unit(header, unit_text)
-    if named == "samples" or (named and is_plausible(step, UNITS[named])):
+    if named == "samples" or (named and is_plausible(step, UNITS[named], SLOWEST_STATED)):
         return UnitChoice(named, "by its header")
-    unix = [unit for unit in ("s", "ms", "us", "ns") if is_unix(values, UNITS[unit])]
-    if unix and is_plausible(step, UNITS[unix[0]]):
+    unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
+    if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
         return UnitChoice(unix[0], "times since 1970")
     example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
     if named:
         return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
-    plausible = [unit for unit in ("s", "ms", "us", "ns") if is_plausible(step, UNITS[unit])]
+    return _guess_unit(step, example, irregular=is_irregular(values))
+
+
+def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
+    """The unit of a clock that nothing states, by its step; `example`: first values."""
+    is_epochs = step >= EPOCH_STEP and step % EPOCH_STEP == 0
+    slowest = SLOWEST_STATED if is_epochs else USUAL_IRREGULAR[0] if irregular else SLOWEST
+    plausible = [unit for unit in GUESSED if is_plausible(step, UNITS[unit], slowest)]
     if not plausible:
         return UnitChoice("", f"such as {example}: in no unit a rate of physiology")
-    low, high = USUAL_IRREGULAR if is_irregular(values) else USUAL
+    low, high = USUAL_IRREGULAR if irregular else USUAL
     usual = [unit for unit in plausible if low <= 1 / (step * UNITS[unit]) <= high]
-    is_epochs = "s" in plausible and step >= EPOCH_STEP and step % EPOCH_STEP == 0
     choice = "s" if is_epochs else (usual or plausible)[0]
-    others = plausible if is_epochs or len(usual) != 1 or choice != "s" else usual
+    # seconds below 1 are hardly anything else
+    others = usual if choice == "s" and usual == ["s"] else plausible
     rest = tuple(unit for unit in others if unit != choice)
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 
@@ -146,9 +155,9 @@ def measure_step(values: np.ndarray) -> float:
     return float(np.median(steps)) if steps.size else float("nan")
 
 
-def is_plausible(step: float, seconds: float) -> bool:
-    """Whether a step, of a unit of so many seconds, is one of physiology."""
-    return step > 0 and SLOWEST <= 1 / (step * seconds) <= FASTEST * (1 + 1e-6)
+def is_plausible(step: float, seconds: float, slowest: float) -> bool:
+    """Whether a step, of a unit of so many seconds, is one of physiology; `slowest`: Hz."""
+    return step > 0 and slowest <= 1 / (step * seconds) <= FASTEST * (1 + 1e-6)
 
 
 def is_unix(values: np.ndarray, seconds: float) -> bool:

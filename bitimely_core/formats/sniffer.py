@@ -197,6 +197,20 @@ def describe_doubt(facts: TableFacts) -> str:
     return f"{assumed} ({clock.evidence}); possible, too: {', '.join(rates)}"
 
 
+def strip_values(facts: TableFacts) -> TableFacts:
+    """The facts without what differs between files of one group: numbers of rows, first values."""
+    clock = facts.clock
+    if clock:
+        step = 0.0 if clock.irregular else round_rate(clock.step)
+        clock = clock._replace(evidence="", step=step)
+    return facts._replace(clock=clock, start=None, rows=0, is_codes=False)
+
+
+def round_rate(step: float) -> float:
+    """A step by which files are grouped: those of one regular clock differ a little."""
+    return float(f"{step:.1e}") if step > 0 else 0.0
+
+
 def is_plain(facts: TableFacts) -> bool:
     """Whether a table is written as csv by the book, with a header in its first line."""
     shape = facts.shape
@@ -632,7 +646,8 @@ def _find_clock(
 
 
 def _find_place(columns: Sequence[Column], wanted: str) -> int:
-    for texts in ([c.header for c in columns], [c.name for c in columns]):
+    numbered = [f"column {i}" for i in range(1, len(columns) + 1)]
+    for texts in ([c.header for c in columns], [c.name for c in columns], numbered):
         if wanted in texts:
             return texts.index(wanted)
     names = list_names([column.header for column in columns if column.header], 12)

@@ -157,7 +157,7 @@ def _describe_tables(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
 ) -> Iterator[Finding]:
     """How the tables are read: a line a group of files, a warning where a unit was assumed."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[sniffer.TableFacts, list[tuple[str, str, str]]] = {}
     rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
     for rel, rule in rules[:DESCRIBED]:
         if rule.series or rel in source.rejected:
@@ -171,17 +171,17 @@ def _describe_tables(
         is_stated = rule.rate is not None and sniffer.is_plain(facts)
         line = "" if is_stated else f"read as: {sniffer.describe_facts(facts)}"
         doubt = "" if rule.clock or rule.rate else sniffer.describe_doubt(facts)
-        groups.setdefault((line, doubt), []).append(rel)
-    for (line, doubt), rels in groups.items():
-        count = len(rels)
-        more = f" ({count} files)" if rels[1:] else ""
+        groups.setdefault(sniffer.strip_values(facts), []).append((rel, line, doubt))
+    for members in groups.values():
+        rel, line, doubt = members[0]
+        more = f" ({len(members)} files)" if members[1:] else ""
+        count = len(members)
         if line:
-            problem = line + more
-            yield Finding(Reason.FORMAT, problem, level="info", file=rels[0], count=count)
+            yield Finding(Reason.FORMAT, line + more, level="info", file=rel, count=count)
         if doubt:
             action = "Where that is wrong, state `clock` in [[files]] of --map"
             yield input_warning(
-                Reason.SAMPLING_RATE, doubt + more, "", action, file=rels[0], count=count
+                Reason.SAMPLING_RATE, doubt + more, "", action, file=rel, count=count
             )
 
 
