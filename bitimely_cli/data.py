@@ -25,7 +25,7 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
-from bitimely_core.errors import Exit, Finding, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
@@ -257,7 +257,7 @@ def _show_ingest_report(
     sequences = getattr(report, "tokens", None)  # of claims
     if sequences is not None:
         screen.table(*shortcut_rows(sequences["honesty"]))
-    lines = []
+    lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
     if len(units) > UNITS_SHOWN:
         lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
     accepted = counts.accepted + counts.accepted_with_warning

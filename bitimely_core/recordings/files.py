@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
-from bitimely_core.formats import tables, wfdb, wfdb_header
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.formats import sniffer, tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
@@ -68,6 +68,7 @@ LAYOUT = re.compile(
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 INIT_MAP = "Write one to fill in: bitimely ingest generic SOURCE --init-map map.toml"
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
+DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
 
@@ -104,13 +105,16 @@ def is_bids(source: Source) -> bool:
 
 def refuse_tables_alone(source: Source) -> None:
     """Raises UserError (no_input, exit 4) where all recordings are files that state no rate."""
-    kinds = {
-        rel: SUFFIXES.get(find_suffix(rel))
-        for rel in source.files
-        if not LAYOUT.fullmatch(PurePosixPath(rel).name)
-    }
-    bare = [rel for rel, kind in kinds.items() if kind in {"table", "npy"}]
-    if bare and not is_bids(source) and {"edf", "wfdb", "mne"}.isdisjoint(kinds.values()):
+    kinds = {rel: SUFFIXES.get(find_suffix(rel)) for rel in source.files}
+    if is_bids(source) or not {"edf", "wfdb", "mne"}.isdisjoint(kinds.values()):
+        return
+    tables_there = [rel for rel, kind in kinds.items() if kind == "table"]
+    facts = {rel: sniff_file(source, rel) for rel in tables_there}
+    if any(map(is_timed_table, facts.values())):
+        return
+    texts = {rel for rel in tables_there if not _is_bare(rel, facts[rel])}
+    bare = [rel for rel, kind in kinds.items() if kind in {"table", "npy"} and rel not in texts]
+    if bare:
         rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
         problem = f"states no sampling rate{rest}"
         raise input_error(
@@ -118,23 +122,98 @@ def refuse_tables_alone(source: Source) -> None:
         )
 
 
+def _is_bare(rel: str, facts: sniffer.TableFacts | None) -> bool:
+    """Whether a file may be a table without a rate; of .txt only those of numbers are."""
+    if LAYOUT.fullmatch(PurePosixPath(rel).name):
+        return facts is not None and sniffer.looks_like_samples(facts)
+    return True
+
+
+def sniff_file(source: Source, rel: str) -> sniffer.TableFacts | None:
+    """How the table `rel` is written; None for what does not read as a table."""
+    if rel in source.rejected:
+        return None
+    try:
+        return sniffer.sniff_table(source.path(rel))
+    except UserError as error:
+        raise_system_error(error)
+        return None
+
+
+def is_timed_table(facts: sniffer.TableFacts | None) -> bool:
+    """Whether a table is one of samples with a rate, so that it is read without a map."""
+    return facts is not None and sniffer.looks_like_samples(facts) and bool(facts.found_rate)
+
+
+def _is_recording(source: Source, rel: str, rule: FileRule, *, has_map: bool) -> bool:
+    """Whether a table is a recording.
+
+    Without a map it must look like one and have a rate; with one its group says so, but a text
+    file (.txt) that no pattern names must look like one.
+    """
+    if not has_map:
+        return is_timed_table(sniff_file(source, rel))
+    is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
+    if is_named or not find_suffix(rel).startswith(".txt"):
+        return True
+    facts = sniff_file(source, rel)
+    return facts is not None and sniffer.looks_like_samples(facts)
+
+
+def _describe_tables(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
+) -> Iterator[Finding]:
+    """How the tables are read: a line a group of files, a warning where a unit was assumed."""
+    groups: dict[sniffer.TableFacts, list[tuple[str, str, str]]] = {}
+    rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
+    for rel, rule in rules[:DESCRIBED]:
+        if rule.series or rel in source.rejected:
+            continue
+        choice = sniffer.ClockChoice(rule.time, rule.clock)
+        try:
+            facts = sniffer.sniff_table(source.path(rel), rule.delimiter, choice)
+        except UserError as error:
+            raise_system_error(error)
+            continue  # its unit says why
+        is_stated = rule.rate is not None and sniffer.is_plain(facts)
+        line = "" if is_stated else f"read as: {sniffer.describe_facts(facts)}"
+        doubt = "" if rule.clock or rule.rate else sniffer.describe_doubt(facts)
+        groups.setdefault(sniffer.strip_values(facts), []).append((rel, line, doubt))
+    for members in groups.values():
+        rel, line, doubt = members[0]
+        more = f" ({len(members)} files)" if members[1:] else ""
+        count = len(members)
+        if line:
+            yield Finding(Reason.FORMAT, line + more, level="info", file=rel, count=count)
+        if doubt:
+            action = "Where that is wrong, state `clock` in [[files]] of --map"
+            yield input_warning(
+                Reason.SAMPLING_RATE, doubt + more, "", action, file=rel, count=count
+            )
+
+
 def list_units(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: IngestOptions
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, findings about the folder, and the account of its tables."""
     bids = is_bids(source)
-    recordings, label_arrays, passed_over = _find_files(source, chosen, formats, bids=bids)
+    has_map = options.get("map") is not None
+    recordings, label_arrays, passed_over = _find_files(
+        source, chosen, formats, bids=bids, has_map=has_map
+    )
     has_view = len(formats) > 1 and not bids  # data sets of one format have no view of classes
     reference = _find_reference(source, chosen, recordings) if has_view else None
     if isinstance(reference, ReferenceTable):
         yield reference.finding
         chosen = chosen.model_copy(update={"table": reference.rule})
         passed_over.add(reference.rule.path)
+        recordings.pop(reference.rule.path, None)
     elif reference:
         yield reference
     beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
     yield from beside.findings
     recordings = {rel: found for rel, found in recordings.items() if rel not in beside.list_taken()}
+    yield from _describe_tables(source, recordings)
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
@@ -195,7 +274,7 @@ def _find_labels(
 
 
 def _find_files(
-    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool
+    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
 ) -> FolderFiles:
     passed_over = {table.path for table in (chosen.table, chosen.annotations) if table}
     if bids:
@@ -205,7 +284,11 @@ def _find_files(
         if rel in passed_over or (bids and rel.endswith(".tsv")):
             continue
         choice = choose_format(rel, chosen)
-        if choice and choice[0] in formats:
+        if not choice or choice[0] not in formats:
+            continue
+        if choice[0] == "table" and bids and not has_map:
+            continue
+        if choice[0] != "table" or _is_recording(source, rel, choice[1], has_map=has_map):
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
@@ -340,9 +423,10 @@ def describe_recording(
         unit=rule.unit,
         variable=rule.variable,
         time=rule.time,
+        clock=rule.clock,
         series=rule.series,
         columns=_list_columns(rule),
-        delimiter="\t" if find_suffix(rel) == ".tsv" else rule.delimiter,
+        delimiter=rule.delimiter,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
         events=rule.events,

@@ -21,6 +21,7 @@ from bitimely_core.types import Annotation, AttributeValue
 
 LabelForm = Literal["text", "xml", "edf", "wfdb", "bids"]
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
+Clock = Literal["", "s", "ms", "us", "ns", "samples", "datetime"]
 
 SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
@@ -29,6 +30,9 @@ SUFFIXES: dict[str, Format] = {
     ".csv": "table",
     ".csv.gz": "table",
     ".tsv": "table",
+    ".tsv.gz": "table",
+    ".txt": "table",
+    ".txt.gz": "table",
     ".parquet": "table",
     ".pq": "table",
     ".npy": "npy",
@@ -64,14 +68,15 @@ class FileRule(Section):
     # or name in the cache -> names in the files, of which the first there is read, or "C4 - M1"
     channels: tuple[str, ...] | dict[str, str | tuple[str, ...] | ChannelRule] = ()
     variable: str = ""  # of MATLAB files: name of the array; else the only one
-    time: str = ""  # column with seconds, of tables
+    time: str = ""  # column with the times of the rows, of tables; "": found
+    clock: Clock = ""  # unit of these times; "": found by header, step and plausibility
     # pattern of columns: each row is a recording of one channel, these are its samples in order
     series: str = ""
     id_column: str = ""  # of such rows; else they are numbered
     subject_column: str = ""
     label_column: str = ""
     value_column: str = ""
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
     annotators: tuple[str, ...] = (
         "atr",
         "apn",
@@ -95,7 +100,7 @@ class TableRule(Section):
     # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those of training
     split: str = ""
     attributes: tuple[str, ...] = ()  # further columns to keep
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
 
 
 class AnnotationRule(Section):
@@ -108,7 +113,7 @@ class AnnotationRule(Section):
     duration: str = "duration"
     label: str = "label"
     value: str = ""  # column with a number, read instead of the label
-    delimiter: str = ","
+    delimiter: str = ""  # between cells; "": found
 
 
 class RecordingMap(Section):
@@ -190,10 +195,11 @@ class RecordingInfo:
     unit: str = ""
     variable: str = ""
     time: str = ""
+    clock: str = ""
     series: str = ""
     # id, subject, label, value -> column of a table of series
     columns: dict[str, str] = field(default_factory=dict)
-    delimiter: str = ","
+    delimiter: str = ""
     keep_dates: bool = False
     keep_phi: bool = False
     events: AnnotationKind = "both"
@@ -255,7 +261,7 @@ def _label_error(key: str, value: str | float, wanted: str) -> UserError:
 def find_suffix(rel: str) -> str:
     """The ending of a file's name, in lower case."""
     name = rel.lower()
-    double = [ending for ending in (".csv.gz", ".fif.gz") if name.endswith(ending)]
+    double = [ending for ending in SUFFIXES if ending.endswith(".gz") and name.endswith(ending)]
     return double[0] if double else PurePosixPath(name).suffix
 
 

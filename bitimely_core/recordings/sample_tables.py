@@ -4,73 +4,248 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats import tables
+from bitimely_core.formats import clocks, sample_values, sniffer, tables
 from bitimely_core.formats.source import locate_errors, report_faults
+from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import narrow_samples
+from bitimely_core.recordings import timing
 from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceRows, count_reasons
 
 
-def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """A csv or Parquet table with a column a channel and a row a sample.
+class TimedSignals(NamedTuple):
+    """The channels of a table with their times."""
 
-    Empty cells are missing values.
+    signals: list[Signal]
+    findings: list[Finding]
+    start: datetime | None  # of the first sample, where the clock is absolute
+    origin: float  # seconds of the first sample on the file's own clock
+
+
+def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
+    """A text table or a Parquet file with a column a channel and a row a sample.
+
+    Empty cells are missing values, lost rows gaps. Labels of tables whose seconds lie on the
+    table's own clock are moved with it.
+
+    Raises UserError as `sniffer.sniff_table`, `sample_values.read_values` and
+    `timing.measure_timing`.
     """
     with locate_errors(rel):
-        names = list(info.channels) or _list_table_channels(path, info)
-        columns = [info.time, *names] if info.time else names
-        values = tables.read_number_table(
-            path, columns, missing=EMPTY_CELLS, delimiter=info.delimiter
-        )
-        if not len(values):
+        facts = sniff_recording(path, info)
+        places, names = _choose_channels(facts, info)
+        clock = _choose_clock(facts, info, places)
+        rate = _find_rate(facts, info, clock)
+        content = sample_values.read_values(path, facts, places, clock)
+        if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
-        rate = measure_rate(values[:, 0], info.rate, info.time) if info.time else info.rate
-        if rate is None:
-            wanted = "needs --map with a rate (`rate` or `time` in [[files]])"
-            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", wanted)
-        signals = [
-            Signal(name, rate, "", narrow_samples(column, name))
-            for name, column in zip(names, values.T[-len(names) :], strict=True)
-        ]
-    findings = report_missing(signals, "cells are empty")
-    return make_record(rel, replace(info, rate=None), signals, findings=findings)
+        table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
+        timed = _time_signals(table, facts, clock, rate, content, info)
+    missing = report_missing(timed.signals, "cells are empty")
+    is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
+    info, shift = shift_notes(info, timed)
+    findings = [*timed.findings, *([] if is_grid else missing), *shift]
+    start = timed.start or facts.start
+    return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
 
 
-def _list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
-    """All columns but that of the times. Raises UserError: header."""
-    columns = tables.read_names(path, delimiter=info.delimiter)
-    names = [name for name in columns if name not in {"", info.time}]
-    if names and all(map(tables.NUMBER.fullmatch, names)):
-        wanted = "expected names of channels: is the header line absent?"
-        raise input_error(Reason.HEADER, "the first line holds numbers", wanted, row=1)
-    return names
+class NamedColumns(NamedTuple):
+    """The columns of a table that are channels."""
+
+    names: list[str]
+    units: list[str]
+    values: np.ndarray  # [rows, channels]
+
+    def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
+        """The channel `k` from `onset` seconds on."""
+        return Signal(self.names[k], rate, self.units[k], samples, onset=onset)
 
 
-def measure_rate(times: np.ndarray, stated: float | None, column: str) -> float:
-    """Sampling rate in Hz of a column of times in seconds; `stated`: that of the map.
+def sniff_recording(path: Path, info: RecordingInfo) -> sniffer.TableFacts:
+    """How the table of a recording is written, by its map and its first lines."""
+    choice = sniffer.ClockChoice(info.time, info.clock)
+    return sniffer.sniff_table(path, info.delimiter, choice)
 
-    Raises UserError: timestamps for gaps in time or repeated times, sampling_rate where the map
-    states another rate.
+
+def list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
+    """Names by which the channels of a table may be asked for."""
+    facts = sniff_recording(path, info)
+    columns = [facts.columns[i] for i in facts.list_channels()]
+    names = [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
+    others = [column.header for column in facts.columns if column.kind not in {"empty", "text"}]
+    return list(dict.fromkeys([*names, *filter(None, others)]))
+
+
+def _choose_channels(facts: sniffer.TableFacts, info: RecordingInfo) -> tuple[list[int], list[str]]:
+    """Places and names of the columns that are channels: those of the map, else all of numbers.
+
+    Raises UserError: schema, header, not_numeric.
     """
-    if len(times) < 2 or np.isnan(times).any() or times[-1] <= times[0]:
-        problem = "the times do not increase, or one is missing"
-        raise input_error(Reason.TIMESTAMPS, problem, field=column)
-    rate = stated or (len(times) - 1) / float(times[-1] - times[0])
-    distance = np.abs(times - times[0] - np.arange(len(times)) / rate) * rate
-    if distance.max() > 0.75:  # of a sample: times may be rounded
-        row = int(np.argmax(distance > 0.75))
-        clock = f"a clock of {rate:.6g} Hz"
-        problem = f"the time of sample {row + 1} is {distance[row]:.3g} samples off {clock}"
-        code = Reason.SAMPLING_RATE if stated else Reason.TIMESTAMPS
-        raise input_error(code, problem, "expected a row for every sample", field=column)
+    places = facts.list_channels()
+    columns = facts.columns
+    if not info.channels:
+        if not places:
+            shown = list_names([column.header for column in columns if column.header], 12)
+            wanted = f"found the columns {shown or 'without names'}"
+            raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
+        names = [columns[i].name or f"channel {n}" for n, i in enumerate(places, 1)]
+        headers = Counter(columns[i].header for i in places)
+        twice = [header for header, count in headers.items() if header and count > 1]
+        if twice:
+            problem = f"the column {safe_text(twice[0])} occurs {headers[twice[0]]} times"
+            raise input_error(Reason.HEADER, problem, "expected once", field=twice[0])
+        return places, names
+    known: dict[str, int] = {}
+    for n, i in enumerate(places, 1):
+        known.setdefault(columns[i].name or f"channel {n}", i)
+    for i, column in enumerate(columns):
+        known.setdefault(column.header, i)
+        known.setdefault(f"column {i + 1}", i)
+    missing = [name for name in info.channels if name not in known]
+    if missing:
+        shown = list_names([c.header for c in columns if c.header] or list(known), 30)
+        what = "columns" if missing[1:] else "column"
+        verb = "are" if missing[1:] else "is"
+        problem = f"the {what} {list_names(missing)} {verb} missing"
+        raise input_error(Reason.SCHEMA, problem, f"found {shown}", field=missing[0])
+    return [known[name] for name in info.channels], list(info.channels)
+
+
+def _choose_clock(
+    facts: sniffer.TableFacts, info: RecordingInfo, places: Sequence[int]
+) -> sniffer.Clock | None:
+    """The clock that times the rows: that of the map; else the one found, unless it is a channel."""
+    clock = facts.clock
+    if clock is None or (not info.time and not set(clock.places).isdisjoint(places)):
+        return None
+    if not info.time and facts.rate:
+        return None
+    return clock
+
+
+def _find_rate(
+    facts: sniffer.TableFacts, info: RecordingInfo, clock: sniffer.Clock | None
+) -> float | None:
+    """Hz that the map or the first lines state. Raises UserError where there is no clock, too."""
+    rate = info.rate or (None if info.time else facts.rate)
+    if clock is not None and clock.unit == "samples" and rate is None:
+        wanted = "needs --map with a rate (`rate` in [[files]])"
+        raise input_error(Reason.SAMPLING_RATE, "its clock counts samples", wanted)
+    if clock is not None and not clock.unit and (info.time or rate is None):
+        name = facts.columns[clock.places[0]].header
+        raise input_error(
+            Reason.SAMPLING_RATE,
+            f"its times are in no unit that is known: {clock.evidence}",
+            "expected steps of 0.01 to 50,000 Hz",
+            'Give `time` and `clock` in [[files]] of --map, such as clock = "ms"',
+            field=name or None,
+        )
+    if clock is None and rate is None:
+        wanted = "needs --map with a rate (`rate` or `time` in [[files]])"
+        raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", wanted)
     return rate
+
+
+def _time_signals(
+    table: NamedColumns,
+    facts: sniffer.TableFacts,
+    clock: sniffer.Clock | None,
+    rate: float | None,
+    content: sample_values.SampleValues,
+    info: RecordingInfo,
+) -> TimedSignals:
+    """The channels of a table at their times."""
+    if clock is None or content.times is None or not clock.unit:
+        assert rate is not None
+        return TimedSignals(_cut_signals(table, rate, None), [], None, 0.0)
+    times = content.times
+    column = facts.columns[clock.places[-1]].header
+    seconds, values = times.seconds, table.values
+    if clock.unit == "samples":
+        assert rate is not None
+        seconds = seconds / rate
+    if clocks.is_irregular(seconds) or (facts.vendor and clock.irregular):
+        return _grid_signals(table, times, column, rate)
+    try:
+        timed = timing.measure_timing(seconds, values, column, content.first, rate)
+    except UserError as error:
+        if info.time or rate is None:
+            raise
+        # the map states the rate and not this clock
+        problem = f"its column {safe_text(column)} says otherwise: {error.problem}"
+        action = f"the rate of the map, {rate:g} Hz, is used"
+        finding = input_warning(Reason.SAMPLING_RATE, problem, action)
+        return TimedSignals(_cut_signals(table, rate, None), [finding], None, 0.0)
+    if timed.kept is not None:
+        table = table._replace(values=values[timed.kept])
+    signals = _cut_signals(table, timed.rate, timed.stretches)
+    return TimedSignals(signals, timed.findings, times.start, times.origin)
+
+
+def _cut_signals(
+    table: NamedColumns, rate: float, stretches: Sequence[timing.Stretch] | None
+) -> list[Signal]:
+    """The channels in each stretch without a gap."""
+    parts = stretches or [timing.Stretch(0, len(table.values), 0.0)]
+    signals = []
+    for k, (name, column) in enumerate(zip(table.names, table.values.T, strict=True)):
+        samples = narrow_samples(column, name)
+        for first, stop, onset in parts:
+            signals.append(table.make_signal(k, rate, samples[first:stop], onset))
+    return signals
+
+
+def _grid_signals(
+    table: NamedColumns, times: clocks.Times, column: str, rate: float | None
+) -> TimedSignals:
+    """Observations at irregular times on a grid whose zero is that of the file's clock."""
+    grid = timing.place_on_grid(times.seconds, times.origin, column, rate)
+    values = timing.average_on_grid(table.values, grid)
+    signals = [
+        table.make_signal(k, grid.rate, narrow_samples(samples, name), 0.0)
+        for k, (name, samples) in enumerate(zip(table.names, values.T, strict=True))
+    ]
+    empty = float(np.mean(np.isnan(values).all(1)))
+    finding = Finding(
+        Reason.MISSING_SAMPLES,
+        f"{len(times.seconds)} rows at irregular times on a grid of {1 / grid.rate:g} s",
+        f"the mean where a step has several, missing where it has none ({empty:.0%})",
+        "Another step is given by `rate` in [[files]] of --map",
+        level="info",
+    )
+    start = times.start + timedelta(seconds=grid.onset) if times.start else None
+    return TimedSignals(signals, [finding], start, times.origin + grid.onset)
+
+
+def shift_notes(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:
+    """`info` with the annotations of tables in seconds after the first sample.
+
+    Where the table's clock does not begin at 0 and they lie on that clock, they are moved with it.
+    """
+    origin, notes = timed.origin, [*info.notes, *info.numbers]
+    last = max((s.onset + len(s.samples) / s.rate for s in timed.signals), default=0.0)
+    step = max((1 / signal.rate for signal in timed.signals), default=0.0)
+    is_there = [origin <= note.onset < origin + last for note in notes]
+    if abs(origin) < step or timed.start is not None or not any(is_there):
+        return info, []
+    moved, numbers = (
+        tuple(note._replace(onset=note.onset - origin) for note in same)
+        for same in (info.notes, info.numbers)
+    )
+    problem = f"the clock begins at {origin:.10g} s, and the labels are on that clock"
+    action = "their onsets are counted from the first sample"
+    finding = Finding(Reason.START_MISMATCH, problem, action, level="info")
+    return replace(info, notes=moved, numbers=numbers), [finding]
 
 
 def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
@@ -85,6 +260,7 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
         if info.rate is None:
             wanted = "expected `rate` in [[files]] of the map"
             raise input_error(Reason.CONFIG, "has no sampling rate", wanted)
+        info = replace(info, delimiter=info.delimiter or sniffer.find_delimiter(path))
         samples = _find_sample_columns(path, info)
         key = [info.columns["id"]] if "id" in info.columns else []
         columns = [*info.columns.values(), *samples]

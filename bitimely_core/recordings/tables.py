@@ -25,6 +25,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats import tables
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
 from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule, find_suffix
@@ -89,7 +90,8 @@ def read_attributes(
     dropped: Counter[str] = Counter()
     with locate_errors(table.path):
         path = source.path(table.path)
-        for row in tables.read_rows(path, names, key=[key], delimiter=table.delimiter):
+        delimiter = table.delimiter or find_delimiter(path)
+        for row in tables.read_rows(path, names, key=[key], delimiter=delimiter):
             if isinstance(row, Finding) and row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
@@ -100,7 +102,7 @@ def read_attributes(
                 faults.append(parsed.at(table.path))
             else:
                 rows[parsed[0]] = parsed[1]
-        seen = tables.count_rows(path, delimiter=table.delimiter)
+        seen = tables.count_rows(path, delimiter=delimiter)
     if not headed:
         seen += 1
         rows.setdefault(key, dict(columns))
@@ -339,7 +341,8 @@ def read_annotations(
     columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
         path = source.path(table.path)
-        for row in tables.read_rows(path, columns, delimiter=table.delimiter):
+        delimiter = table.delimiter or find_delimiter(path)
+        for row in tables.read_rows(path, columns, delimiter=delimiter):
             if isinstance(row, tables.TableRow) and _lacks_time(row, table):
                 untimed += 1
                 continue
@@ -348,7 +351,7 @@ def read_annotations(
                 faults.append(note.at(table.path))
             elif isinstance(row, tables.TableRow):
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-        seen = tables.count_rows(path, delimiter=table.delimiter)
+        seen = tables.count_rows(path, delimiter=delimiter)
     if not table.duration:
         notes = {key: _extend_to_next(same) for key, same in notes.items()}
     dropped: dict[str, int] = {}

@@ -7,22 +7,18 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
-
 from bitimely_core.config import validate
 from bitimely_core.errors import Reason, UserError, clean, input_error
-from bitimely_core.formats import edf, edf_header, tables, wfdb
+from bitimely_core.formats import edf, edf_header, sniffer, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import pair_label_arrays
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
+from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, sniff_file
 from bitimely_core.recordings.mapping import (
-    EMPTY_CELLS,
     SUFFIXES,
     Format,
     RecordingMap,
@@ -30,7 +26,6 @@ from bitimely_core.recordings.mapping import (
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
-from bitimely_core.recordings.sample_tables import measure_rate
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
@@ -52,18 +47,6 @@ LABELS_LINE = (
 )
 ARRAY_LINE = '# channels = ["..."]  # TO STATE: names of the columns; else channel 1, channel 2 ...'
 VARIABLE_LINE = '# variable = "..."  # TO STATE: the array, unless it is the only one'
-TIMES = {
-    "t",
-    "time",
-    "times",
-    "sec",
-    "seconds",
-    "time_s",
-    "time_sec",
-    "time (s)",
-    "time[s]",
-    "timestamp",
-}
 ONSETS = ("onset", "start", "begin", "onset_s")
 ROLES = {  # key of [table] -> usual names of its column
     "subject": {
@@ -97,12 +80,6 @@ class TableContent(NamedTuple):
 
     columns: dict[str, list[str]]
 
-    def list_numeric(self) -> list[str]:
-        """Columns of numbers and empty cells alone."""
-        return [
-            name for name, cells in self.columns.items() if name and all(map(_is_number, cells))
-        ]
-
 
 def write_template(source: Source) -> str:
     """The text of a map with which `source` is read as it is.
@@ -126,7 +103,7 @@ def write_template(source: Source) -> str:
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", MATCH_LINE]
-        lines += _describe_group(source, members, contents, texts)
+        lines += _describe_group(source, members, texts)
     for rel, column in beside.items():
         lines += ["", *_describe_table(rel, column, contents[rel])]
     if texts:
@@ -157,9 +134,17 @@ def _list_recordings(source: Source) -> list[str]:
     left_out.update(pair_label_arrays(source, rels).values())
     left_out |= {*arrays, *(by_ending.get(".tsv", ()) if bids else ())}
     chosen = [
-        rel for rel in rels if rel not in left_out and not LAYOUT.fullmatch(PurePosixPath(rel).name)
+        rel
+        for rel in rels
+        if rel not in left_out
+        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_text_of_samples(source, rel))
     ]
     return chosen or arrays
+
+
+def _is_text_of_samples(source: Source, rel: str) -> bool:
+    facts = sniff_file(source, rel) if find_suffix(rel).startswith(".txt") else None
+    return facts is not None and sniffer.looks_like_samples(facts)
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:
@@ -205,16 +190,12 @@ def _quote(text: str) -> str:
     return json.dumps(clean(text, 200), ensure_ascii=False)
 
 
-def _is_number(cell: str) -> bool:
-    return cell.strip().lower() in EMPTY_CELLS or tables.NUMBER.fullmatch(cell.strip()) is not None
-
-
 def _read_content(source: Source, rel: str) -> TableContent | None:
     """The first rows of a table, None for one that does not read."""
-    mark = "\t" if find_suffix(rel) == ".tsv" else ","
     columns: dict[str, list[str]] = {}
     try:
         path = source.path(rel)
+        mark = sniffer.find_delimiter(path)
         names = tables.read_names(path, delimiter=mark)
         columns = {name: [] for name in names}
         for row in islice(tables.read_rows(path, delimiter=mark), ROWS):
@@ -236,13 +217,11 @@ def _find_file_column(content: TableContent, keys: set[str]) -> str:
     return ""
 
 
-def _describe_group(
-    source: Source, rels: Sequence[str], contents: Mapping[str, TableContent], texts: Counter[str]
-) -> list[str]:
+def _describe_group(source: Source, rels: Sequence[str], texts: Counter[str]) -> list[str]:
     """Lines of a group of files: rates and channels; their annotations are counted in `texts`."""
     kind = SUFFIXES[find_suffix(rels[0])]
     if kind == "table":
-        return _describe_columns([contents[rel] for rel in rels if rel in contents])
+        return _describe_columns(source, rels)
     if kind == "mat":
         return [VARIABLE_LINE, RATE_LINE, ARRAY_LINE]
     if kind == "npy":
@@ -285,32 +264,36 @@ def _read_header(
     return [(channel.name, record.rate(channel)) for channel in record.channels]
 
 
-def _describe_columns(contents: Sequence[TableContent]) -> list[str]:
-    """Lines of tables with a column a channel: their clock, and the columns of numbers."""
-    if not contents:
+def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
+    """Lines of tables with a column a channel: how they are read, their clock, their channels."""
+    sniffed = [facts for rel in rels[:FILES] if (facts := sniff_file(source, rel)) is not None]
+    if not sniffed:
         return [RATE_LINE]
-    numeric = contents[0].list_numeric()
-    time = next((name for name in numeric if name.strip().lower() in TIMES), "")
-    rates = [_measure_rate(content.columns.get(time, ())) for content in contents]
-    counts: Counter[str] = Counter()
-    for content in contents:
-        counts.update(content.list_numeric())
-    del counts[time]
-    common = [_quote(name) for name in numeric if counts[name] == len(contents)]
-    clock = f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz" if all(rates) else RATE_LINE
+    first = sniffed[0]
+    counts = Counter(name for facts in sniffed for name in _list_names(facts))
+    common = [_quote(name) for name in _list_names(first) if counts[name] == len(sniffed)]
     lines = [
-        f"#   {_quote(name)} in {count} of {len(contents)} files"
+        f"#   {_quote(name)} in {count} of {len(sniffed)} files"
         for name, count in counts.most_common(LISTED)
     ]
-    return [clock, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+    head = [f"# read as: {clean(sniffer.describe_facts(first), 600)}"]
+    clock = first.clock
+    if not all(facts.found_rate for facts in sniffed):
+        head.append(RATE_LINE)
+    elif clock and not first.rate:
+        header = first.columns[clock.places[-1]].header
+        rate = f"{first.found_rate:.6g} Hz"
+        mark = "" if header else "# "
+        head.append(f"{mark}time = {_quote(header)}  # {rate}; the times of the rows")
+        if doubt := sniffer.describe_doubt(first):
+            head.append(f'clock = "{clock.unit}"  # TO CHECK: {clean(doubt, 300)}')
+    return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
 
 
-def _measure_rate(cells: Iterable[str]) -> float:
-    """Hz of a column with the times of the rows in seconds, 0.0 where it is no clock."""
-    with suppress(UserError):
-        times = np.array(list(map(tables.parse_number, cells)), np.float64)
-        return measure_rate(times, None, "")
-    return 0.0
+def _list_names(facts: sniffer.TableFacts) -> list[str]:
+    """Names of the channels of a table."""
+    columns = (facts.columns[i] for i in facts.list_channels())
+    return [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
 
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:

@@ -31,7 +31,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats import edf_header, tables, wfdb
+from bitimely_core.formats import edf_header, sniffer, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
@@ -39,6 +39,7 @@ from bitimely_core.recordings.arrays import pair_label_arrays
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
+    Clock,
     Format,
     LabelRules,
     RecordingInfo,
@@ -46,6 +47,7 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
+from bitimely_core.recordings.sample_tables import list_table_channels
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -86,8 +88,9 @@ class ChannelMap(Section):
         default_factory=dict
     )  # name in the run -> name in the file or "PLUS - MINUS", or several; the first there is read
     rate: float | None = Field(None, gt=0)  # Hz, of tables and arrays
-    time: str = ""  # column with seconds, of tables
-    delimiter: str = ","
+    time: str = ""  # column with the times of the rows, of tables; "": found
+    clock: Clock = ""  # unit of these times; "": found
+    delimiter: str = ""  # between cells; "": found
     units: dict[str, str] = Field(default_factory=dict)  # channel of the files -> its unit
 
     def list_names(self, wanted: str) -> tuple[str, ...]:
@@ -245,6 +248,10 @@ def list_signal_files(source: Source) -> Iterator[str]:
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue
+        if find_suffix(rel).startswith(".txt"):
+            facts = files.sniff_file(source, rel)
+            if facts is None or not sniffer.looks_like_samples(facts):
+                continue
         if not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
             yield rel
 
@@ -323,10 +330,11 @@ def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
         subject_id="unknown",
         rate=rate if kind in {"table", "npy", "mat"} else None,
         time=time,
+        clock=plan.mapping.clock,
         label_rules=LabelRules(words=dict(plan.labels or {})),
         points=plan.points,
         units=plan.mapping.units,
-        delimiter="\t" if find_suffix(rel) == ".tsv" else plan.mapping.delimiter,
+        delimiter=plan.mapping.delimiter,
     )
 
 
@@ -340,8 +348,7 @@ def _list_channels(
     if kind == "wfdb":
         return [channel.name for channel in wfdb.read_header(rel, source, required=()).channels]
     if kind == "table":
-        names = tables.read_names(source.path(rel), delimiter=info.delimiter)
-        return [name for name in names if name and name != info.time]
+        return list_table_channels(source.path(rel), info)
     return None
 
 

@@ -1,0 +1,374 @@
+"""Reads columns of times: their unit by header, step and plausibility, and date-times as seconds.
+
+Physiology is sampled between 0.01 and 50,000 Hz. Where that leaves several units for a column of
+numbers, the usual one is assumed and the others are named.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import polars as pl
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}  # seconds
+GUESSED = ("s", "ms", "us", "ns")  # in this order where two are as usual
+STATED = ("s", "ms", "us", "ns", "samples", "datetime")  # what a map may say of a clock
+WORDS = tomllib.loads(
+    resources.files("bitimely_core.formats").joinpath("table_words.toml").read_text("utf-8")
+)
+UNIT_OF_WORD = {word: unit for unit, words in WORDS["clock_units"].items() for word in words}
+CLOCK_WORDS = set(WORDS["clock"])
+FIRST_WORDS = {*CLOCK_WORDS, *UNIT_OF_WORD, *WORDS["clock_first"]}
+INDEX_WORDS = set(WORDS["index"])
+SLOWEST, FASTEST = 0.01, 50_000.0  # Hz, plausible
+SLOWEST_STATED = 1e-5  # Hz, where the unit is stated: a value a day
+USUAL = (1.0, 2500.0)  # Hz, of a regular clock
+USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
+EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not milliseconds
+UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
+YEARS = range(1950, 2101)
+DAY = 86_400.0
+STEADY = 0.05  # of a step: what most steps of a clock without jitter differ at most
+UNEVEN = 0.4  # of a step: standard deviation of times that stay near an even clock
+NEAR = 0.5  # of a step: less is jitter
+LOST = 1.5  # steps: from here on a row may be lost
+AROUND = 5  # rows before and after a late one that say whether others are lost
+MOST_BREAKS = 0.1  # of the rows
+
+TIME_TEXT = r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,:]\d+)?"
+ELAPSED = re.compile(r"\[?" + TIME_TEXT + r"\]?")
+HALF_DAY = re.compile(TIME_TEXT + r" ?[AaPp]\.?[Mm]\.?")
+DATE = re.compile(
+    r"(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{4}|\d{2})"
+    r"|\d{1,2}[- ][A-Za-z]{3}[- ](?:\d{4}|\d{2})|[A-Za-z]{3} \d{1,2},? \d{4}|\d{8}(?=[T ]\d{6}))"
+)
+ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+DATE_TIME = re.compile(
+    rf"{DATE.pattern}(?:[T ]+(?:{TIME_TEXT}|\d{{6}}(?:[.,]\d+)?)(?: ?[AaPp]\.?[Mm]\.?)?{ZONE})?"
+)
+
+
+class UnitChoice(NamedTuple):
+    """The unit of a column of times, and how it was found."""
+
+    unit: str  # a key of `UNITS`, samples, datetime or elapsed; "": none is plausible
+    evidence: str  # in words
+    others: tuple[str, ...] = ()  # units that are plausible, too
+
+
+class Times(NamedTuple):
+    """The times of the rows of a table."""
+
+    seconds: np.ndarray  # [rows] after the first row that has a time, NaN where a row has none
+    origin: float  # seconds on the file's own clock of that first row; 0.0 for date-times
+    start: datetime | None  # of that row, where the clock is absolute
+
+
+# --- what a header says
+
+
+def split_words(header: str) -> list[str]:
+    """The words of a header in lower case: `timeMs [s]` has time, ms, s."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", header)
+    return re.findall(r"[^\W\d_]+|#|\u2116", spaced.lower().replace("\u00b5", "\u00b5"))
+
+
+def is_clock_name(header: str) -> bool:
+    """Whether a header may be that of a clock: its values decide."""
+    words = split_words(header)
+    return bool(words) and (words[0] in FIRST_WORDS or not CLOCK_WORDS.isdisjoint(words))
+
+
+def is_index_name(header: str) -> bool:
+    """Whether a header may be that of numbers of samples."""
+    words = split_words(header)
+    return not words or words[0] in INDEX_WORDS
+
+
+def read_header_unit(header: str, unit_text: str = "") -> str:
+    """The unit that the header of a clock states, in brackets or as its last word; "": none."""
+    stated = UNIT_OF_WORD.get(unit_text.strip().lower())
+    if stated:
+        return stated
+    words = split_words(header)
+    known = [UNIT_OF_WORD[word] for word in words if word in UNIT_OF_WORD]
+    is_long = [word for word in words if word in UNIT_OF_WORD and (len(word) > 1 or word == "s")]
+    return known[-1] if known and (is_long or words[-1] in UNIT_OF_WORD) else ""
+
+
+# --- the unit of a column of numbers
+
+
+def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "") -> UnitChoice:
+    """The unit of a clock by what the map states, the header, the size and the step of its values.
+
+    Args:
+        header: of the column.
+        unit_text: its unit where that stands in brackets or in a row of its own.
+        values: the first times, [n] in the file's unit.
+        stated: a key of `STATED`; "": none. `datetime`, of numbers, are times since 1970.
+    """
+    if stated and stated != "datetime":
+        return UnitChoice(stated, "as the map states")
+    step = measure_step(values)
+    named = read_header_unit(header, unit_text)
+    if named == "samples" or (named and is_plausible(step, UNITS[named], SLOWEST_STATED)):
+        return UnitChoice(named, "by its header")
+    unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
+    if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
+        return UnitChoice(unix[0], "times since 1970")
+    example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
+    if named:
+        return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
+    return _guess_unit(step, example, irregular=is_irregular(values))
+
+
+def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
+    """The unit of a clock that nothing states, by its step; `example`: first values."""
+    is_epochs = step >= EPOCH_STEP and step % EPOCH_STEP == 0
+    slowest = SLOWEST_STATED if is_epochs else USUAL_IRREGULAR[0] if irregular else SLOWEST
+    plausible = [unit for unit in GUESSED if is_plausible(step, UNITS[unit], slowest)]
+    if not plausible:
+        return UnitChoice("", f"such as {example}: in no unit a rate of physiology")
+    low, high = USUAL_IRREGULAR if irregular else USUAL
+    usual = [unit for unit in plausible if low <= 1 / (step * UNITS[unit]) <= high]
+    choice = "s" if is_epochs else (usual or plausible)[0]
+    # seconds below 1 are hardly anything else
+    others = usual if choice == "s" and usual == ["s"] else plausible
+    rest = tuple(unit for unit in others if unit != choice)
+    return UnitChoice(choice, f"by its step, such as {example}", rest)
+
+
+def measure_step(values: np.ndarray) -> float:
+    """The median of the steps that are not 0, in the unit of the values; NaN: there are none."""
+    steps = np.diff(values[np.isfinite(values)])
+    steps = steps[steps > 0]
+    return float(np.median(steps)) if steps.size else float("nan")
+
+
+def is_plausible(step: float, seconds: float, slowest: float) -> bool:
+    """Whether a step, of a unit of so many seconds, is one of physiology; `slowest`: Hz."""
+    return step > 0 and slowest <= 1 / (step * seconds) <= FASTEST * (1 + 1e-6)
+
+
+def is_unix(values: np.ndarray, seconds: float) -> bool:
+    """Whether these are times since 1970 of the years 2001 to 2049."""
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and UNIX[0] <= finite[0] * seconds <= UNIX[1]
+
+
+def find_breaks(times: np.ndarray, rate: float) -> np.ndarray:
+    """The rows before which others are lost: late ones after which the clock stays late.
+
+    `times`: seconds or another unit, [n], going up; `rate`: rows a unit.
+    """
+    late = np.flatnonzero(np.diff(times) * rate >= LOST)
+    offset = times * rate - np.arange(len(times))
+    lost = [
+        row + 1
+        for row in late.tolist()
+        if np.median(offset[row + 1 : row + 1 + AROUND])
+        - np.median(offset[max(0, row + 1 - AROUND) : row + 1])
+        > NEAR
+    ]
+    return np.array(lost, np.int64)
+
+
+def measure_even_step(times: np.ndarray, breaks: np.ndarray) -> float:
+    """The mean step of times, those over breaks left out."""
+    steps = np.delete(np.diff(times), breaks - 1)
+    return float(np.mean(steps)) if steps.size else float(np.mean(np.diff(times)))
+
+
+def is_irregular(values: np.ndarray) -> bool:
+    """Whether times have no common step: they do not stay near any even clock.
+
+    A clock that drifts has equal steps, one that jitters comes back, and lost rows leave whole
+    steps: these are regular.
+    """
+    times = np.unique(values[np.isfinite(values)])
+    if len(times) < 6:
+        return False
+    steps = np.diff(times)
+    ratio = steps / np.median(steps)
+    if float(np.mean(np.abs(ratio - np.maximum(1, np.rint(ratio))) < STEADY)) > 0.9:
+        return False
+    breaks = find_breaks(times, 1 / float(np.median(steps)))
+    if len(breaks) > MOST_BREAKS * len(times):
+        return True
+    step = measure_even_step(times, breaks)
+    lost = np.zeros(len(times))
+    lost[breaks] = np.rint(steps[breaks - 1] / step) - 1
+    offset = times / step - np.arange(len(times)) - np.cumsum(lost)
+    return float(np.std(offset)) > UNEVEN
+
+
+# --- times as text
+
+
+def is_time_text(cell: str) -> bool:
+    """Whether a cell is a date, a date with a time, or a time."""
+    return any(form.fullmatch(cell) for form in (DATE_TIME, ELAPSED, HALF_DAY))
+
+
+def find_text_form(cells: Sequence[str], header: str = "") -> str:
+    """How the times in these cells are written.
+
+    A form of `strptime` for date-times, `elapsed` or `elapsed hh:mm` for times alone, `half-day`
+    for those with AM and PM; "": in no way that is known.
+    """
+    texts = [cell for cell in cells if cell]
+    if texts and all(ELAPSED.fullmatch(cell) for cell in texts):
+        lacks_seconds = all(cell.count(":") == 1 and not re.search("[.,]", cell) for cell in texts)
+        return "elapsed hh:mm" if lacks_seconds and "mm:ss" not in header.lower() else "elapsed"
+    if texts and all(HALF_DAY.fullmatch(cell) for cell in texts):
+        return "half-day"
+    if not texts or not all(DATE_TIME.fullmatch(cell) for cell in texts):
+        return ""
+    return _find_date_form(texts)
+
+
+def _find_date_form(texts: Sequence[str]) -> str:
+    import polars as pl
+
+    cells = _normalise_texts(pl.Series("", texts, pl.String))
+    has_half, has_zone = (
+        bool(re.search("[AP]M", cells[0])),
+        bool(re.search("[+-]..:?..$", cells[0])),
+    )
+    shape = len(cells[0].split(":"))
+    hours = [form for form in WORDS["hours"] if ("%p" in form) == has_half]
+    for date, hour, zone in product(
+        WORDS["dates"], hours, (" %z",) if has_zone and shape > 1 else ("",)
+    ):
+        form = f"{date} {hour}{zone}"
+        moments = cells.str.to_datetime(form, time_unit="us", strict=False, exact=True)
+        years = moments.dt.year()
+        if not moments.null_count() and years.min() in YEARS and years.max() in YEARS:
+            return form
+    return ""
+
+
+def _normalise_texts(cells: pl.Series) -> pl.Series:
+    """Date-times with a point before fractions, one blank between date, time and zone, and AM."""
+    return (
+        cells.str.strip_chars()
+        .str.replace_all(",", ".", literal=True)
+        .str.replace(r"^([A-Za-z]{3} \d{1,2})\.", "$1")
+        .str.replace(r"(\d)T(\d)", "$1 $2")
+        .str.replace(r"(:\d\d):(\d+)", "${1}:$2")
+        .str.replace(r"(\d\d:\d\d:\d\d):(\d+)", "$1.$2")
+        .str.replace(r" ?(?:Z|UTC|GMT)$", " +0000")
+        .str.replace(r"(:\d\d(?:\.\d+)?|\d{6}(?:\.\d+)?) ?([+-]\d\d):?(\d\d)$", "$1 $2$3")
+        .str.replace(r"(?i) ?([ap])\.?m\.?", " ${1}M")
+        .str.replace(" aM", " AM", literal=True)
+        .str.replace(" pM", " PM", literal=True)
+    )
+
+
+def parse_texts(cells: pl.Series, form: str) -> Times | int:
+    """The times in cells of a form of `find_text_form`, or the first row that is not of it.
+
+    Times alone that fall by more than half a day have passed midnight.
+    """
+    texts = cells.str.strip_chars()
+    texts = texts.set(texts.str.to_lowercase().is_in(["", "na", "n/a", "nan", "null"]), None)
+    if form.startswith("elapsed"):
+        seconds = _parse_elapsed(texts, has_hours=form == "elapsed hh:mm")
+    else:
+        is_half = form == "half-day"
+        if is_half:
+            texts = "2000-01-01 " + texts
+        pattern = "%Y-%m-%d %I:%M:%S%.f %p" if is_half else form
+        seconds = _parse_dates(_normalise_texts(texts), pattern)
+    wrong = np.isnan(seconds) & texts.is_not_null().to_numpy()
+    if wrong.any():
+        return int(wrong.argmax())
+    filled = seconds[np.isfinite(seconds)]
+    if not filled.size:
+        return Times(seconds, 0.0, None)
+    first = float(filled[0])
+    if form.startswith("elapsed") or form == "half-day":
+        return Times(_pass_midnight(seconds) - first, 0.0 if form == "half-day" else first, None)
+    # whole microseconds: float64 holds those of this century
+    return Times(np.round(seconds - first, 6), 0.0, _make_moment(first))
+
+
+def _parse_dates(texts: pl.Series, form: str) -> np.ndarray:
+    """Seconds since 1970. Where day and month may be swapped, the way with the smaller steps."""
+    import polars as pl
+
+    swapped = re.sub("%[dm]", lambda mark: "%m" if mark[0] == "%d" else "%d", form)
+    ways = []
+    for pattern in (form, swapped) if re.match("%[dm].%[dm].", form) else (form,):
+        moments = texts.str.to_datetime(pattern, time_unit="us", strict=False)
+        ways.append(moments.dt.timestamp("us").cast(pl.Float64).to_numpy() / 1e6)
+
+    def rate_way(seconds: np.ndarray) -> tuple[int, float]:
+        filled = seconds[np.isfinite(seconds)]
+        return -len(filled), float(np.abs(np.diff(filled)).max(initial=0.0))
+
+    return min(ways, key=rate_way)
+
+
+def _parse_elapsed(texts: pl.Series, *, has_hours: bool) -> np.ndarray:
+    """Seconds of h:mm:ss, mm:ss or, with `has_hours`, hh:mm."""
+    import polars as pl
+
+    plain = texts.str.strip_chars("[]").str.replace_all(",", ".", literal=True)
+    plain = plain.str.replace(r"(\d\d:\d\d:\d\d):(\d+)", "$1.$2")
+    parts = plain.str.extract_groups(r"^(?:(\d+):)?(\d{1,2}):(\d{2}(?:\.\d+)?)$").struct.unnest()
+    hour, minute, second = (
+        parts.to_series(i).cast(pl.Float64, strict=False).to_numpy() for i in range(3)
+    )
+    seconds = np.nan_to_num(hour) * 3600 + minute * 60 + second
+    return seconds * 60 if has_hours else seconds
+
+
+def _pass_midnight(seconds: np.ndarray) -> np.ndarray:
+    """Times of day as they go on over midnight."""
+    filled = np.flatnonzero(np.isfinite(seconds))
+    days = np.zeros(len(seconds))
+    days[filled[1:]] = np.cumsum(np.diff(seconds[filled]) < -DAY / 2)
+    return seconds + DAY * days
+
+
+def _make_moment(seconds: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
+
+
+# --- times as numbers
+
+
+def scale_numbers(values: np.ndarray, seconds: float) -> Times:
+    """Times in a unit of so many seconds."""
+    filled = values[np.isfinite(values)]
+    if not filled.size:
+        return Times(values, 0.0, None)
+    first = float(filled[0])
+    # the difference first: a unix time in ns leaves float64 no digits for the product
+    elapsed = (values - first) * seconds
+    if is_unix(filled[:1], seconds):
+        return Times(elapsed, first * seconds, _make_moment(first * seconds))
+    return Times(elapsed, first * seconds, None)
+
+
+def parse_moment(text: str) -> datetime | None:
+    """A moment in unix seconds or as a date-time."""
+    text = text.strip().strip('"')
+    if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
+        return _make_moment(float(text))
+    import polars as pl
+
+    form = find_text_form([text])
+    times = parse_texts(pl.Series("", [text], pl.String), form) if form else None
+    return times.start if isinstance(times, Times) else None

@@ -1,0 +1,89 @@
+"""Tables of samples as makers of devices write them: the forms of `vendors.toml`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import NamedTuple
+
+NO_COLUMNS: MappingProxyType[str, str] = MappingProxyType({})
+
+
+class VendorForm(NamedTuple):
+    """One [[form]]; `vendors.toml` says what each key means."""
+
+    title: str
+    head: str
+    file: str = ""
+    skip: int | None = None
+    rate: str | float = ""
+    interval: str = ""
+    start: str = ""
+    clock: tuple[str, ...] | list[str] = ()
+    names: str | tuple[str, ...] | list[str] = ()
+    last: str = ""
+    columns: MappingProxyType[str, str] | dict[str, str] = NO_COLUMNS
+    unit: str = ""
+    width: int = 0
+    irregular: bool = False
+    missing: tuple[str, ...] | list[str] = ()
+
+    def matches(self, name: str, head: str) -> bool:
+        """Whether a file of this name that begins with `head` has the form."""
+        is_named = not self.file or re.search(self.file, name) is not None
+        return is_named and re.search(self.head, head, re.MULTILINE) is not None
+
+    def read_rate(self, head: str) -> float | None:
+        """Hz, by the rate or the interval in the first lines."""
+        if isinstance(self.rate, float | int):
+            return float(self.rate)
+        rate = _search(self.rate, head).replace(",", ".")
+        if rate:
+            return float(rate) or None
+        seconds = 0.0
+        for part in _search(self.interval, head).replace(",", ".").split(":"):
+            seconds = 60 * seconds + float(part or 0)
+        return 1 / seconds if seconds else None
+
+    def read_names(self, head: str) -> list[str]:
+        """The names of the columns."""
+        if isinstance(self.names, str):
+            return _split_list(_search(self.names, head))
+        return list(self.names)
+
+    def count_last(self, head: str) -> int | None:
+        """How many columns at the end are channels; None: the form does not say."""
+        return len(_split_list(_search(self.last, head))) or None
+
+    def read_unit(self, head: str) -> str:
+        """The unit of all channels."""
+        return _search(self.unit, head) if "(" in self.unit else self.unit
+
+    def read_start(self, head: str) -> str:
+        """The text of the time of the first row."""
+        return _search(self.start, head)
+
+
+def _search(pattern: str, head: str) -> str:
+    """The first group of a pattern; "": there is no pattern, or it is not found."""
+    match = re.search(pattern, head, re.MULTILINE) if pattern else None
+    return match[1] if match else ""
+
+
+def _split_list(text: str) -> list[str]:
+    return [item.strip(" \"'") for item in text.split(",") if item.strip(" \"'")]
+
+
+@cache
+def read_forms() -> tuple[VendorForm, ...]:
+    """All forms, in the order in which they are tried."""
+    text = resources.files(__package__).joinpath("vendors.toml").read_text("utf-8")
+    return tuple(VendorForm(**form) for form in tomllib.loads(text)["form"])
+
+
+def find_form(name: str, head: str) -> VendorForm | None:
+    """The form of a file by its name and its first lines."""
+    return next((form for form in read_forms() if form.matches(name, head)), None)

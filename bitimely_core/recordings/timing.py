@@ -1,0 +1,279 @@
+"""Turns the times of rows into a rate with segments, or puts irregular observations on a grid."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.formats.clocks import NEAR, find_breaks, measure_even_step
+
+MAX_SEGMENTS = 10_000
+MAX_GRID = 50_000_000  # steps of a grid
+SNAP = 1e-4  # share of a rate by which it is rounded to a whole number
+IRREGULAR_RATE = 20.0  # Hz: faster signals have a regular clock
+# seconds: recordings of one device get one grid, whatever the median of their steps
+GRID_STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
+
+
+class Stretch(NamedTuple):
+    """Rows without a gap between them: `first` to `stop` - 1."""
+
+    first: int
+    stop: int
+    onset: float  # seconds after the first row
+
+
+class Timing(NamedTuple):
+    """A regular clock."""
+
+    rate: float  # Hz
+    stretches: list[Stretch]
+    kept: np.ndarray | None  # bool [rows]: rows that repeat others are not; None: all
+    findings: list[Finding]
+
+
+class Grid(NamedTuple):
+    """A grid for irregular observations."""
+
+    rate: float  # Hz
+    places: np.ndarray  # [rows] step of each row
+    steps: int
+    onset: float  # seconds of the first step after the first row
+    findings: list[Finding]
+
+
+def measure_timing(
+    seconds: np.ndarray, values: np.ndarray, column: str, first: int, stated: float | None = None
+) -> Timing:
+    """The rate of rows at these times, and where rows are lost.
+
+    Args:
+        seconds: times of the rows, [n].
+        values: the rows, [n, channels]; equal rows of one time are used once.
+        column: the clock, for messages.
+        first: line of the first row.
+        stated: Hz, of the map.
+
+    Raises:
+        UserError: timestamps for times that are missing, go back or repeat, and for too many gaps;
+            sampling_rate where the map states another rate.
+    """
+    code = Reason.SAMPLING_RATE if stated else Reason.TIMESTAMPS
+    findings: list[Finding] = []
+    _require_times(seconds, column, first, code)
+    seconds = _spread_equal_times(seconds, findings)
+    kept = _drop_repeats(seconds, values, findings, column, first)
+    if kept is not None:
+        seconds = seconds[kept]
+    if len(seconds) < 2 or not seconds[-1] > seconds[0]:
+        raise input_error(code, "the times do not increase", field=column)
+    steps = np.diff(seconds)
+    rate = stated or _measure_rate(seconds)
+    breaks = find_breaks(seconds, rate)
+    if stated:
+        _compare_rate(steps, stated, column)
+    stretches = _cut_stretches(seconds, breaks, rate)
+    _report_gaps(stretches, seconds, rate, findings)
+    _report_wander(seconds, stretches, rate, findings)
+    return Timing(rate, stretches, kept, findings)
+
+
+def _require_times(seconds: np.ndarray, column: str, first: int, code: Reason) -> None:
+    missing = np.isnan(seconds)
+    if missing.any():
+        line = first + int(missing.argmax())
+        raise input_error(
+            Reason.TIMESTAMPS,
+            f"the time of line {line} is missing ({int(missing.sum())} are)",
+            "a row without a time has no place",
+            "Remove the row, or give `rate` without `time`",
+            field=column,
+            row=line,
+        )
+    back = np.diff(seconds) < 0
+    if back.any():
+        line = first + int(back.argmax()) + 1
+        raise input_error(
+            code,
+            f"the time of line {line} lies before that of the line above",
+            "expected times that go up",
+            "Sort the rows, or cut the file there where a recording begins anew",
+            field=column,
+            row=line,
+        )
+
+
+def _spread_equal_times(seconds: np.ndarray, findings: list[Finding]) -> np.ndarray:
+    """Times that are rounded, to seconds say, with the rows of one time spread over it."""
+    if len(seconds) < 4 or float(np.mean(np.diff(seconds) == 0)) < 0.5:
+        return seconds
+    times, starts, counts = np.unique(seconds, return_index=True, return_counts=True)
+    if len(times) < 3:
+        return seconds
+    inner = counts[1:-1]
+    usual, step = int(np.median(inner)), float(np.median(np.diff(times)))
+    if np.abs(inner - usual).max() > 1 or not usual:
+        return seconds
+    problem = f"{usual} rows have one time each: the times are rounded to {step:g} s"
+    findings.append(
+        input_warning(Reason.TIMESTAMPS, problem, "the rows are spread evenly between them")
+    )
+    if inner.min() < inner.max():  # 50 rows, then 51: a row moves over the edge of a second
+        return np.arange(len(seconds)) * float(times[-1] - times[1]) / int(inner.sum())
+    position = np.arange(len(seconds)) - np.repeat(starts, counts)
+    position[: counts[0]] += max(0, usual - int(counts[0]))  # the first second is cut off
+    spread = seconds + position * step / usual
+    return np.asarray(spread - spread[0])
+
+
+def _drop_repeats(
+    seconds: np.ndarray, values: np.ndarray, findings: list[Finding], column: str, first: int
+) -> np.ndarray | None:
+    """The rows to keep; None: all. Raises UserError (timestamps) for unequal rows of one time."""
+    same = np.diff(seconds) == 0
+    if not same.any():
+        return None
+    rows = np.flatnonzero(same) + 1
+    equal = ((values[rows] == values[rows - 1]) | np.isnan(values[rows])).all(1)
+    if not equal.all():
+        line = first + int(rows[~equal][0])
+        raise input_error(
+            Reason.TIMESTAMPS,
+            f"line {line} has the time of the line above and other values"
+            f" ({int((~equal).sum())} such lines)",
+            "two samples cannot have one time",
+            "Give `rate` in [[files]] of --map, without `time`, to use the rows in their order",
+            field=column,
+            row=line,
+        )
+    kept = np.ones(len(seconds), bool)
+    kept[rows] = False
+    problem = f"{len(rows)} rows repeat the row above"
+    findings.append(input_warning(Reason.DUPLICATES, problem, "used once", count=len(rows)))
+    return kept
+
+
+def _measure_rate(seconds: np.ndarray) -> float:
+    """Hz of the steps without gaps, rounded where that moves no sample."""
+    breaks = find_breaks(seconds, 1 / float(np.median(np.diff(seconds))))
+    rate = 1 / measure_even_step(seconds, breaks)
+    length = float(seconds[-1] - seconds[0])
+    for nice in (float(round(rate)), 1 / max(1, round(1 / rate))):
+        if nice and abs(nice / rate - 1) < SNAP and abs(nice - rate) * length < NEAR:
+            return nice
+    return rate
+
+
+def _compare_rate(steps: np.ndarray, stated: float, column: str) -> None:
+    """Raises UserError (sampling_rate) where most steps are of another rate."""
+    measured = 1 / float(np.median(steps))
+    if abs(measured / stated - 1) > 0.01 and np.mean(np.abs(steps * stated - 1) < NEAR) < 0.5:
+        raise input_error(
+            Reason.SAMPLING_RATE,
+            f"its clock is one of {measured:.6g} Hz",
+            f"the map states {stated:g} Hz",
+            "Correct `rate`, or state the unit of the times with `clock`",
+            field=column,
+        )
+
+
+def _cut_stretches(seconds: np.ndarray, breaks: np.ndarray, rate: float) -> list[Stretch]:
+    if len(breaks) >= MAX_SEGMENTS:
+        raise input_error(
+            Reason.TIMESTAMPS, f"{len(breaks)} gaps in time", f"expected fewer than {MAX_SEGMENTS}"
+        )
+    edges = [0, *breaks.tolist(), len(seconds)]
+    stretches = []
+    for first, stop in pairwise(edges):
+        onset = float(seconds[first] - seconds[0])
+        place = round(onset * rate)
+        if abs(onset * rate - place) < 0.1:  # times are rounded
+            onset = place / rate
+        stretches.append(Stretch(first, stop, onset))
+    return stretches
+
+
+def _report_gaps(
+    stretches: list[Stretch], seconds: np.ndarray, rate: float, findings: list[Finding]
+) -> None:
+    gaps = len(stretches) - 1
+    if not gaps:
+        return
+    lengths = [
+        following.onset - before.onset - (before.stop - before.first) / rate
+        for before, following in pairwise(stretches)
+    ]
+    lost = round(sum(lengths) * rate)
+    what = "gaps" if gaps > 1 else "gap"
+    problem = f"{gaps} {what} in time, {sum(lengths):.6g} s in all ({lost} rows at {rate:g} Hz)"
+    action = "kept as segments at their true times"
+    findings.append(input_warning(Reason.DISCONTINUOUS, problem, action, count=gaps))
+
+
+def _report_wander(
+    seconds: np.ndarray, stretches: list[Stretch], rate: float, findings: list[Finding]
+) -> None:
+    """A warning where samples lie more than their distance off an even clock."""
+    most = 0.0
+    for first, stop, _ in stretches:
+        offset = (seconds[first:stop] - seconds[first]) * rate - np.arange(stop - first)
+        most = max(most, float(np.abs(offset - np.median(offset)).max(initial=0.0)))
+    if most > 1.0:
+        problem = f"times lie up to {most / rate:.3g} s ({most:.3g} samples) off {rate:.6g} Hz"
+        findings.append(
+            input_warning(Reason.TIMESTAMPS, problem, "samples are treated as evenly spaced")
+        )
+
+
+def place_on_grid(
+    seconds: np.ndarray, origin: float, column: str, stated: float | None = None
+) -> Grid:
+    """A grid of steps for observations at irregular times; its zero is that of the file's clock.
+
+    Args:
+        seconds: times after the first row, [n].
+        origin: the first time on the file's own clock.
+        column: the clock, for messages.
+        stated: Hz of the grid, of the map.
+
+    Raises:
+        UserError: timestamps, for a signal too fast for that, or a grid of too many steps.
+    """
+    steps = np.diff(np.sort(seconds[np.isfinite(seconds)]))
+    steps = steps[steps > 0]
+    if not steps.size:
+        raise input_error(Reason.TIMESTAMPS, "the times do not increase", field=column)
+    median, mean = float(np.median(steps)), float(np.mean(steps))
+    if not stated and 1 / median > IRREGULAR_RATE:
+        raise input_error(
+            Reason.TIMESTAMPS,
+            f"the times have no common step: {steps.min():.3g} to {steps.max():.3g} s",
+            f"the mean is {1 / mean:.6g} Hz",
+            "Give `rate` in [[files]] of --map, without `time`, to use the rows as evenly spaced",
+            field=column,
+        )
+    step = 1 / stated if stated else min(GRID_STEPS, key=lambda s: abs(np.log(s / median)))
+    places = np.floor((seconds + origin) / step + 1e-6)
+    begin = float(np.nanmin(places))
+    count = int(np.nanmax(places) - begin) + 1
+    if count > MAX_GRID:
+        problem = f"{count} steps of {step:g} s from the first to the last time"
+        raise input_error(
+            Reason.TIMESTAMPS, problem, f"expected up to {MAX_GRID}", "Give a smaller `rate`"
+        )
+    return Grid(1 / step, places - begin, count, begin * step - origin, [])
+
+
+def average_on_grid(values: np.ndarray, grid: Grid) -> np.ndarray:
+    """The mean of the observations in each step, [steps, channels]; NaN where there is none."""
+    result = np.full((grid.steps, values.shape[1]), np.nan)
+    for k, column in enumerate(values.T):
+        seen = np.isfinite(column) & np.isfinite(grid.places)
+        places = grid.places[seen].astype(np.int64)
+        counts = np.bincount(places, minlength=grid.steps)
+        sums = np.bincount(places, column[seen], grid.steps)
+        np.divide(sums, counts, out=result[:, k], where=counts > 0)
+    return result
