@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,24 @@ class IngestRun:
     def sizes(self) -> dict[str, int]:
         """File -> bytes."""
         return {} if self.source is None else self.source.files
+
+    @property
+    def command(self) -> str:
+        """The command line of this run, for another try."""
+        words = ["bitimely", "ingest", self.dataset.name]
+        words += [self.source_path] if self.source_path else []
+        defaults = self.dataset.facts.options or {}
+        for name, value in self.given_options.items():
+            if value is not None and value != defaults.get(name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        flags = ("keep_phi", "keep_dates", "strict", "follow_symlinks")
+        chosen = self.options | self.run_options
+        words += [f"--{name.replace('_', '-')}" for name in flags if chosen.get(name)]
+        if self.options.get("encoding"):
+            words += ["--encoding", self.options["encoding"]]
+        if self.out.parent.name == "cache" and self.out.parent.parent != Path("workspace"):
+            words += ["-w", str(self.out.parent.parent)]
+        return shlex.join(words)
 
     def restart(self) -> IngestRun:
         """A run with the same options that has found nothing yet."""
