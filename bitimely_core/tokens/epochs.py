@@ -19,6 +19,8 @@ Labels = Mapping[str, str] | None
 
 TOLERANCE = 0.01  # of an epoch: shorter gaps, and shorter lacks at the end of a run, do not count
 
+ROUNDING = 1e-6  # of an epoch
+
 
 class Epoch(NamedTuple):
     """A stretch of one class, or a point."""
@@ -52,7 +54,7 @@ def list_epochs(
         if note.duration <= 0:
             continue
         if label is None:
-            left_out["unlabelled_epochs"] += max(1, int((note.duration + slack) / seconds))
+            left_out["unlabelled_epochs"] += max(1, int(note.duration / seconds + ROUNDING))
         else:
             by_label[label].append(note)
     epochs: list[Epoch] = []
@@ -133,10 +135,12 @@ def _find_end(run: Sequence[Annotation]) -> float:
 def _cut_run(run: Sequence[Annotation], seconds: float, slack: float) -> tuple[list[float], float]:
     """Where the epochs of a run begin, and the seconds that are left at its end.
 
-    An annotation that begins where an epoch does, but for rounding, states the time.
+    An annotation that begins where an epoch does, but for rounding, states the time. The last epoch
+    may lack `slack` seconds where epochs were scored singly; a long stretch ends where it says.
     """
     onsets = [note.onset for note in run]
     end = _find_end(run)
+    lack = slack if run[-1].duration <= seconds + slack else ROUNDING * seconds
     starts: list[float] = []
     anchor = onsets[0]
     number = 0  # of epochs since the anchor
@@ -146,7 +150,7 @@ def _cut_run(run: Sequence[Annotation], seconds: float, slack: float) -> tuple[l
         if place < len(onsets) and onsets[place] <= start + slack:
             nearest = min(onsets[place : place + 2], key=lambda onset: abs(onset - start))
             anchor, number, start = nearest, 0, nearest
-        if start + seconds > end + slack:
+        if start + seconds > end + lack:
             break
         starts.append(start)
         number += 1

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.registry import View
@@ -134,6 +135,31 @@ def _list_labelled(cache: Cache, view: View) -> set[str]:
         )
         raise _label_error(cache, problem, f"Take the view {cache.dataset}/{other}")
     return recordings
+
+
+def suggest_view(cache: Cache) -> str:
+    """The view of a cache that reads the labels it has, "" for that without labels.
+
+    Of a user's own recordings alone: other data sets have names of their own for their views.
+    """
+    views = registry.datasets[cache.dataset].facts.views
+    if not {"", "annotations", "points"} <= views.keys():
+        return ""
+    import polars as pl
+
+    notes = cache.annotations()
+    lasting = notes.filter(notes["duration"] > 0)["label"]
+    texts = set(lasting)
+    columns = cache.subjects().columns
+    for name, view in views.items():
+        if view.target in columns or (view.labels and texts & view.labels.keys()):
+            return name
+    if not notes.height:
+        return ""
+    if not texts:
+        return "points"
+    is_numeric = lasting.cast(pl.Float64, strict=False).is_not_null().all()
+    return "values" if is_numeric else "annotations"
 
 
 def _label_error(cache: Cache, problem: str, hint: str) -> UserError:
