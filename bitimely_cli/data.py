@@ -330,6 +330,8 @@ def tokenize(
     from bitimely_core import workflows
     from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas.ingest import FindingRecord
+    from bitimely_core.schemas.tokens import WindowUse
+    from bitimely_core.tokens.survey import describe_use
 
     kind = find_data_kind(data)
     options = _choose_options(data, kind.section, cuts, claims_build, task)
@@ -352,7 +354,9 @@ def tokenize(
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
-    screen.result(result, [*result["notices"], text, *page, following])
+    use = result.get("use")
+    lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
+    screen.result(result, [*result["notices"], text, *lines, *page, following])
     return Exit.OK
 
 

@@ -41,6 +41,7 @@ from bitimely_core.tokens.survey import (
     list_classes,
     list_findings,
     list_notices,
+    summarize_use,
     survey_cache,
 )
 from bitimely_core.types import Progress
@@ -209,6 +210,7 @@ def write_windows(
         shards=shards,
         counts=audit(survey, class_names),
         left_out=dict(sorted((+survey.left_out).items())),
+        use=summarize_use(cache, survey, options),
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
         findings=list(map(FindingRecord.from_finding, findings)),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text
-from bitimely_core.schemas.tokens import SplitCounts, WindowOptions
+from bitimely_core.schemas.tokens import SplitCounts, WindowOptions, WindowUse
 from bitimely_core.tokens import filters, splits
 from bitimely_core.tokens.cutting import (
     RecordCut,
@@ -200,6 +200,55 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
             empty=survey.empty[split],
         )
     return counts
+
+
+def summarize_use(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> WindowUse:
+    """What of the cache is in windows."""
+    seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    channels: defaultdict[str, set[str]] = defaultdict(set)
+    columns = cache.signals().select("recording_id", "channel", "rate", "n_samples")
+    for recording, channel, rate, samples in columns.iter_rows():
+        seconds[recording][channel] += samples / rate
+        channels[channel].add(recording)
+    left = {
+        channel: len(recordings)
+        for channel, recordings in channels.items()
+        if channel not in options.read_channels and channel != options.target
+    }
+    starts: defaultdict[str, list[float]] = defaultdict(list)
+    for row in survey.rows:
+        starts[row.recording_id].append(row.start)
+    return WindowUse(
+        recordings=len(cache.recording_ids()),
+        recordings_used=len(starts),
+        channels_left=dict(sorted(left.items(), key=lambda item: (-item[1], item[0]))),
+        seconds=round(sum(max(by_channel.values()) for by_channel in seconds.values()), 3),
+        seconds_used=round(sum(_measure_union(s, options.length) for s in starts.values()), 3),
+    )
+
+
+def _measure_union(starts: list[float], length: float) -> float:
+    """Seconds that windows of `length` seconds cover."""
+    starts.sort()
+    steps = (after - before for before, after in itertools.pairwise(starts))
+    return sum(min(step, length) for step in steps) + length
+
+
+def describe_use(use: WindowUse, task: str) -> list[str]:
+    """The summary in plain words; nothing about a point that leaves no question."""
+    lines = []
+    if use.channels_left:
+        names = [f"{safe_text(name)} (in {n:,})" for name, n in use.channels_left.items()]
+        rest = f" and {len(names) - 6} more" if names[6:] else ""
+        lines.append(f"channels not used: {', '.join(names[:6])}{rest}; --channels chooses")
+    if use.recordings_used < use.recordings:
+        lines.append(f"recordings: {use.recordings_used:,} of {use.recordings:,} have a window")
+    share = use.seconds_used / use.seconds if use.seconds else 0.0
+    if share < 0.995:
+        what = "windows" if task == "none" else "labelled windows"
+        text = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        lines.append(f"time: {text} of the recordings is in {what}")
+    return lines
 
 
 def list_notices(options: WindowOptions) -> list[str]:
