@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from bitimely_cli.options import (
     OptionGroup,
     declare_setting,
     expand_options,
+    name_workspace,
     parse_shard,
     parse_source,
 )
@@ -145,7 +147,13 @@ def ingest(
 
     source = parse_source(source)
     if choices.init_map is not None:
-        return _init_map(dataset, source, choices.init_map, follow_symlinks=choices.follow_symlinks)
+        return _init_map(
+            dataset,
+            source,
+            choices.init_map,
+            build.workspace,
+            follow_symlinks=choices.follow_symlinks,
+        )
     arguments = {**choices.collect(), **build.collect(), "shard": parse_shard(choices.shard)}
     options = {name: arguments.pop(name) for name in DATASET_CHOICES if name in arguments}
     quarantine, map_file = (arguments.pop(name, None) for name in ("quarantine", "map_"))
@@ -192,7 +200,9 @@ def ingest(
     return report.exit_code
 
 
-def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: bool) -> int:
+def _init_map(
+    dataset: str, source: str | None, path: Path, workspace: Path, *, follow_symlinks: bool
+) -> int:
     """Write a mapping file for the folder `source`."""
     from bitimely_core import storage
     from bitimely_core.cache.staging import is_url
@@ -224,11 +234,10 @@ def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: 
     text = map_template.write_template(require_source(folder))
     storage.write_bytes(path, text.encode())
     count = sum("TO STATE" in line and not line.startswith("#") for line in text.splitlines())
+    words = ["bitimely", "ingest", "generic", str(source), "--map", str(path)]
+    following = f"next: {shlex.join(words)}{name_workspace(workspace)}"
     lines = [f"map of {source}: {path}" + (f"; {count} rates to fill in" if count else "")]
-    screen.result(
-        {"map": str(path), "to_fill_in": count, "format_version": 1},
-        [*lines, f"next: bitimely ingest generic {source} --map {path}"],
-    )
+    screen.result({"map": str(path), "to_fill_in": count, "format_version": 1}, [*lines, following])
     return Exit.OK
 
 
@@ -248,6 +257,9 @@ def _show_ingest_report(
     report: IngestReport | IngestPart, where: Path, *, has_page: bool
 ) -> list[str]:
     """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
+    from bitimely_core.cache.source_use import describe_use
+    from bitimely_core.workflows.ingest import suggest_tokens
+
     units, counts = report.units, report.counts
     rows = []
     for unit in units[:UNITS_SHOWN]:
@@ -268,11 +280,27 @@ def _show_ingest_report(
         sequences = {**sequences, "folder": str(tokens)}
         text, verb = find_data_kind(report.dataset).describe_tokens(sequences)
         page = tokens / "report.html"
-        return [*lines, text, f"page: {page}", f"next: bitimely {verb} --data {report.dataset}"]
+        following = _name_next(verb, report.dataset, where.parents[2])
+        return [*lines, text, f"page: {page}", following]
+    use = getattr(report, "use", None)
+    lines += [] if use is None else describe_use(use)
     page = where.with_name("report.html")
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
-    return [*lines, f"next: bitimely tokenize {report.dataset}"]
+    data = suggest_tokens(report.dataset, where.parent) if report.published else report.dataset
+    return [*lines, f"next: bitimely tokenize {data}{name_workspace(where.parents[2])}"]
+
+
+def _name_next(verb: str, data: str, workspace: Path) -> str:
+    """The line with the next verb on tokens: RUN is the last pre-training, or there is none yet."""
+    from bitimely_core.catalog import list_rows
+
+    if "RUN" in verb:
+        rows = list_rows("runs", workspace)
+        runs = [row["name"] for row in rows if row["kind"] == "pretrain" and row["finished"]]
+        folders = sorted(runs, key=lambda run: (workspace / "runs" / run).stat().st_mtime)
+        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "pretrain"
+    return f"next: bitimely {verb} --data {data}{name_workspace(workspace)}"
 
 
 @expand_options
@@ -302,6 +330,8 @@ def tokenize(
     from bitimely_core import workflows
     from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas.ingest import FindingRecord
+    from bitimely_core.schemas.tokens import WindowUse
+    from bitimely_core.tokens.survey import describe_use
 
     kind = find_data_kind(data)
     options = _choose_options(data, kind.section, cuts, claims_build, task)
@@ -323,9 +353,10 @@ def tokenize(
         screen.table(*shortcut_rows(result["honesty"]))
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
-    screen.result(
-        result, [*result["notices"], text, *page, f"next: bitimely {verb} --data {name or data}"]
-    )
+    following = _name_next(verb, name or data, build.workspace)
+    use = result.get("use")
+    lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
+    screen.result(result, [*result["notices"], text, *lines, *page, following])
     return Exit.OK
 
 

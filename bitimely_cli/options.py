@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -240,6 +242,12 @@ class StartOptions(BuildOptions):
             "(also without this option when the settings are the same).",
         ),
     ] = False
+
+
+def name_workspace(workspace: Path) -> str:
+    """The option with which a printed command finds this workspace; "" where it does without."""
+    usual = os.environ.get("BITIMELY_WORKSPACE") or CommonOptions.workspace
+    return "" if workspace == Path(usual) else f" -w {shlex.quote(str(workspace))}"
 
 
 def is_set(value: Any) -> bool:

@@ -80,6 +80,16 @@ class Memory:
         }
         return pl.DataFrame(rows, schema=schema, orient="row")
 
+    def annotations(self) -> pl.DataFrame:
+        rows = [(r.recording_id, *note) for r in self.held for note in r.annotations]
+        schema = {
+            "recording_id": pl.String,
+            "onset": pl.Float64,
+            "duration": pl.Float64,
+            "label": pl.String,
+        }
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
     def recording_ids(self) -> list[str]:
         return [record.recording_id for record in self.held]
 

@@ -338,7 +338,7 @@ def test_report_has_every_field_and_no_clock(raw: Path, tmp_path: Path) -> None:
     keys = (
         "schema format_version dataset source status exit_code published generation "
         "manifest_sha256 content_sha256 units units_listed counts rows reasons reason_counts "
-        "options rules tool error tokens"
+        "options rules tool error use tokens"
     )
     assert set(report) == set(keys.split())
     assert json.loads((tmp_path / "out" / "ingest_report.json").read_bytes()) == report

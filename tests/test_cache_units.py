@@ -442,13 +442,21 @@ def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(
         assert content(out) == content(tmp_path / f"clean{force_new}")
 
 
-def test_an_ingest_that_was_never_published_keeps_its_options_too(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_an_ingest_that_was_never_published_binds_nobody(raw: Path, tmp_path: Path) -> None:
     put(raw, "c1", fault="stop")
     with pytest.raises(KeyboardInterrupt):
         ingest(raw, tmp_path / "out")
-    error = refused(raw, tmp_path / "out", options={"gain": 2.0})
+    put(raw, "c1")
+    assert ingest(raw, tmp_path / "out", options={"gain": 2.0})["generation"] == 1
+    ingest(raw, tmp_path / "clean", options={"gain": 2.0})
+    assert content(tmp_path / "out") == content(tmp_path / "clean")
+
+
+def test_parts_of_one_ingest_need_the_same_options(raw: Path, tmp_path: Path) -> None:
+    for k in (1, 2, 3):
+        if ingest(raw, tmp_path / "out", shard=(k, 3))["counts"]["units_seen"]:
+            break
+    error = refused(raw, tmp_path / "out", options={"gain": 2.0}, shard=(1, 3))
     assert (error.code, error.field) == (Reason.SETTINGS_DIFFER, "gain")
 
 

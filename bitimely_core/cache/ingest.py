@@ -342,7 +342,7 @@ def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
             storage.os_unlink(old)
         return None
     if not force_new:
-        _compare_settings(previous.settings, run.settings, path)
+        _compare_settings(previous.settings, run, path)
     return previous
 
 
@@ -360,28 +360,36 @@ def load_previous_parts(
     return previous, [units.model_copy(update={"files": previous.files})]
 
 
-def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
+def _compare_settings(old: CacheSettings, run: IngestRun, path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with a finding for each key that differs."""
     hint = "Give the same options, another folder, or --force-new to read everything again"
-    raise_differences(old.flatten(), new.flatten(), path, hint)
+    if run.dataset.facts.kind == "recordings":
+        hint = f"To replace it: {run.command} --force-new"
+    raise_differences(old.flatten(), run.settings.flatten(), path, hint)
 
 
-def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
+def _open_notes(run: IngestRun, *, force_new: bool, is_part: bool = False) -> Path:
     """The folder of notes on finished parts.
 
-    It is emptied under `force_new`, unless such an ingest has been interrupted. Raises UserError
-    (settings_differ, exit 2).
+    Notes made with other settings bind nobody, since nothing of them was published: they are
+    removed, but where this run reads a part and others have finished theirs. Under `force_new` all
+    are removed, unless such an ingest has been interrupted. Raises UserError (settings_differ, exit
+    2).
     """
     folder = storage.make_folder(run.out / PROGRESS)
     path = folder / SETTINGS
-    new = {"settings": run.settings.model_dump(mode="json"), "force_new": force_new}
+    settings = run.settings.model_dump(mode="json")
+    new = {"settings": settings, "force_new": force_new}
     with locks.lock_folder(folder, PART_LOCK_WAIT):
         stored = _read_json(path)
-        if stored is not None and not force_new:
-            _compare_settings(CacheSettings(**stored["settings"]), run.settings, path)
-        elif stored != new:
-            _remove_notes(folder)
-            storage.write_json(path, new)
+        if stored == new or (
+            stored is not None and not force_new and stored["settings"] == settings
+        ):
+            return folder
+        if stored is not None and is_part and not force_new and _read_finished_parts(folder):
+            _compare_settings(CacheSettings(**stored["settings"]), run, path)
+        _remove_notes(folder)
+        storage.write_json(path, new)
     return folder
 
 
@@ -590,7 +598,7 @@ def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> 
     """Part k of n: the groups whose names have this hash. It is noted, not published."""
     k, n = shard
     _, previous = load_previous_parts(run, force_new=force_new)
-    notes = _open_notes(run, force_new=force_new)
+    notes = _open_notes(run, force_new=force_new, is_part=True)
     with run.record_failure(write=False):
         run.list_units()
         run.read_checksums()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bitimely_core import __version__, storage
-from bitimely_core.cache import ingest_report, shards
+from bitimely_core.cache import ingest_report, shards, source_use
 from bitimely_core.cache.units import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error, safe_text
@@ -21,6 +22,7 @@ from bitimely_core.schemas.ingest import (
     ChecksumStatus,
     IngestReport,
     SourceReport,
+    SourceUse,
     TableReport,
 )
 from bitimely_core.system_errors import translate_system_errors
@@ -62,6 +64,24 @@ class IngestRun:
     def sizes(self) -> dict[str, int]:
         """File -> bytes."""
         return {} if self.source is None else self.source.files
+
+    @property
+    def command(self) -> str:
+        """The command line of this run, for another try."""
+        words = ["bitimely", "ingest", self.dataset.name]
+        words += [self.source_path] if self.source_path else []
+        defaults = self.dataset.facts.options or {}
+        for name, value in self.given_options.items():
+            if value is not None and value != defaults.get(name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        flags = ("keep_phi", "keep_dates", "strict", "follow_symlinks")
+        chosen = self.options | self.run_options
+        words += [f"--{name.replace('_', '-')}" for name in flags if chosen.get(name)]
+        if self.options.get("encoding"):
+            words += ["--encoding", self.options["encoding"]]
+        if self.out.parent.name == "cache" and self.out.parent.parent != Path("workspace"):
+            words += ["-w", str(self.out.parent.parent)]
+        return shlex.join(words)
 
     def restart(self) -> IngestRun:
         """A run with the same options that has found nothing yet."""
@@ -180,7 +200,7 @@ class IngestRun:
             sha256sums=self.checksum_status,
         )
         rows = [row for _, entry in sorted(self.entries.items()) for row in entry.rows]
-        return ingest_report.build_report(
+        report = ingest_report.build_report(
             self.dataset,
             source,
             [entry.report for entry in self.entries.values() if entry.report is not None],
@@ -188,6 +208,21 @@ class IngestRun:
             reasons=self.reasons,
             options=self.options | self.run_options,
         )
+        if self.dataset.facts.kind != "recordings":
+            return report
+        return report.model_copy(update={"use": self._summarize_use(report)})
+
+    def _summarize_use(self, report: IngestReport) -> SourceUse:
+        """What of the source was used."""
+        used = self.unit_files | self.tables
+        unread = source_use.group_unread(
+            self.sizes,
+            used,
+            has_map=self.options.get("map") is not None,
+            is_open="map" in (self.dataset.facts.options or {}),
+        )
+        read = len(used & self.sizes.keys())
+        return source_use.summarize_use(self.entries, unread, read, report.rows, report.reasons)
 
     @contextmanager
     def record_failure(self, *, write: bool = True) -> Iterator[None]:

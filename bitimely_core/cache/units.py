@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -24,6 +26,7 @@ from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_report import report_rows, report_unit
 from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
+from bitimely_core.cache.source_use import measure_seconds
 from bitimely_core.errors import (
     Finding,
     Level,
@@ -345,6 +348,7 @@ def _read_unit(
             "report": report_unit(unit, findings, content=digest, records=records),
             "rows": tables,
             "recordings": list(map(_describe_recording, records)),
+            "channels": _count_channels(records),
             "samples": list(map(_hash_samples, records)),
         }
     ), records
@@ -391,7 +395,14 @@ def _describe_recording(record: Record) -> CachedRecording:
         dict(record.attributes),
         len(record.signals),
         len(record.annotations),
+        *measure_seconds(record),
     )
+
+
+def _count_channels(records: Sequence[Record]) -> dict[str, int]:
+    """Channel -> recordings that have it."""
+    names = (dict.fromkeys(signal.channel for signal in record.signals) for record in records)
+    return dict(Counter(itertools.chain.from_iterable(names)))
 
 
 def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:

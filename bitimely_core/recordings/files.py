@@ -8,6 +8,7 @@ its labels, and `describe_recording` its subject and channels.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,7 +67,6 @@ LAYOUT = re.compile(
     re.IGNORECASE,
 )
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
-INIT_MAP = "Write one to fill in: bitimely ingest generic SOURCE --init-map map.toml"
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
@@ -103,6 +103,12 @@ def is_bids(source: Source) -> bool:
     return any(name in source.files for name in BIDS_FILES)
 
 
+def suggest_map(source: Source) -> str:
+    """The command that writes a map of a folder."""
+    folder = shlex.quote(str(source.root))
+    return f"Write one to fill in: bitimely ingest generic {folder} --init-map map.toml"
+
+
 def refuse_tables_alone(source: Source) -> None:
     """Raises UserError (no_input, exit 4) where all recordings are files that state no rate."""
     kinds = {rel: SUFFIXES.get(find_suffix(rel)) for rel in source.files}
@@ -118,7 +124,7 @@ def refuse_tables_alone(source: Source) -> None:
         rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
         problem = f"states no sampling rate{rest}"
         raise input_error(
-            Reason.NO_INPUT, problem, "needs --map with a rate", INIT_MAP, file=bare[0]
+            Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=bare[0]
         )
 
 
@@ -483,7 +489,7 @@ def make_unit(
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
-        raise usage_error(problem, wanted, INIT_MAP)
+        raise usage_error(problem, wanted, suggest_map(source))
     files += _list_companions(source, rel)
     if kind == "npy" and info.annotation_files:
         files += info.annotation_files

@@ -80,6 +80,40 @@ class UnitCounts(Part):
     quarantined: int
 
 
+class FileGroup(Part):
+    """Files of one ending that were not read."""
+
+    kind: str  # ending in small letters, "" without one
+    count: int
+    reason: str  # "" where none is known
+    examples: list[str]
+
+
+class DroppedRows(Part):
+    """Rows of a table that a rule excludes."""
+
+    file: str
+    reason: str
+    count: int
+
+
+class SourceUse(Part):
+    """What of a source was used."""
+
+    files_read: int
+    files_left: list[FileGroup]
+    recordings: int
+    channels: dict[str, int]  # name -> recordings that have it
+    annotated: int  # recordings with an annotation
+    annotations: int
+    seconds: float  # of all recordings
+    labelled_seconds: float  # of them, those that annotations cover
+    labels_known: bool  # whether any recording has a class or a number of its own
+    unknown_texts: int  # annotations whose texts are no labels
+    unknown_subjects: int  # recordings that count as subjects of their own
+    rows_dropped: list[DroppedRows]
+
+
 class ToolVersions(Part):
     """Versions of bitimely and of the libraries that read and write."""
 
@@ -124,6 +158,7 @@ class IngestReport(IngestAccount):
     rules: dict[str, str]
     tool: ToolVersions
     error: ErrorReport | None = None
+    use: SourceUse | None = None  # of recordings
     tokens: dict[str, Any] | None = None  # of claims: the sequences that were built at once
 
     def save(self, path: Path) -> None:
@@ -156,6 +191,8 @@ class CachedRecording(NamedTuple):
     attributes: dict[str, Any]
     signals: int  # number of them
     annotations: int
+    seconds: float = 0.0
+    labelled: float = 0.0  # seconds that annotations cover
 
 
 class CachedUnit(Part):
@@ -166,6 +203,7 @@ class CachedUnit(Part):
     report: UnitReport | None
     rows: list[TableReport] = []
     recordings: list[CachedRecording] = []
+    channels: dict[str, int] = {}  # name -> recordings that have it
     samples: list[str] = []  # hash of each recording's samples, empty for constant ones
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from bitimely_core.config import Filtering, Resampling
-from bitimely_core.records import Manifest, Part, StoredRecord
+from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
 from bitimely_core.registry import Task
 from bitimely_core.schemas.ingest import AgreementCell, ClaimsFunnel, CodeCount, FindingRecord
 
@@ -146,6 +146,16 @@ class WindowShard(Part):
     dtype: Literal["int16", "float32"]
 
 
+class WindowUse(Part):
+    """What of a cache is in windows."""
+
+    recordings: int  # of the cache
+    recordings_used: int  # that have a window
+    channels_left: dict[str, int]  # channel that no window has -> recordings that have it
+    seconds: float  # of all recordings
+    seconds_used: float  # of them, those in windows
+
+
 class TokenManifest(Manifest):
     """The manifest of a token set, of windows or of sequences."""
 
@@ -170,6 +180,7 @@ class WindowManifest(TokenManifest):
     shards: list[WindowShard]
     counts: dict[str, SplitCounts]
     left_out: dict[str, int]
+    use: WindowUse | None = omit_none()
     preparation: SamplePreparation
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.errors import Reason, UserError, input_error, raise_differences
+from bitimely_core.errors import UserError, raise_differences
 from bitimely_core.records import FORMAT, StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import FindingRecord
@@ -37,9 +37,11 @@ from bitimely_core.tokens.survey import (
     CacheSurvey,
     audit,
     count_labels,
+    describe_no_window,
     list_classes,
     list_findings,
     list_notices,
+    summarize_use,
     survey_cache,
 )
 from bitimely_core.types import Progress
@@ -112,7 +114,10 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
     )
     class_names = list_classes(survey, options)
     counts = audit(survey, class_names)
-    findings = [*open_views.report_channels(opened, options), *list_findings(survey, class_names)]
+    findings = [
+        *open_views.report_channels(opened, options),
+        *list_findings(survey, class_names, options),
+    ]
     return {
         "format_version": FORMAT,
         "dataset": options.dataset,
@@ -179,19 +184,13 @@ def write_windows(
         for number, group in enumerate(gather_shards(pieces)):
             shard, files[shard.name] = _write_shard(out, number, group, options)
             shards.append(shard)
-        class_names = list_classes(survey, options)
-        findings = list_findings(survey, class_names)
-        findings = [*open_views.report_channels(cache, options), *findings]
         if not survey.rows:
-            labels = " and with labels" if options.task != "none" else ""
-            raise input_error(
-                Reason.NO_INPUT,
-                "no window fits this view",
-                f"expected recordings with {', '.join(options.channels)}{labels}",
-                "See the details for what was left out",
-                file=str(cache.folder),
-                details=findings,
-            )
+            raise describe_no_window(cache, survey, options)
+        class_names = list_classes(survey, options)
+        findings = [
+            *open_views.report_channels(cache, options),
+            *list_findings(survey, class_names, options),
+        ]
         survey.rows.sort(key=lambda row: not row.digital)  # stable: int16 first, as the shards
         shards.sort(key=lambda shard: shard.dtype != "int16")
         index, affine = make_tables(survey, options)
@@ -218,6 +217,7 @@ def write_windows(
         shards=shards,
         counts=audit(survey, class_names),
         left_out=dict(sorted((+survey.left_out).items())),
+        use=summarize_use(cache, survey, options),
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
         findings=list(map(FindingRecord.from_finding, findings)),

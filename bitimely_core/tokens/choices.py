@@ -14,6 +14,7 @@ from bitimely_core.errors import check_choice, safe_text, unknown_name_error, us
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import filters, open_views, splits
+from bitimely_core.tokens.epochs import choose_scored, count_durations, is_shorter
 
 NORMALISE = ("channel", "window", "none")
 
@@ -71,6 +72,8 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         )
     window, stride = _scale_window(view, choices, factor)
     by_epoch = view.epoch is not None and view.target is None
+    if by_epoch and view.epoch and choices.window and not view.points:
+        view = replace(view, epoch=_choose_epoch(cache, view, window / (view.rate * factor)))
     _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
     rate = float(view.rate * factor)
     return WindowOptions(
@@ -104,6 +107,20 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         resampling=choices.resampling or "two-sided",
         filtering=choices.filtering or "zero-phase",
     )
+
+
+def _choose_epoch(cache: Cache, view: View, seconds: float) -> float:
+    """Seconds of an epoch for windows of `seconds`.
+
+    It is that of the view, or that of the windows where these and the annotations are shorter.
+    """
+    assert view.epoch
+    if seconds >= view.epoch:
+        return view.epoch
+    notes = cache.annotations()
+    rows = notes.select("duration", "label").iter_rows() if notes.height else ()
+    scored = choose_scored(count_durations(rows, view.labels))
+    return min(view.epoch, seconds) if is_shorter(scored, view.epoch) else view.epoch
 
 
 def _check_combination(

@@ -18,6 +18,7 @@ import numpy as np
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation, WindowOptions
 from bitimely_core.tokens import filters
+from bitimely_core.tokens.epochs import list_epochs, list_points
 from bitimely_core.tokens.resampling import (
     EXACT,
     Method,
@@ -448,30 +449,28 @@ def cut_epochs(
     options: WindowOptions,
     left_out: Counter[str],
 ) -> list[WindowPlace]:
-    """One window a labelled epoch, centred on it; annotations are cut into full epochs.
+    """One window a labelled epoch, centred on it; see `epochs.list_epochs`.
 
     With `options.points` one centred on each annotation without a duration instead. `stretches` are
-    the onset in seconds and the samples of each segment. Epochs without a class count as
-    `unlabelled_epochs`, those whose window is not in one segment as `annotation_out_of_range`.
+    the onset in seconds and the samples of each segment. Epochs whose window is not in one segment
+    count as `annotation_out_of_range`.
     """
     assert options.epoch is not None
+    if options.points:
+        length = 0.0
+        epochs = list_points(annotations, 1 / options.rate, options.labels, left_out)
+    else:
+        length = float(options.epoch)
+        borders = {onset for onset, _ in stretches}
+        epochs = list_epochs(annotations, length, options.labels, borders, left_out)
     places = []
-    for note in annotations:
-        if options.points:
-            count, seconds = int(note.duration == 0), 0.0
+    for epoch in epochs:
+        start = epoch.start + (length - options.length) / 2
+        place = _place_window(start, epoch.label, stretches, options)
+        if place is None:
+            left_out["annotation_out_of_range"] += 1
         else:
-            count, seconds = int(note.duration / options.epoch + 1e-6), options.epoch
-        label = note.label if options.labels is None else options.labels.get(note.label)
-        if label is None:
-            left_out["unlabelled_epochs"] += count
-            continue
-        for i in range(count):
-            start = note.onset + i * options.epoch + (seconds - options.length) / 2
-            place = _place_window(start, label, stretches, options)
-            if place is None:
-                left_out["annotation_out_of_range"] += 1
-            else:
-                places.append(place)
+            places.append(place)
     return places
 
 

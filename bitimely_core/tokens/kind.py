@@ -39,6 +39,7 @@ def summarize_windows(folder: Path) -> Choices:
         "fingerprint": windows.fingerprint,
         "notices": windows.notices,
         "findings": [finding.model_dump() for finding in manifest.findings],
+        "use": None if manifest.use is None else manifest.use.model_dump(),
         "audit": audit,
     }
 

@@ -249,6 +249,31 @@ def _list_labelled(cache: Cache, view: View) -> set[str]:
     return recordings
 
 
+def suggest_view(cache: Cache) -> str:
+    """The view of a cache that reads the labels it has, "" for that without labels.
+
+    Of a user's own recordings alone: other data sets have names of their own for their views.
+    """
+    views = registry.datasets[cache.dataset].facts.views
+    if not {"", "annotations", "points"} <= views.keys():
+        return ""
+    import polars as pl
+
+    notes = cache.annotations()
+    lasting = notes.filter(notes["duration"] > 0)["label"]
+    texts = set(lasting)
+    columns = cache.subjects().columns
+    for name, view in views.items():
+        if view.target in columns or (view.labels and texts & view.labels.keys()):
+            return name
+    if not notes.height:
+        return ""
+    if not texts:
+        return "points"
+    is_numeric = lasting.cast(pl.Float64, strict=False).is_not_null().all()
+    return "values" if is_numeric else "annotations"
+
+
 def _label_error(cache: Cache, problem: str, hint: str) -> UserError:
     return input_error(Reason.UNMATCHED_LABELS, problem, hint=hint, file=str(cache.folder))
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
-from bitimely_core.errors import Finding, Level, Reason, safe_text
+from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.units import find_unit_factor
-from bitimely_core.schemas.tokens import SplitCounts, WindowOptions
+from bitimely_core.schemas.tokens import SplitCounts, WindowOptions, WindowUse
 from bitimely_core.tokens import filters, splits
 from bitimely_core.tokens.cutting import (
     RecordCut,
@@ -26,6 +26,7 @@ from bitimely_core.tokens.cutting import (
     cut_record,
     find_observed,
 )
+from bitimely_core.tokens.epochs import choose_scored, count_durations, find_class, is_shorter
 from bitimely_core.tokens.moments import Moments
 from bitimely_core.types import SPLITS, Progress, Record
 
@@ -56,6 +57,9 @@ class CacheSurvey:
     # key of `LEFT_OUT` -> recordings that were left out for it, and what is wrong with each
     lacking: defaultdict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     other_units: dict[str, str] = field(default_factory=dict)  # channel in several -> that of most
+    unknown: Counter[str] = field(default_factory=Counter)  # texts without a class of the view
+    # seconds of annotations with a class of the view -> how many last so long
+    durations: Counter[float] = field(default_factory=Counter)
     # what is known once the windows were made
     moments: list[list[Moments]] = field(default_factory=list)  # [pieces][V] of the training split
     # digest of the values of a recording -> the splits of each recording that has them
@@ -81,6 +85,8 @@ def survey_cache(
             survey.left_out["faster"] += 1
             survey.lacking["faster"][record.recording_id] = f"has {fastest:g} Hz"
             continue
+        if options.epoch is not None:
+            _count_annotations(survey, record, options)
         cut = _cut_record(record, options, survey)
         if cut is None or not cut.places:
             continue
@@ -116,6 +122,23 @@ def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...] | Non
             return None
         chosen.append(max(groups, key=len)[0])
     return tuple(chosen)
+
+
+def _count_annotations(survey: CacheSurvey, record: Record, options: WindowOptions) -> None:
+    """Count how long annotations last, which texts are no class, and recordings without a class."""
+    has_class = False
+    for note in record.annotations:
+        is_used = (note.duration == 0) == options.points
+        label = find_class(note.label, options.labels)
+        has_class |= is_used and label is not None
+        if is_used and label is None:
+            survey.unknown[note.label] += 1
+    notes = ((note.duration, note.label) for note in record.annotations)
+    survey.durations.update(count_durations(notes, options.labels))
+    if not has_class:
+        survey.left_out["unmatched_labels"] += 1
+        text = "has other annotations alone" if record.annotations else "has no annotation"
+        survey.lacking["unmatched_labels"][record.recording_id] = text
 
 
 def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:
@@ -222,6 +245,55 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
     return counts
 
 
+def summarize_use(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> WindowUse:
+    """What of the cache is in windows."""
+    seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    channels: defaultdict[str, set[str]] = defaultdict(set)
+    columns = cache.signals().select("recording_id", "channel", "rate", "n_samples")
+    for recording, channel, rate, samples in columns.iter_rows():
+        seconds[recording][channel] += samples / rate
+        channels[channel].add(recording)
+    left = {
+        channel: len(recordings)
+        for channel, recordings in channels.items()
+        if channel not in options.read_channels and channel != options.target
+    }
+    starts: defaultdict[str, list[float]] = defaultdict(list)
+    for row in survey.rows:
+        starts[row.recording_id].append(row.start)
+    return WindowUse(
+        recordings=len(cache.recording_ids()),
+        recordings_used=len(starts),
+        channels_left=dict(sorted(left.items(), key=lambda item: (-item[1], item[0]))),
+        seconds=round(sum(max(by_channel.values()) for by_channel in seconds.values()), 3),
+        seconds_used=round(sum(_measure_union(s, options.length) for s in starts.values()), 3),
+    )
+
+
+def _measure_union(starts: list[float], length: float) -> float:
+    """Seconds that windows of `length` seconds cover."""
+    starts.sort()
+    steps = (after - before for before, after in itertools.pairwise(starts))
+    return sum(min(step, length) for step in steps) + length
+
+
+def describe_use(use: WindowUse, task: str) -> list[str]:
+    """The summary in plain words; nothing about a point that leaves no question."""
+    lines = []
+    if use.channels_left:
+        names = [f"{safe_text(name)} (in {n:,})" for name, n in use.channels_left.items()]
+        rest = f" and {len(names) - 6} more" if names[6:] else ""
+        lines.append(f"channels not used: {', '.join(names[:6])}{rest}; --channels chooses")
+    if use.recordings_used < use.recordings:
+        lines.append(f"recordings: {use.recordings_used:,} of {use.recordings:,} have a window")
+    share = use.seconds_used / use.seconds if use.seconds else 0.0
+    if share < 0.995:
+        what = "windows" if task == "none" else "labelled windows"
+        text = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        lines.append(f"time: {text} of the recordings is in {what}")
+    return lines
+
+
 def list_notices(options: WindowOptions) -> list[str]:
     """Caveats that are shown with every score on these windows."""
     notices = [
@@ -292,6 +364,15 @@ LEFT_OUT = {  # key of `left_out` -> its reason
     "unlabelled_epochs": LeftOut(
         Reason.UNLABELLED_EPOCHS, "epochs without a class of this view were left out", "info"
     ),
+    "mixed_epochs": LeftOut(
+        Reason.UNLABELLED_EPOCHS, "windows would hold two labels, or one in a part of them"
+    ),
+    "annotation_overlap": LeftOut(
+        Reason.ANNOTATION_OVERLAP,
+        "epochs have a second label at the same time: the first one is used",
+        hint="Where two people scored the recording, choose one of them: scorer in [labels] of "
+        "the map at ingest",
+    ),
     "annotation_out_of_range": LeftOut(
         Reason.ANNOTATION_OUT_OF_RANGE,
         "scored epochs outside of the signal or over a gap were left out",
@@ -320,12 +401,46 @@ LEFT_OUT = {  # key of `left_out` -> its reason
 }
 
 
-def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
+def list_findings(
+    survey: CacheSurvey, class_names: list[str], options: WindowOptions
+) -> list[Finding]:
     """What was left out, what the splits lack, and recordings that stand in several splits."""
-    findings = [_describe_left_out(key, survey) for key in LEFT_OUT if survey.left_out[key]]
+    findings = list_left_out(survey, options)
     if survey.rows:
         findings += _list_gaps_of_splits(audit(survey, class_names))
     return [*findings, *_find_duplicates(survey.contents)]
+
+
+def list_left_out(survey: CacheSurvey, options: WindowOptions) -> list[Finding]:
+    """A finding for each reason for which something was left out."""
+    return [
+        _describe_mixed(survey, options)
+        if key == "mixed_epochs"
+        else _describe_left_out(key, survey)
+        for key in LEFT_OUT
+        if survey.left_out[key]
+    ]
+
+
+def describe_no_window(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> UserError:
+    """The error for a view without a window, with the reasons that cost most."""
+    reasons = sorted(list_left_out(survey, options), key=lambda finding: -finding.count)
+    problems = [finding.problem for finding in reasons[:3]]
+    if options.epoch is not None and not survey.durations and not options.points:
+        problems.insert(0, "no annotation that lasts has a class of it")
+    if survey.unknown:
+        texts = [safe_text(text, 20) for text, _ in survey.unknown.most_common(5)]
+        problems.append(f"texts without a class: {', '.join(texts)}")
+    needed = f"{options.length:g} s of {', '.join(options.channels)}"
+    classes = f" with one of {', '.join(options.classes)}" if options.classes else " with a label"
+    return input_error(
+        Reason.NO_INPUT,
+        f"no window fits this view: {'; '.join(problems) or 'the cache has no recording'}",
+        f"a window needs {needed}" + (classes if options.task != "none" else ""),
+        next((finding.hint for finding in reasons if finding.hint), ""),
+        file=str(cache.folder),
+        details=reasons,
+    )
 
 
 def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
@@ -353,6 +468,20 @@ def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
     )
 
 
+def _describe_mixed(survey: CacheSurvey, options: WindowOptions) -> Finding:
+    """How many epochs are lost because the annotations are shorter, and the window that fits."""
+    reason, count = LEFT_OUT["mixed_epochs"], survey.left_out["mixed_epochs"]
+    assert options.epoch is not None
+    epoch = float(options.epoch)
+    scored = choose_scored(survey.durations)
+    problem = f"{count:,} windows of {epoch:g} s {reason.text.removeprefix('windows ')}"
+    hint = ""
+    if is_shorter(scored, epoch):
+        problem = f"annotations of {scored:g} s: {problem}"
+        hint = f"Give --window {round(scored * options.rate)} to read them as they are scored"
+    return Finding(reason.code, problem, hint=hint, level=reason.level, count=count)
+
+
 def _list_gaps_of_splits(counts: dict[str, SplitCounts]) -> Iterator[Finding]:
     """Splits without windows, and classes without a training window."""
     empty = [split for split in SPLITS if not counts[split].windows]
@@ -366,9 +495,10 @@ def _list_gaps_of_splits(counts: dict[str, SplitCounts]) -> Iterator[Finding]:
     classes = counts["train"].classes
     absent = tuple(safe_text(name) for name, count in classes.items() if not count)
     if absent:
+        names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if absent[5:] else "")
         yield Finding(
             Reason.CLASS_MISSING,
-            f"{len(absent)} of {len(classes)} classes have no training window",
+            f"{len(absent)} of {len(classes)} classes have no training window: {names}",
             level="warning",
             count=len(absent),
             examples=absent[:5],

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import storage
+from bitimely_core.cache import open_cache
 from bitimely_core.cache.ingest_run import REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.records import write_results
 from bitimely_core.registry import Choices
+from bitimely_core.tokens.open_views import suggest_view
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
@@ -101,3 +103,11 @@ def ingest(
         progress=progress,
         **arguments,
     )
+
+
+def suggest_tokens(dataset: str, folder: Path) -> str:
+    """The data set with the view that reads the labels of its cache in `folder`."""
+    if find_data_kind(dataset).section != "tokenize":
+        return dataset
+    view = suggest_view(open_cache(folder, verify=False))
+    return f"{dataset}/{view}" if view else dataset
