@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 HEAD = 1 << 18  # bytes that are looked at
+LINES = 1200  # that are looked at
 ROWS = 1000  # of a clock that are looked at
 CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
@@ -272,7 +273,7 @@ def read_head(path: Path) -> Head:
     if not is_utf8(raw):
         encoding = "latin-1"
     text = raw.decode(encoding if encoding == "latin-1" else UTF8)
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n", LINES)[:LINES]
     return Head([line.rstrip("\r") for line in lines], encoding)
 
 
@@ -491,7 +492,7 @@ def _is_header(line: str, cells: Sequence[str], grammar: Grammar) -> bool:
         return False
     texts = [cell for cell in cells if cell and not _is_value(cell, grammar.decimal)]
     numbers = [cell for cell in cells if cell and _is_value(cell, grammar.decimal)]
-    is_pair = len(cells) == 1 and re.match(r"[^:=]{1,40}[:=]", cells[0]) is not None
+    is_pair = len(cells) == 1 and re.search(r"[:=,;\t]", cells[0]) is not None
     return bool(texts) and not is_pair and (not numbers or _counts_up(numbers))
 
 

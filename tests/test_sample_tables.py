@@ -1,0 +1,475 @@
+"""Tables of samples in the dialects of people and makers: marks, clocks, gaps, vendor forms.
+
+Values are compared with what was written, or with numpy and pandas.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from samples import SAMPLES, require_sample
+
+from bitimely_core import tokens
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.errors import UserError
+from bitimely_core.formats import sniffer, vendors
+from bitimely_core.types import Record
+
+ROWS = 300
+WAVE = np.round(np.sin(np.arange(ROWS) / 7), 4)
+
+
+def comma(value: float) -> str:
+    return f"{value:.4f}".replace(".", ",")
+
+
+def lines(head: str, row: Callable[[int, float], str]) -> str:
+    """A table with a row for each value of `WAVE`."""
+    return head + "".join(f"{row(i, value)}\n" for i, value in enumerate(WAVE.tolist()))
+
+
+def read(folder: Path, name: str, text: str | bytes, chosen: str = "") -> Record:
+    """The only recording of a folder with this one file; `chosen`: a map."""
+    raw = folder / "raw"
+    raw.mkdir(exist_ok=True)
+    (raw / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    options: dict[str, Any] = {"keep_dates": True}
+    if chosen:
+        (folder / "map.toml").write_text(chosen)
+        options["options"] = {"map": str(folder / "map.toml")}
+    report = ingest("generic", raw, folder / "cache", **options)
+    assert report["exit_code"] == 0
+    (record,) = open_cache(folder / "cache").records()
+    return record
+
+
+def messages(folder: Path) -> str:
+    return (folder / "cache" / "ingest_report.json").read_text()
+
+
+# --- dialects
+
+
+DIALECTS = {
+    "tabs and UTF-16": (
+        "a.txt",
+        lines("Zeit [ms]\tEKG [µV]\n", lambda i, v: f"{2 * i}\t{comma(v)}").encode("utf-16"),
+        [("EKG", "µV", 500.0)],
+    ),
+    "latin-1": (
+        "a.csv",
+        lines("Zeit [ms];EKG [µV]\n", lambda i, v: f"{2 * i};{comma(v)}").encode("latin-1"),
+        [("EKG", "µV", 500.0)],
+    ),
+    "sep line and round brackets": (
+        "a.csv",
+        lines("sep=;\nTime (s);ECG (mV)\n", lambda i, v: f"{i / 100};{v}").encode(),
+        [("ECG", "mV", 100.0)],
+    ),
+    "blanks and a commented header": (
+        "a.txt",
+        lines("# t ecg\n", lambda i, v: f"  {i / 100:.2f}   {v}").encode(),
+        [("ecg", "", 100.0)],
+    ),
+    "no header": (
+        "a.tsv",
+        lines("", lambda i, v: f"{i * 0.004:.3f}\t{v}").encode(),
+        [("channel 1", "", 250.0)],
+    ),
+    "a rate above the table": (
+        "a.txt",
+        lines("Sampling rate: 200 Hz\nName: Jane Doe\n\n", lambda _, v: f"{v}|{-v}").encode(),
+        [("channel 1", "", 200.0), ("channel 2", "", 200.0)],
+    ),
+    "quotes and units in a row of their own": (
+        "a.csv",
+        lines(
+            "'Elapsed time','MLII'\n'hh:mm:ss.mmm','mV'\n",
+            lambda i, v: f"'0:{i // 250:02d}.{i % 250 * 4:03d}',{v}",
+        ).encode(),
+        [("MLII", "mV", 250.0)],
+    ),
+    "gzip": (
+        "a.csv.gz",
+        gzip.compress(lines("time_ms,ecg_mV\n", lambda i, v: f"{4 * i},{v}").encode()),
+        [("ecg_mV", "mV", 250.0)],
+    ),
+    "names that are not units": (
+        "a.csv",
+        lines("t,EEG(sec),EOG(L)\n", lambda i, v: f"{i / 100},{v},{-v}").encode(),
+        [("EEG(sec)", "", 100.0), ("EOG(L)", "", 100.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_dialect_is_read(tmp_path: Path, dialect: str) -> None:
+    name, text, wanted = DIALECTS[dialect]
+    record = read(tmp_path, name, text)
+    assert [(s.channel, s.unit, s.rate) for s in record.signals] == wanted
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+    assert "Doe" not in messages(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (lines(",ecg\n", lambda i, v: f"{i},{v}"), ["ecg"]),
+        (lines("0,1\n", lambda _, v: f"{v},{-v}"), ["0", "1"]),
+        (lines("EKG\n", lambda _, v: comma(v)), ["EKG"]),
+        (lines("", lambda _, v: comma(v)), ["channel 1"]),
+        (lines("ecg,quality\n", lambda _, v: f"{v},good"), ["ecg"]),
+    ],
+)
+def test_a_table_without_a_clock_takes_the_rate_of_the_map(
+    tmp_path: Path, text: str, names: list[str]
+) -> None:
+    record = read(tmp_path, "a.csv", text, "[[files]]\nrate = 100\n")
+    assert [(s.channel, s.rate) for s in record.signals] == [(name, 100.0) for name in names]
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+
+
+def test_a_table_without_a_rate_is_refused_with_advice_that_works(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.txt").write_text(lines("ecg\n", lambda _, v: f"{v}"))
+    with pytest.raises(UserError, match="states no sampling rate, needs --map with a rate"):
+        ingest("generic", tmp_path / "raw", tmp_path / "cache")
+
+
+def test_texts_that_are_no_samples_are_left_alone(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.csv").write_text(lines("time,ecg\n", lambda i, v: f"{i / 100},{v}"))
+    (raw / "README.txt").write_text("Three people, two nights.\n" * 80)
+    (raw / "stages.txt").write_text("".join(f"{i % 5}\n" for i in range(900)))
+    (raw / "words.txt").write_text("W\nN1\nN2\n" * 300)
+    (raw / "epochs.txt").write_text("".join(f"{30 * i},{i % 5}\n" for i in range(900)))
+    (raw / "notes.csv").write_text("onset,duration,trial\n" + "1.5,2,1\n" * 80)
+    ingest("generic", raw, tmp_path / "cache")
+    assert [record.recording_id for record in open_cache(tmp_path / "cache").records()] == ["a"]
+
+
+# --- clocks
+
+
+def clock_text(step: timedelta, form: str) -> str:
+    begin = datetime(2016, 11, 24, 23, 59, 59)
+    return lines("Zeit;x\n", lambda i, v: f"{(begin + i * step).strftime(form)};{v}")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%Y-%m-%d %H:%M:%S.%f",
+        "%Y-%m-%dT%H:%M:%S.%fZ",
+        "%Y-%m-%dT%H:%M:%S.%f+01:00",
+        "%d.%m.%Y %H:%M:%S,%f",
+        "%m/%d/%Y %I:%M:%S.%f %p",
+        "%d-%b-%Y %H:%M:%S.%f",
+        "%Y/%m/%d;%H:%M:%S.%f",
+    ],
+)
+def test_date_times_are_clocks_over_midnight(tmp_path: Path, form: str) -> None:
+    text = clock_text(timedelta(milliseconds=8), form)
+    text = text.replace("Zeit;x", "Datum;Zeit;x") if ";" in form else text
+    record = read(tmp_path, "a.csv", text)
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(125.0, ROWS)]
+    begin = datetime(2016, 11, 24, 23, 59, 59) - timedelta(hours=form.endswith("+01:00"))
+    assert record.start_time == begin.isoformat()
+    assert "2016" not in messages(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "form", "rate"),
+    [(timedelta(seconds=1), "%H:%M:%S", 1.0), (timedelta(milliseconds=8), "%H:%M:%S.%f", 125.0)],
+)
+def test_times_of_day_pass_midnight(
+    tmp_path: Path, step: timedelta, form: str, rate: float
+) -> None:
+    record = read(tmp_path, "a.csv", clock_text(step, form))
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(rate, ROWS)]
+    assert record.start_time is None
+
+
+@pytest.mark.parametrize("factor", [1, 1000, 10**6, 10**9])
+def test_times_since_1970_are_clocks(tmp_path: Path, factor: int) -> None:
+    begin = 1_600_000_000
+    text = lines("ts,x\n", lambda i, v: f"{begin * factor + i * factor / 125:.6f},{v}")
+    if factor > 1:
+        text = lines("ts,x\n", lambda i, v: f"{begin * factor + i * factor * 8 // 1000},{v}")
+    record = read(tmp_path, "a.csv", text)
+    assert [s.rate for s in record.signals] == [125.0]
+    assert record.start_time == datetime.fromtimestamp(begin, UTC).replace(tzinfo=None).isoformat()
+
+
+@pytest.mark.parametrize("unit", ["ns", "us", "ms"])
+def test_parquet_time_stamps_are_clocks(tmp_path: Path, unit: str) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    times = pd.date_range("2020-01-01 23:59:59", periods=ROWS, freq="8ms").astype(
+        f"datetime64[{unit}]"
+    )
+    pd.DataFrame({"when": times, "x": WAVE, "n": np.arange(ROWS) % 7}).to_parquet(raw / "a.parquet")
+    ingest("generic", raw, tmp_path / "cache", keep_dates=True)
+    (record,) = open_cache(tmp_path / "cache").records()
+    assert [(s.channel, s.rate) for s in record.signals] == [("x", 125.0), ("n", 125.0)]
+    assert record.start_time == "2020-01-01T23:59:59"
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("step", "unit", "rate", "doubted"),
+    [
+        (0.02, "s", 50.0, False),
+        (1.0, "s", 1.0, True),
+        (4.0, "ms", 250.0, True),
+        (30.0, "s", 1 / 30, True),
+        (300.0, "s", 1 / 300, True),
+        (2000.0, "us", 500.0, True),
+        (1e7, "ns", 100.0, True),
+    ],
+)
+def test_the_unit_of_times_is_found_by_their_step(
+    tmp_path: Path, step: float, unit: str, rate: float, doubted: bool
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(lines("time,x\n", lambda i, v: f"{i * step:.10g},{v}"))
+    facts = sniffer.sniff_table(path)
+    assert facts.clock is not None
+    assert (facts.clock.unit, bool(sniffer.describe_doubt(facts))) == (unit, doubted)
+    assert facts.found_rate == pytest.approx(rate)
+
+
+def test_a_clock_that_nothing_explains_is_asked_about(tmp_path: Path) -> None:
+    text = lines("time,x\n", lambda i, v: f"{i * 1e13},{v}")
+    with pytest.raises(UserError, match="states no sampling rate"):
+        read(tmp_path, "a.csv", text)
+    (tmp_path / "map.toml").write_text('[[files]]\ntime = "time"\n')
+    with pytest.raises(UserError) as caught:
+        ingest(
+            "generic", tmp_path / "raw", tmp_path / "x", options={"map": str(tmp_path / "map.toml")}
+        )
+    assert 'such as clock = "ms"' in json.dumps(caught.value.report).replace('\\"', '"')
+
+
+def test_numbers_of_samples_are_a_clock_with_a_rate(tmp_path: Path) -> None:
+    text = lines("sample;ecg\n", lambda i, v: f"{i if i < 100 else i + 3};{v}")
+    record = read(
+        tmp_path, "a.csv", text, '[[files]]\nrate = 100\ntime = "sample"\nclock = "samples"\n'
+    )
+    assert [(len(s.samples), s.onset) for s in record.signals] == [(100, 0.0), (200, 1.03)]
+
+
+# --- gaps
+
+
+def test_gaps_are_segments_and_jitter_is_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    times = np.arange(ROWS) * 0.02 + rng.uniform(-0.006, 0.006, ROWS)
+    times[100:] += 2.0
+    times[200:] += 0.06
+    record = read(tmp_path, "a.csv", lines("time,x\n", lambda i, v: f"{times[i]:.4f},{v}"))
+    assert [len(s.samples) for s in record.signals] == [100, 100, 100]
+    assert record.signals[0].rate == pytest.approx(50.0, rel=2e-3)
+    np.testing.assert_allclose([s.onset for s in record.signals], [0.0, 4.0, 6.06], atol=0.012)
+    values = np.concatenate([s.samples for s in record.signals])
+    np.testing.assert_array_equal(values, WAVE.astype(np.float32))
+
+
+def test_a_clock_that_drifts_is_read_and_said(tmp_path: Path) -> None:
+    places = np.arange(ROWS)
+    times = places * 0.01 * (1 + 6e-5 * places)  # 1.3 samples off a straight line at most
+    record = read(tmp_path, "a.csv", lines("time,x\n", lambda i, v: f"{times[i]:.6f},{v}"))
+    assert [len(s.samples) for s in record.signals] == [ROWS]
+    assert "samples are treated as evenly spaced" in messages(tmp_path)
+
+
+def test_times_rounded_to_seconds_give_the_rate(tmp_path: Path) -> None:
+    text = lines("time,x\n", lambda i, v: f"2020-03-01 10:00:{(i + 20) // 50:02d},{v}")
+    record = read(tmp_path, "a.csv", text)
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(50.0, ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (lambda i, v: f"{(i - (i == 100)) * 0.02:.2f},{v}", "line 102 has the time of the line"),
+        (lambda i, v: f"{i % 150 * 0.02:.2f},{v}", "the time of line 152 lies before"),
+        (lambda i, v: f"{i * 0.02:.2f},{'x' if i == 100 else v}", "the cell of row 102 is not a"),
+        (lambda i, v: f"{i * 0.02:.2f},{v}{',7' * (i == 100)}", "line 102 has 3 cells"),
+        (lambda i, v: f"{'' if i == 100 else i * 0.02},{v}", "the time of line 102 is missing"),
+    ],
+)
+def test_a_faulty_row_is_named_by_its_line(
+    tmp_path: Path, row: Callable[[int, float], str], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, "a.csv", lines("time,x\n", row))
+    assert said in json.dumps(caught.value.report)
+
+
+def test_rows_that_repeat_are_used_once(tmp_path: Path) -> None:
+    text = lines("time,x\n", lambda i, v: f"{i * 0.02:.2f},{v}")
+    record = read(tmp_path, "a.csv", text + text.splitlines()[-1] + "\n")
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(50.0, ROWS)]
+    assert "1 rows repeat the row above" in messages(tmp_path)
+
+
+def test_a_wrong_rate_of_the_map_is_named(tmp_path: Path) -> None:
+    text = lines("time,x\n", lambda i, v: f"{i * 0.02:.2f},{v}")
+    chosen = '[[files]]\nrate = 100\ntime = "time"\n'
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, "a.csv", text, chosen)
+    assert "its clock is one of 50 Hz, the map states 100 Hz" in json.dumps(caught.value.report)
+    record = read(tmp_path, "a.csv", text, "[[files]]\nrate = 100\n")
+    assert [s.rate for s in record.signals] == [100.0]
+    assert "the rate of the map, 100 Hz, is used" in messages(tmp_path)
+
+
+# --- irregular observations
+
+
+def test_irregular_observations_lie_on_a_grid(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    times = np.cumsum(rng.choice([1.0, 4.0, 5.0, 7.0, 9.0], ROWS)) - 200.0
+    text = lines("", lambda i, v: f"{times[i]:.5f},{v}")
+    record = read(tmp_path, "a.txt", text)
+    (signal,) = record.signals
+    assert (signal.rate, signal.onset) == (0.2, 0.0)
+    bins = np.floor(times / 5).astype(int)
+    wanted = pd.Series(WAVE).groupby(bins).mean().reindex(range(bins[0], bins[-1] + 1))
+    np.testing.assert_allclose(signal.samples, wanted.to_numpy(), rtol=1e-6)
+
+
+def test_heart_rates_and_stages_of_one_person(tmp_path: Path) -> None:
+    """Stages of 30 s count from 0 of the clock on which heart rates begin days before."""
+    folder = require_sample(SAMPLES / "complete" / "sleep-accel-hr")
+    name = "8173033"
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / f"{name}.txt").write_bytes(
+        (folder / "heart_rate" / f"{name}_heartrate.txt").read_bytes()
+    )
+    stages = np.loadtxt(folder / "labels" / f"{name}_labeled_sleep.txt", delimiter=",")
+    scored = stages[stages[:, 1] > 0]
+    rows = [f"{name},{onset:g},30,S{stage:g}" for onset, stage in scored]
+    (raw / "stages.csv").write_text("\n".join(["file,onset,duration,label", *rows]) + "\n")
+    (tmp_path / "map.toml").write_text(
+        '[[files]]\npattern = "*.txt"\n[annotations]\npath = "stages.csv"\nfile = "file"\n'
+    )
+    options = {"map": str(tmp_path / "map.toml")}
+    ingest("generic", raw, tmp_path / "cache", options=options)
+    windows = tokens.build(
+        tmp_path / "cache", view="annotations", out=tmp_path / "t", normalise="none"
+    )
+    rates = np.loadtxt(folder / "heart_rate" / f"{name}_heartrate.txt", delimiter=",")
+    rates = rates[rates[:, 0].argsort()]
+    begin = np.floor(rates[0, 0] / 5) * 5
+    assert (windows.rate, windows.length) == (0.2, 6)
+    assert len(windows) > 0.9 * len(scored)
+    means = {}
+    for onset, stage in scored:
+        seen = rates[(rates[:, 0] >= onset) & (rates[:, 0] < onset + 30)]
+        cells = np.floor(seen[:, 0] / 5).astype(int)
+        means[round(onset - begin, 3)] = (
+            pd.Series(seen[:, 1]).groupby(cells).mean().mean(),
+            f"S{stage:g}",
+        )
+    index = windows.index
+    values = np.stack([np.asarray(windows.values(None)[i]).ravel() for i in range(len(windows))])
+    for row, (start, label) in enumerate(zip(index["start"], index["label"], strict=True)):
+        mean, stage = means[round(start, 3)]
+        assert label == stage
+        assert np.nanmean(values[row]) == pytest.approx(mean, rel=1e-5)
+
+
+# --- vendor forms
+
+
+HEADER = (
+    "------------ Data File Created By ActiGraph GT3X+ ActiLife v6.13.3 Firmware v3.2.1 date format"
+    " M/d/yyyy at 30 Hz  Filter Normal -----------\nSerial Number: MOS2D0001\nStart Time 10:00:00\n"
+    "Start Date 1/1/2020\nEpoch Period (hh:mm:ss) {}\nDownload Time 10:02:04\nDownload Date"
+    " 1/2/2020\nCurrent Memory Address: 0\nCurrent Battery Voltage: 4.05     Mode = 12\n"
+    "--------------------------------------------------\n"
+)
+APPLE = (
+    'Name,Jane Doe\nDate of Birth,"Jan 1, 1980"\nRecorded Date,2020-01-01 10:00:00 +0100\n'
+    'Classification,Sinus Rhythm\nSymptoms,\nSoftware Version,1.2\nDevice,"Watch4,1"\n'
+    "Sample Rate,512 hertz\n\nLead,Lead I\nUnit,µV\n\n"
+)
+SIGNALS = (
+    '# OpenSignals Text File Format\n# {"00:07:80": {"sensor": ["ECG"], "column": ["nSeq", "DI",'
+    ' "ECG"], "sampling rate": 500, "channels": [2]}}\n# EndOfHeader\n'
+)
+FORMS = {
+    "Apple ECG": ("ecg_2020-01-01.csv", lines(APPLE, lambda _, v: f"{v}"), [("Lead I", "µV", 512)]),
+    "Apple ECG in German": (
+        "ecg.csv",
+        lines(APPLE.replace("Sample Rate,512 hertz", "Messrate,512 Hertz"), lambda _, v: comma(v)),
+        [("Lead I", "µV", 512)],
+    ),
+    "ActiGraph (raw acceleration)": (
+        "a.csv",
+        lines(
+            HEADER.format("00:00:00") + "Accelerometer X,Accelerometer Y\n",
+            lambda _, v: f"{v},{-v}",
+        ),
+        [("Accelerometer X", "g", 30), ("Accelerometer Y", "g", 30)],
+    ),
+    "ActiGraph (counts an epoch)": (
+        "a.csv",
+        lines(HEADER.format("00:01:00"), lambda _, v: f"{v},0,1"),
+        [(f"channel {i}", "", 1 / 60) for i in (1, 2, 3)],
+    ),
+    "Empatica E4 (heart rate)": (
+        "HR.csv",
+        lines("1544027010.00\n1.0\n", lambda _, v: f"{v}"),
+        [("HR", "bpm", 1)],
+    ),
+    "OpenSignals": ("a.txt", lines(SIGNALS, lambda i, v: f"{i}\t0\t{v}\t"), [("ECG", "", 500)]),
+    "Polar": (
+        "a.txt",
+        lines(
+            "Phone timestamp;sensor timestamp [ns];timestamp [ms];ecg [uV]\n",
+            lambda i, v: (
+                f"2021-04-12T10:41:23.1;{671 * 10**15 + round(i * 1e9 / 130)};{i / 0.13};{v}"
+            ),
+        ),
+        [("ecg", "uV", 130)],
+    ),
+    "Shimmer": (
+        "a.csv",
+        lines(
+            '"sep=\t"\nShimmer_1_Timestamp_Unix_CAL\tShimmer_1_ECG_CAL\t\nms\tmV\t\n',
+            lambda i, v: f"{1600000000000 + i * 1000 / 512:.3f}\t{v}\t",
+        ),
+        [("Shimmer_1_ECG_CAL", "mV", 512)],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_vendor_form_is_read(tmp_path: Path, form: str) -> None:
+    name, text, wanted = FORMS[form]
+    record = read(tmp_path, name, text)
+    assert [(s.channel, s.unit) for s in record.signals] == [item[:2] for item in wanted]
+    np.testing.assert_allclose([s.rate for s in record.signals], [item[2] for item in wanted])
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+    said = messages(tmp_path)
+    assert form.removesuffix(" in German") in said
+    assert not any(word in said for word in ("Doe", "MOS2D", "1980"))
+
+
+def test_every_form_has_a_title_and_a_rate_or_a_clock() -> None:
+    for form in vendors.read_forms():
+        assert form.title
+        assert form.rate or form.interval or form.clock, form.title
