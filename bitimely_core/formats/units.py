@@ -78,7 +78,7 @@ UNITS: dict[str, dict[str, tuple[float, str]]] = {
         "bpm": (1 / 60, "beats/min beatsperminute beats/minute /min 1/min min-1 brpm rpm"),
     },
     "share": {"%": (1.0, "percent pct prozent")},
-    "temperature": {"degC": (1.0, "\u00b0c \u2103 c celsius grad degrees deg.c")},
+    "temperature": {"C": (1.0, "\u00b0c \u2103 degc celsius grad degrees deg.c")},
     "flow": {"L/s": (1.0, "l/sec"), "L/min": (1 / 60, "lpm"), "mL/s": (1e-3, "ml/sec")},
     "volume": {"L": (1.0, "liter litre liters"), "mL": (1e-3, "milliliter cc")},
     "time": {"s": (1.0, "sec secs second seconds"), "ms": (1e-3, "msec millisecond")},

@@ -53,7 +53,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         timed = _time_signals(table, facts, clock, rate, content, info)
     missing = report_missing(timed.signals, "cells are empty")
     is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
-    info, shift = shift_notes(info, timed)
+    info, shift = shift_notes(_state_origin(info, timed), timed)
     findings = [*timed.findings, *([] if is_grid else missing), *shift]
     start = timed.start or facts.start
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
@@ -246,6 +246,13 @@ def shift_notes(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo
     action = "their onsets are counted from the first sample"
     finding = Finding(Reason.START_MISMATCH, problem, action, level="info")
     return replace(info, notes=moved, numbers=numbers), [finding]
+
+
+def _state_origin(info: RecordingInfo, timed: TimedSignals) -> RecordingInfo:
+    """`info` with where the clock of seconds begins, for label files that count by it."""
+    step = max((1 / signal.rate for signal in timed.signals), default=0.0)
+    is_shifted = timed.start is None and abs(timed.origin) >= step
+    return replace(info, origin=timed.origin) if is_shifted else info
 
 
 def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
