@@ -217,10 +217,10 @@ def test_parquet_time_stamps_are_clocks(tmp_path: Path, unit: str) -> None:
     times = pd.date_range("2020-01-01 23:59:59", periods=ROWS, freq="8ms").astype(
         f"datetime64[{unit}]"
     )
-    pd.DataFrame({"when": times, "x": WAVE, "n": np.arange(ROWS) % 7}).to_parquet(raw / "a.parquet")
+    pd.DataFrame({"when": times, "x": WAVE, "y": np.arange(ROWS) % 7}).to_parquet(raw / "a.parquet")
     ingest("generic", raw, tmp_path / "cache", keep_dates=True)
     (record,) = open_cache(tmp_path / "cache").records()
-    assert [(s.channel, s.rate) for s in record.signals] == [("x", 125.0), ("n", 125.0)]
+    assert [(s.channel, s.rate) for s in record.signals] == [("x", 125.0), ("y", 125.0)]
     assert record.start_time == "2020-01-01T23:59:59"
     np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
 
@@ -286,7 +286,7 @@ def test_gaps_are_segments_and_jitter_is_none(tmp_path: Path) -> None:
 
 def test_a_clock_that_drifts_is_read_and_said(tmp_path: Path) -> None:
     places = np.arange(ROWS)
-    times = places * 0.01 * (1 + 6e-5 * places)  # 1.3 samples off a straight line at most
+    times = places * 0.01 * (1 + 9e-5 * places)  # 2 samples off a straight line at most
     record = read(tmp_path, "a.csv", lines("time,x\n", lambda i, v: f"{times[i]:.6f},{v}"))
     assert [len(s.samples) for s in record.signals] == [ROWS]
     assert "samples are treated as evenly spaced" in messages(tmp_path)
@@ -384,7 +384,9 @@ def test_heart_rates_and_stages_of_one_person(tmp_path: Path) -> None:
             f"S{stage:g}",
         )
     index = windows.index
-    values = np.stack([np.asarray(windows.values(None)[i]).ravel() for i in range(len(windows))])
+    mask = windows.mask(None)
+    assert mask is not None
+    values = np.where(mask, windows.values(None), np.nan)[:, :, 0]
     for row, (start, label) in enumerate(zip(index["start"], index["label"], strict=True)):
         mean, stage = means[round(start, 3)]
         assert label == stage
