@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,12 +24,11 @@ WATCH = SAMPLES / "complete" / "sleep-accel-hr"
 
 
 @pytest.fixture(autouse=True)
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run where a user would run them: beside the folder `raw`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BITIMELY_WORKSPACE", raising=False)
     Path("raw").mkdir()
-    yield
 
 
 def draw_stages(seed: int, count: int = 12) -> list[str]:

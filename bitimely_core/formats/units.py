@@ -199,10 +199,10 @@ def find_unit(text: str) -> Unit | None:
 
 def find_unit_factor(unit: str, target: str) -> float | None:
     """Factor from `unit` to `target`, in any spelling; None for different quantities."""
-    if unit.strip().casefold() == target.strip().casefold():
-        return 1.0
     source, wanted = find_unit(unit), find_unit(target)
-    if source is None or wanted is None or source.quantity != wanted.quantity:
+    if source is None or wanted is None:
+        return 1.0 if unit.strip().casefold() == target.strip().casefold() else None
+    if source.quantity != wanted.quantity:
         return None
     return source.size / wanted.size
 

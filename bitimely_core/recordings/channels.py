@@ -247,6 +247,7 @@ def select_channels(
     filled = [settle_unit(signal, info, remarks) for signal in filled]
     names = list(dict.fromkeys(signal.channel for signal in signals))
     choices = _find_choices(info)
+    _compare_rate(filled, info, remarks)
     if info.is_part:
         return filled, []
     if not choices:
@@ -266,6 +267,17 @@ def _find_choices(info: RecordingInfo) -> tuple[ChannelChoice, ...]:
     """The channels of the map; () for all."""
     plain = (ChannelChoice(name, (key,), unit) for key, (name, unit) in info.channels.items())
     return info.choices or tuple(plain)
+
+
+def _compare_rate(signals: Sequence[Signal], info: RecordingInfo, remarks: list[Finding]) -> None:
+    """A warning where no channel has the rate that the description beside the file states."""
+    stated = info.stated_rate
+    rates = sorted({signal.rate for signal in signals})
+    if stated and not any(math.isclose(rate, stated, rel_tol=1e-3) for rate in rates):
+        listed = ", ".join(f"{rate:g}" for rate in rates[:5])
+        problem = f"the channels are sampled at {listed} Hz, the .json beside it states {stated:g}"
+        action = "that of the file counts"
+        remarks.append(input_warning(Reason.SAMPLING_RATE, problem, action, field="rate"))
 
 
 def _describe_left_out(channel: LeftOutChannel) -> Finding:

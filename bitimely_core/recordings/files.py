@@ -7,6 +7,7 @@ its labels, and `describe_recording` its subject and channels.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections import Counter
@@ -22,6 +23,12 @@ from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
+from bitimely_core.recordings.joining import (
+    describe_part,
+    find_channel_folders,
+    join_units,
+    report_joined,
+)
 from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -38,6 +45,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
+from bitimely_core.recordings.sidecars import read_sidecars
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
     ReferenceTable,
@@ -235,24 +243,18 @@ def list_units(
     labels = LabelTables(rows, notes)
     unfilled = _find_unfilled(source, recordings)
     yield from unmatched.report_unfilled(unfilled)
+    folder = FolderFacts(
+        source, chosen, keys, labels, beside, label_arrays, frozenset(unfilled), options, bids=bids
+    )
+    groups, joined = _group_files(source, chosen, recordings, names)
+    yield from joined
     units: list[IngestUnit] = []
     infos: dict[str, RecordingInfo] = {}
-    for rel, (kind, rule) in recordings.items():
-        if rel in source.rejected:
-            units.append(_make_faulty_unit(rel, names[rel], source.rejected[rel]))
-            continue
-        info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
-        info = replace(info, label_files=beside.files.get(rel, ()))
-        if rel in label_arrays:
-            info = replace(info, annotation_files=(label_arrays[rel],))
-        elif kind == "wfdb":
-            info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in unfilled)
-        infos[rel] = info
-        try:
-            units.append(make_unit(source, rel, kind, info, annotators=rule.annotators))
-        except UserError as error:
-            raise_system_error(error)
-            units.append(_make_faulty_unit(rel, names[rel], error.finding.at(rel)))
+    for name, rels in groups:
+        unit, info = _make_recording(folder, name, {rel: recordings[rel] for rel in rels})
+        units.append(unit)
+        if info is not None:
+            infos[rels[0]] = info
     yield from _report_unclaimed(source, units, passed_over)
     yield from _report_unmatched(infos, keys, labels, chosen)
     yield from units
@@ -277,6 +279,98 @@ def _find_labels(
     return find_labels(
         source, rules, read_label_rules(chosen), bids=bids, skipped=passed_over | annotations
     )
+
+
+class FolderFacts(NamedTuple):
+    """What is known of a folder when its files are described."""
+
+    source: Source
+    chosen: RecordingMap
+    keys: RecordingKeys
+    labels: LabelTables
+    beside: FoundLabels
+    label_arrays: Mapping[str, str]  # file of epochs -> that of their classes
+    unfilled: frozenset[str]  # folders whose WFDB checksums are not filled in
+    options: IngestOptions
+    bids: bool
+
+
+def _group_files(
+    source: Source,
+    chosen: RecordingMap,
+    recordings: Mapping[str, tuple[Format, FileRule]],
+    names: Mapping[str, str],
+) -> tuple[list[tuple[str, list[str]]], list[Finding]]:
+    """Recordings with their files, and the line about those in several files.
+
+    They are joined by the group `recording` of the map; without a map by what the folders hold.
+    """
+    is_stated = "files" in chosen.model_fields_set
+    keys: dict[str, tuple[str, str]] = {}  # file -> subject and recording
+    if is_stated:
+        for rel, (_, rule) in recordings.items():
+            groups = _match_path(rel, rule.match)
+            if "recording" in groups:
+                keys[rel] = (groups.get("subject", ""), groups["recording"])
+    elif not is_bids(source):
+        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
+        keys = {rel: ("", name) for rel, name in find_channel_folders(source, kinds).items()}
+    subjects = Counter(recording for _, recording in set(keys.values()))
+    members: dict[tuple[str, str, str], list[str]] = {}
+    for rel in recordings:
+        subject, recording = keys.get(rel, ("", names[rel]))
+        name = recording if subjects[recording] < 2 else f"{subject}/{recording}"
+        members.setdefault((name, rel if rel not in keys else "", subject), []).append(rel)
+    several = {name: rels for (name, *_), rels in members.items() if rels[1:]}
+    findings = [report_joined(several, is_stated=is_stated)] if several else []
+    return [(name, rels) for (name, *_), rels in members.items()], findings
+
+
+def _make_recording(
+    folder: FolderFacts, name: str, members: Mapping[str, tuple[Format, FileRule]]
+) -> tuple[IngestUnit, RecordingInfo | None]:
+    """The unit of a recording with its description; None for a file that must not be opened."""
+    parts = [
+        _make_file_unit(folder, rel, name, kind, rule, is_part=len(members) > 1)
+        for rel, (kind, rule) in members.items()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    first, (_, rule) = next(iter(members.items()))
+    keys = folder.keys.keys
+    part_keys = tuple(itertools.chain.from_iterable(keys[rel] for rel in members))
+    keys[first] = (name, *part_keys)
+    describe = partial(describe_recording, first, name)
+    info = describe(keys[first], rule, folder.chosen, folder.labels, folder.options)
+    own = describe((name,), rule, folder.chosen, folder.labels, folder.options)
+    notes, numbers = ((), ()) if name in part_keys else (own.notes, own.numbers)
+    info = replace(info, notes=notes, numbers=numbers)  # those of files come with them
+    return join_units(info, [unit for unit, _ in parts]), info
+
+
+def _make_file_unit(
+    folder: FolderFacts, rel: str, name: str, kind: Format, rule: FileRule, *, is_part: bool
+) -> tuple[IngestUnit, RecordingInfo | None]:
+    """The unit of one file; without `read` where something is wrong with it."""
+    source = folder.source
+    if rel in source.rejected:
+        return _make_faulty_unit(rel, name, source.rejected[rel]), None
+    info = describe_recording(
+        rel, name, folder.keys.keys[rel], rule, folder.chosen, folder.labels, folder.options
+    )
+    info = replace(info, label_files=folder.beside.files.get(rel, ()))
+    if rel in folder.label_arrays:
+        info = replace(info, annotation_files=(folder.label_arrays[rel],))
+    elif kind == "wfdb":
+        info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in folder.unfilled)
+    if is_part:
+        info = describe_part(info, kind)
+    try:
+        unit = make_unit(source, rel, kind, info, bids=folder.bids, annotators=rule.annotators)
+        return unit, info
+    except UserError as error:
+        raise_system_error(error)
+        return _make_faulty_unit(rel, name, error.finding.at(rel)), info
 
 
 def _find_files(
@@ -471,17 +565,27 @@ def _list_columns(rule: FileRule) -> dict[str, str]:
 
 
 def make_unit(
-    source: Source, rel: str, kind: Format, info: RecordingInfo, *, annotators: Sequence[str] = ()
+    source: Source,
+    rel: str,
+    kind: Format,
+    info: RecordingInfo,
+    *,
+    bids: bool = False,
+    annotators: Sequence[str] = (),
 ) -> IngestUnit:
     """The recording in file `rel`, bound to the reader of its format.
 
-    `annotators`: endings of the annotation files beside a WFDB record. Raises UserError for what is
-    wrong with its header.
+    `bids`: whether sidecars of BIDS are read; `annotators`: endings of the annotation files beside
+    a WFDB record. Raises UserError for what is wrong with its header.
     """
     path = source.path(rel)
     if kind in {"edf", "mne"} or info.events == "notes":
         info = replace(info, stages=True)
     files = [rel, *(file.rel for file in info.label_files)]
+    if bids:
+        sidecars = read_sidecars(source, rel)
+        info = replace(info, facts=sidecars.facts, stated_rate=sidecars.rate)
+        files += sidecars.files
     if kind == "wfdb":
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
         there = source.files.keys() | source.rejected.keys()

@@ -17,7 +17,9 @@ from bitimely_core.formats import edf, edf_header, sniffer, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import pair_label_arrays
+from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, sniff_file
+from bitimely_core.recordings.joining import find_channel_folders
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     Format,
@@ -41,6 +43,7 @@ MATCH_LINE = (
     '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: '
     "a regular expression on the path"
 )
+JOINING_LINE = 'match = "(?P<recording>.+)/"  # the files of a folder are channels of one recording'
 LABELS_LINE = (
     "# [labels]  # texts of annotations -> classes; "
     "with this section the texts that are not in it are left out"
@@ -98,11 +101,13 @@ def write_template(source: Source) -> str:
         "# Map of a folder for: bitimely ingest generic FOLDER --map THIS-FILE",
         "# All keys: docs/generic.md. Lines with TO STATE hold what no file says.",
     ]
+    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
     texts: Counter[str] = Counter()
     for (folder, ending), members in groups.items():
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
-        lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", MATCH_LINE]
+        match = JOINING_LINE if members[0] in joined else MATCH_LINE
+        lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
         lines += _describe_group(source, members, texts)
     for rel, column in beside.items():
         lines += ["", *_describe_table(rel, column, contents[rel])]
@@ -271,7 +276,8 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
         return [RATE_LINE]
     first = sniffed[0]
     counts = Counter(name for facts in sniffed for name in _list_names(facts))
-    common = [_quote(name) for name in _list_names(first) if counts[name] == len(sniffed)]
+    numeric = [name for name in _list_names(first) if not is_no_signal(name)]
+    common = [_quote(name) for name in numeric if counts[name] == len(sniffed)]
     lines = [
         f"#   {_quote(name)} in {count} of {len(sniffed)} files"
         for name, count in counts.most_common(LISTED)
