@@ -131,6 +131,7 @@ def _select_annotations(
                 f"annotations whose texts are no labels of the map: {excluded}",
                 "counted, not kept: texts can hold names",
                 level="info",
+                field=None if info.labels is None else "labels",
                 count=excluded,
             )
         )
