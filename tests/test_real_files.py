@@ -111,6 +111,37 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 # --- O: first use
 
 
+TABLES = ("00_first_use_flow", "12_csv_time_in_ms", "20_csv_one_dropped_sample")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_three_steps_of_a_first_use_work_as_printed(bench: Bench, name: str) -> None:
+    bench.take(name)
+    (bench.folder / "map.toml").unlink(missing_ok=True)
+    refused = bench.run("ingest", "generic", "./raw")
+    assert refused.code == 4
+    for _ in range(2):
+        command = refused.said.split("bitimely ")[-1].splitlines()[0].rstrip(".")
+        refused = bench.run(*shlex.split(command))
+        assert refused.code in {0, 3}, refused.said
+    assert bench.records()
+
+
+def test_another_map_is_read_with_the_command_of_the_message(bench: Bench) -> None:
+    bench.take("00_first_use_flow")
+    assert bench.run("ingest", "generic", "raw", "--init-map", "map.toml").code == 0
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    text = (bench.folder / "map.toml").read_text()
+    text = text.replace('channels = ["ppg"]', 'channels = {"ppg" = "PPG"}')
+    (bench.folder / "other.toml").write_text(text)
+    refused = bench.run("ingest", "generic", "raw", "--map", "other.toml")
+    assert refused.code == 2
+    command = refused.said.split("To replace it: bitimely ")[1].splitlines()[0].rstrip(".")
+    assert bench.run(*shlex.split(command)).code == 0
+    (record,) = bench.records().values()
+    assert [signal.channel for signal in record.signals] == ["PPG"]
+
+
 # --- A: paths; B: the bridge to MNE
 
 
@@ -282,6 +313,40 @@ def test_tables_work_in_the_steps_that_are_printed(bench: Bench) -> None:
 
 
 # --- F: epochs
+
+
+def staged_windows(bench: Bench, *options: object) -> dict[str, list[tuple[float, str]]]:
+    """Recording -> start and stage of its windows."""
+    assert bench.run("ingest", "generic", "raw").code in {0, 3}
+    outcome = bench.run("tokenize", "generic/staging", "--force-new", *options)
+    assert outcome.code == 0, outcome.said
+    index = pl.read_parquet(bench.folder / "ws" / "tokens" / "generic-staging" / "index.parquet")
+    windows: dict[str, list[tuple[float, str]]] = {}
+    for row in index.sort("recording_id", "start").iter_rows(named=True):
+        windows.setdefault(row["recording_id"], []).append((row["start"], row["label"]))
+    return windows
+
+
+def test_stages_of_20_and_of_5_seconds_are_read(bench: Bench) -> None:
+    bench.take("06_epochs_20s_5s_1s")
+    stages = ["W"] * 2 + ["N2"] * 4 + ["REM"] * 2
+    wanted = [(30.0 * i, stage) for i, stage in enumerate(stages)]
+    assert staged_windows(bench) == {"dreams5": wanted, "mass20": wanted}
+    stages = ["W"] * 3 + ["N2"] * 6 + ["REM"] * 3
+    wanted = [(20.0 * i, stage) for i, stage in enumerate(stages)]
+    assert staged_windows(bench, "--window", 200) == {"dreams5": wanted, "mass20": wanted}
+
+
+def test_stages_whose_ends_lack_a_sample_are_whole_epochs(bench: Bench) -> None:
+    bench.take("40_stage_durations_29p99_and_suffix")
+    wanted = list(zip([0.0, 30.0, 60.0, 90.0], ["W", "N1", "N2", "REM"], strict=True))
+    assert staged_windows(bench) == {"inclusive_end": wanted}
+
+
+def test_two_scorers_give_no_epoch_twice(bench: Bench) -> None:
+    bench.take("08_two_scorers_overlap")
+    (windows,) = staged_windows(bench).values()
+    assert [start for start, _ in windows] == [0.0, 30.0, 60.0, 90.0]
 
 
 # --- G: labels elsewhere

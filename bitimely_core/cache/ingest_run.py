@@ -181,9 +181,11 @@ class IngestRun:
                     found=reason.found,
                     expected=reason.expected,
                 )
+        report = self.report()
         refusal = ingest_report.find_refusal(
-            self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"]
+            report, strict=self.run_options["strict"], max_bad=self.run_options["max_bad"]
         )
+        refusal = refusal or _find_lost_labels(report)
         if refusal is not None and refusal.file is None:
             refusal.file = self.source_path
         return refusal
@@ -251,3 +253,23 @@ class IngestRun:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)
             raise
+
+
+def _find_lost_labels(report: IngestReport) -> UserError | None:
+    """The refusal where [labels] of the map names none of the texts of all annotations."""
+    lost = [
+        reason
+        for unit in report.units
+        for reason in unit.reasons
+        if reason.code == Reason.UNKNOWN_LABEL and reason.field == "labels"
+    ]
+    if not lost or report.use is None or report.use.annotations:
+        return None
+    count = sum(reason.count for reason in lost)
+    return input_error(
+        Reason.UNKNOWN_LABEL,
+        f"none of {count} annotations has a text of [labels]",
+        "so that nobody has a label",
+        "Write their texts as the files have them: --init-map lists them",
+        field="labels",
+    )

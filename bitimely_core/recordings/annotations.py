@@ -204,6 +204,7 @@ def _report_unknown(
             action,
             f'Name what they are in [labels] of a map, such as {example} = "N2"',
             level="warning" if may_be_labels else "info",
+            field=None if info.label_rules.words is None else "labels",
             count=len(excluded),
         )
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import RecordingInfo, RecordingKeys, strip_suffix
 from bitimely_core.types import Attributes
@@ -48,9 +48,19 @@ def report_unknown_rows(
 ) -> Iterator[Finding]:
     """Warnings about rows of no recording, and of several; `what` has them, in `file`.
 
-    `names`: those of recordings, and of subjects where rows may be of these.
+    `names`: those of recordings, and of subjects where rows may be of these. Raises UserError
+    (unmatched_labels, exit 4) where no row is of a recording: nobody has a label.
     """
     shared = recordings.shared
+    if rows and names and names.isdisjoint(rows) and shared.keys().isdisjoint(rows):
+        row, name = next(iter(rows)), min(names)
+        raise input_error(
+            Reason.UNMATCHED_LABELS,
+            f"none of {len(rows)} recordings or subjects of {what} has a file here",
+            f"found {safe_text(row)}, expected such as {safe_text(name)}",
+            "Correct `file` or `subject` in the map, or the names in the table",
+            file=file,
+        )
     unclear = [key for key in rows if key not in names and key in shared]
     if unclear:
         yield _report_shared(unclear, shared, what, file)

@@ -30,6 +30,8 @@ from bitimely_core.tokens.epochs import choose_scored, count_durations, find_cla
 from bitimely_core.tokens.moments import Moments
 from bitimely_core.types import SPLITS, Progress, Record
 
+FEW_SUBJECTS = 10  # of as few, a split by subject may have none
+
 
 class WindowRow(NamedTuple):
     """A window of the token set."""
@@ -143,15 +145,14 @@ def _count_annotations(survey: CacheSurvey, record: Record, options: WindowOptio
 
 def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:
     """`cut_record`, and which channels a recording lacks that is left out for them."""
-    before = survey.left_out["missing_channel"]
-    units = survey.left_out["unit"]
+    before = survey.left_out.copy()
     cut = cut_record(record, options, survey.units, survey.left_out)
-    if survey.left_out["missing_channel"] > before:
+    if survey.left_out["missing_channel"] > before["missing_channel"]:
         present = {signal.channel for signal in record.signals}
         absent = [safe_text(name) for name in options.channels if name not in present]
         text = f"lacks {', '.join(absent) or 'them at one time'}"
         survey.lacking["missing_channel"][record.recording_id] = text
-    if survey.left_out["unit"] > units:
+    if survey.left_out["unit"] > before["unit"]:
         survey.lacking["unit"][record.recording_id] = _describe_unit(record, options, survey)
     return cut
 
@@ -338,7 +339,7 @@ LEFT_OUT = {  # key of `left_out` -> its reason
     "faster": LeftOut(
         Reason.SAMPLING_RATE,
         "recordings that are sampled faster than most were left out",
-        hint="Give --rate to resample with an anti-alias filter",
+        hint="Give --rate {rate:g} to resample them with an anti-alias filter",
     ),
     "segments_without_channel": LeftOut(
         Reason.MISSING_CHANNEL, "segments without a channel of this view were left out"
@@ -346,7 +347,7 @@ LEFT_OUT = {  # key of `left_out` -> its reason
     "unit": LeftOut(
         Reason.UNIT,
         "recordings in another unit than most were left out",
-        hint="State what the files mean in the map at ingest: [units]",
+        hint="State the right units in [units] of the map at ingest (generic)",
     ),
     "too_short": LeftOut(Reason.LENGTH, "recordings or segments are shorter than a window"),
     "times_behind": LeftOut(
@@ -407,7 +408,7 @@ def list_findings(
     """What was left out, what the splits lack, and recordings that stand in several splits."""
     findings = list_left_out(survey, options)
     if survey.rows:
-        findings += _list_gaps_of_splits(audit(survey, class_names))
+        findings += _list_gaps_of_splits(audit(survey, class_names), options)
     return [*findings, *_find_duplicates(survey.contents)]
 
 
@@ -416,7 +417,7 @@ def list_left_out(survey: CacheSurvey, options: WindowOptions) -> list[Finding]:
     return [
         _describe_mixed(survey, options)
         if key == "mixed_epochs"
-        else _describe_left_out(key, survey)
+        else _describe_left_out(key, survey, options)
         for key in LEFT_OUT
         if survey.left_out[key]
     ]
@@ -443,7 +444,7 @@ def describe_no_window(cache: Cache, survey: CacheSurvey, options: WindowOptions
     )
 
 
-def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
+def _describe_left_out(key: str, survey: CacheSurvey, options: WindowOptions) -> Finding:
     """What was left out for a reason, with the first recordings and the option that keeps them."""
     reason, count = LEFT_OUT[key], survey.left_out[key]
     problem = f"{count:,} {reason.text}"
@@ -461,7 +462,7 @@ def _describe_left_out(key: str, survey: CacheSurvey) -> Finding:
         reason.code,
         problem,
         "; ".join(recordings[:3]) + others,
-        hint,
+        hint.format(rate=options.rate),
         level=reason.level,
         count=count,
         examples=tuple(recordings[:20]),
@@ -482,13 +483,21 @@ def _describe_mixed(survey: CacheSurvey, options: WindowOptions) -> Finding:
     return Finding(reason.code, problem, hint=hint, level=reason.level, count=count)
 
 
-def _list_gaps_of_splits(counts: dict[str, SplitCounts]) -> Iterator[Finding]:
+def _list_gaps_of_splits(
+    counts: dict[str, SplitCounts], options: WindowOptions
+) -> Iterator[Finding]:
     """Splits without windows, and classes without a training window."""
     empty = [split for split in SPLITS if not counts[split].windows]
     if empty:
+        subjects = sum(split.subjects for split in counts.values())
+        is_small = options.split == "subject" and subjects < FEW_SUBJECTS
         yield Finding(
             Reason.SPLIT_EMPTY,
             f"no windows in {', '.join(empty)}",
+            f"{subjects} subjects are too few for each split to have one" if is_small else "",
+            "Add recordings of other people, or give --split time, which splits each recording"
+            if is_small
+            else "",
             level="warning",
             count=len(empty),
         )
