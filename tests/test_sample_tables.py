@@ -20,7 +20,7 @@ from samples import SAMPLES, require_sample
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
-from bitimely_core.formats import sniffer, vendors
+from bitimely_core.formats import sniffer, table_facts, vendors
 from bitimely_core.types import Record
 
 ROWS = 300
@@ -244,7 +244,7 @@ def test_the_unit_of_times_is_found_by_their_step(
     path.write_text(lines("time,x\n", lambda i, v: f"{i * step:.10g},{v}"))
     facts = sniffer.sniff_table(path)
     assert facts.clock is not None
-    assert (facts.clock.unit, bool(sniffer.describe_doubt(facts))) == (unit, doubted)
+    assert (facts.clock.unit, bool(table_facts.describe_doubt(facts))) == (unit, doubted)
     assert facts.found_rate == pytest.approx(rate)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
@@ -27,6 +28,7 @@ DOCUMENTS = re.compile(
 # formats that do not state their rate
 BARE = {".csv", ".gz", ".tsv", ".parquet", ".pq", ".npy", ".mat"}
 EXAMPLES = 3  # files of a group that are named
+LABELS = {"label", "labels", "value"}  # attributes of recordings that views predict
 CHANNELS = 6  # channels that are named
 
 
@@ -64,21 +66,16 @@ def group_unread(
         path = PurePosixPath(rel)
         if rel not in used and not DOCUMENTS.fullmatch(path.name):
             by_kind.setdefault(path.suffix.lower(), []).append(rel)
+    bare = "nothing in the map names them" if has_map else "they need --map"
     return [
         FileGroup(
-            kind=kind,
+            kind=ending,
             count=len(rels),
-            reason=_explain_unread(kind, has_map=has_map) if is_open else "",
+            reason=bare if is_open and ending in BARE else "",
             examples=rels[:EXAMPLES],
         )
-        for kind, rels in sorted(by_kind.items(), key=lambda item: -len(item[1]))
+        for ending, rels in sorted(by_kind.items(), key=lambda item: -len(item[1]))
     ]
-
-
-def _explain_unread(kind: str, *, has_map: bool) -> str:
-    if kind not in BARE:
-        return ""
-    return "nothing in the map names them" if has_map else "they need --map"
 
 
 def summarize_use(
@@ -93,13 +90,11 @@ def summarize_use(
     `files` is the number of files that were read; `reasons` are those of the data set.
     """
     channels: Counter[str] = Counter()
-    recordings = []
-    findings = list(reasons)
     for entry in entries.values():
         channels.update(entry.channels)
-        recordings += entry.recordings
-        findings += entry.report.reasons if entry.report else []
-    unknown = sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL)
+    recordings = [row for entry in entries.values() for row in entry.recordings]
+    reports = [entry.report for entry in entries.values() if entry.report]
+    findings = itertools.chain(reasons, *(report.reasons for report in reports))
     return SourceUse(
         files_read=files,
         files_left=list(unread),
@@ -109,17 +104,17 @@ def summarize_use(
         annotations=sum(row.annotations for row in recordings),
         seconds=round(sum(row.seconds for row in recordings), 3),
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
-        labels_known=any(
-            {"label", "labels", "value"} & row.attributes.keys() for row in recordings
-        ),
-        unknown_texts=unknown,
+        labels_known=any(not LABELS.isdisjoint(row.attributes) for row in recordings),
+        unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
         unknown_subjects=sum(row.subject_id == row.recording_id for row in recordings),
-        rows_dropped=[
-            DroppedRows(file=table.file, reason=reason, count=count)
-            for table in tables
-            for reason, count in table.dropped_by_reason.items()
-        ],
+        rows_dropped=list(_list_dropped(tables)),
     )
+
+
+def _list_dropped(tables: Iterable[TableReport]) -> Iterator[DroppedRows]:
+    for table in tables:
+        for code, rows in table.dropped_by_reason.items():
+            yield DroppedRows(file=table.file, reason=code, count=rows)
 
 
 def describe_use(use: SourceUse) -> list[str]:

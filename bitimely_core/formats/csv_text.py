@@ -371,7 +371,7 @@ def read_lines(path: Path) -> Generator[Line, None, None]:
             if len(line) == MAX_LINE:
                 raise _line_error(row)
             if size > limit:
-                raise _expansion_error(limit)
+                raise expansion_error(limit)
             text = line.removesuffix(b"\n")
             yield row, text.removesuffix(b"\r"), len(text) < len(line)
     if row == 0:
@@ -398,7 +398,8 @@ def _line_error(row: int) -> UserError:
     )
 
 
-def _expansion_error(most: float) -> UserError:
+def expansion_error(most: float) -> UserError:
+    """The error of a packed text with more than `most` bytes."""
     return input_error(
         Reason.EXPANSION_LIMIT,
         f"holds more than {most:.0f} bytes when unpacked",
@@ -458,7 +459,7 @@ def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[byt
         while chunk := file.read(int(min(BLOCK, most - size))):
             size += len(chunk)
             if size > limit:
-                raise _expansion_error(limit)
+                raise expansion_error(limit)
             rest += chunk
             # the last line stays: the reader must know which block is the last
             if end := rest.rfind(b"\n", 0, -1) + 1:

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error
-from bitimely_core.formats import clocks, sniffer, tables
+from bitimely_core.formats import clocks, sniffer, table_facts, table_layout, tables
 from bitimely_core.formats.csv_frames import make_row
-from bitimely_core.formats.csv_text import Line, open_text, parse_records, read_lines
+from bitimely_core.formats.csv_text import (
+    Line,
+    TextStream,
+    expansion_error,
+    open_text,
+    parse_records,
+    read_lines,
+)
 from bitimely_core.formats.source import finding_to_error
 from bitimely_core.formats.text import ENCODING, UTF8, use_encoding
 from bitimely_core.formats.units import LARGEST
@@ -30,10 +37,11 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 22  # bytes that the parser takes at once
 BLANKS = re.compile(rb"[ \t]+")
+OUTER_BLANKS = re.compile(rb"^ | $", re.MULTILINE)
 NULLS = sorted(  # all spellings: the parser looks at capitals
     {
         "".join(letters)
-        for word in sniffer.MISSING
+        for word in table_layout.MISSING
         for letters in product(*({letter, letter.upper()} for letter in word))
     }
 )
@@ -48,7 +56,10 @@ class SampleValues(NamedTuple):
 
 
 def read_values(
-    path: Path, facts: sniffer.TableFacts, places: Sequence[int], clock: sniffer.Clock | None
+    path: Path,
+    facts: table_facts.TableFacts,
+    places: Sequence[int],
+    clock: table_facts.Clock | None,
 ) -> SampleValues:
     """The columns at `places` and the times of the rows.
 
@@ -70,7 +81,7 @@ def read_values(
 
 
 def _read_columns(
-    path: Path, facts: sniffer.TableFacts, wanted: Sequence[int], texts: set[int]
+    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:
     """Place -> float64 [rows], or texts."""
     if facts.shape is None:
@@ -84,7 +95,7 @@ def _read_columns(
 
 
 def _parse_fast(
-    path: Path, facts: sniffer.TableFacts, wanted: Sequence[int], texts: set[int]
+    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series] | None:
     """The columns by pyarrow; None where a row is at fault, for the careful parser to say why."""
     import pyarrow as pa
@@ -92,14 +103,15 @@ def _parse_fast(
 
     shape = facts.shape
     assert shape is not None
-    if shape.delimiter == " ":
-        return None if facts.rows > 100_000 else _parse_rows(path, facts, wanted, texts)
     names = [str(i) for i in range(shape.width)]
     kinds = {str(i): pa.string() if i in texts else pa.float64() for i in wanted}
     with open_text(path) as stream:
         for _ in range(shape.skip):
             stream.file.readline()
-        rest: pa.NativeFile = pa.PythonFile(stream.file, mode="r")
+        reader = _LimitedReader(stream)
+        rest: pa.NativeFile = pa.PythonFile(reader, mode="r")
+        if shape.delimiter == " ":
+            rest = pa.BufferReader(join_blanks(reader.read()))
         try:
             table = pa.csv.read_csv(
                 rest,
@@ -143,7 +155,38 @@ def _check_columns(
     return result
 
 
-def _number_lines(path: Path, shape: sniffer.TableShape) -> Iterator[Line]:
+class _LimitedReader:
+    """A text that must not be longer than its stream allows."""
+
+    closed = False
+
+    def __init__(self, stream: TextStream) -> None:
+        self.stream = stream
+        self.size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes. Raises UserError: expansion_limit."""
+        most = -1 if math.isinf(self.stream.limit) else int(self.stream.limit) + 1
+        text = self.stream.file.read(size if size >= 0 else most)
+        self.size += len(text)
+        if self.size > self.stream.limit:
+            raise expansion_error(self.stream.limit)
+        return text
+
+    def readable(self) -> bool:
+        """It is for reading alone."""
+        return True
+
+    def close(self) -> None:
+        """The stream is closed by its owner."""
+
+
+def join_blanks(text: bytes) -> bytes:
+    """A text with one blank between cells, and none at the ends of lines."""
+    return OUTER_BLANKS.sub(b"", BLANKS.sub(b" ", text.replace(b"\r\n", b"\n")))
+
+
+def _number_lines(path: Path, shape: table_facts.TableShape) -> Iterator[Line]:
     """The lines below the header, with one blank between cells where blanks separate them."""
     with closing(read_lines(path)) as lines:
         for row, raw, ended in lines:
@@ -157,7 +200,7 @@ def _number_lines(path: Path, shape: sniffer.TableShape) -> Iterator[Line]:
 
 
 def _parse_rows(
-    path: Path, facts: sniffer.TableFacts, wanted: Sequence[int], texts: set[int]
+    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:
     """The columns row by row. Raises UserError: see `read_values`."""
     import polars as pl
@@ -166,31 +209,34 @@ def _parse_rows(
     assert shape is not None
     cells: dict[int, list[float]] = {i: [] for i in wanted if i not in texts}
     words: dict[int, list[str]] = {i: [] for i in texts}
-    timed = facts.clock.places if facts.clock else ()
-    missing = {*sniffer.MISSING, *(text.lower() for text in facts.missing)}
     records = parse_records(_number_lines(path, shape), shape.width, shape.delimiter)
     for row in map(make_row, records):
         if isinstance(row, Finding):
-            wanted_text = "a lost row would shift what follows"
             problem = f"line {row.row} {row.problem}"
-            raise input_error(row.code, problem, wanted_text, row=row.row)
+            action = "a lost row would shift what follows"
+            raise input_error(row.code, problem, action, row=row.row)
         for place, column in words.items():
             column.append(row.cells[place].strip())
         for place, numbers in cells.items():
-            cell = row.cells[place].strip()
-            try:
-                numbers.append(
-                    math.nan
-                    if cell.lower() in missing
-                    else _parse_cell(cell, shape.decimal, is_time=place in timed)
-                )
-            except UserError as error:
-                name = facts.columns[place].header or f"column {place + 1}"
-                raise finding_to_error(tables.locate_cell(error, row.row, name)) from None
+            numbers.append(_read_cell(row, place, facts))
     return {
         **{i: np.array(numbers, np.float64) for i, numbers in cells.items()},
         **{i: pl.Series("", column, pl.String) for i, column in words.items()},
     }
+
+
+def _read_cell(row: tables.TableRow, place: int, facts: table_facts.TableFacts) -> float:
+    """A cell as a number, NaN for a missing one. Raises UserError with row and column."""
+    cell = row.cells[place].strip()
+    if cell.lower() in table_layout.MISSING or cell in facts.missing:
+        return math.nan
+    timed = facts.clock.places if facts.clock else ()
+    decimal = facts.shape.decimal if facts.shape else "."
+    try:
+        return _parse_cell(cell, decimal, is_time=place in timed)
+    except UserError as error:
+        name = facts.columns[place].header or f"column {place + 1}"
+        raise finding_to_error(tables.locate_cell(error, row.row, name)) from None
 
 
 def _parse_cell(cell: str, decimal: str, *, is_time: bool) -> float:
@@ -202,34 +248,44 @@ def _parse_cell(cell: str, decimal: str, *, is_time: bool) -> float:
 
 
 def _read_parquet(
-    path: Path, facts: sniffer.TableFacts, wanted: Sequence[int], texts: set[int]
+    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:
     """The columns of a Parquet file; texts are read as cells of csv."""
     import polars as pl
 
-    headers = [facts.columns[i].header for i in wanted]
-    stored = facts.clock.places if facts.clock and facts.clock.form == "stored" else ()
+    clock = facts.clock
+    stored = clock.places if clock and clock.form == "stored" else ()
     result: dict[int, np.ndarray | pl.Series] = {}
     careful = []
-    for place, header in zip(wanted, headers, strict=True):
-        series = _load_column(path, header)
+    for place in wanted:
+        series = _load_column(path, facts.columns[place].header)
         if place in stored:
             result[place] = sniffer.to_seconds(series)
         elif place in texts:
             result[place] = series.cast(pl.String)
-        elif series.dtype.is_numeric() or series.dtype == pl.Boolean:
-            values = series.cast(pl.Float64).to_numpy()
-            limit = math.inf if facts.clock and place in facts.clock.places else LARGEST
-            if np.isinf(values).any() or np.nanmax(np.abs(values), initial=0.0) > limit:
-                careful.append(place)
-            result[place] = values
         else:
-            careful.append(place)
+            is_time = clock is not None and place in clock.places
+            numbers = _take_numbers(series, math.inf if is_time else LARGEST)
+            if numbers is None:
+                careful.append(place)
+            else:
+                result[place] = numbers
     if careful:
         names = [facts.columns[i].header for i in careful]
-        numbers = tables.read_number_table(path, names, missing=sniffer.MISSING)
-        result |= {place: numbers[:, k] for k, place in enumerate(careful)}
+        table = tables.read_number_table(path, names, missing=table_layout.MISSING)
+        result |= {place: table[:, k] for k, place in enumerate(careful)}
     return result
+
+
+def _take_numbers(series: pl.Series, largest: float) -> np.ndarray | None:
+    """A column of numbers; None for texts, and for values that are not finite or too large."""
+    import polars as pl
+
+    if not series.dtype.is_numeric() and series.dtype != pl.Boolean:
+        return None
+    values = series.cast(pl.Float64).to_numpy()
+    is_sound = not np.isinf(values).any() and np.nanmax(np.abs(values), initial=0.0) <= largest
+    return values if is_sound else None
 
 
 def _load_column(path: Path, header: str) -> pl.Series:
@@ -249,8 +305,8 @@ def _load_column(path: Path, header: str) -> pl.Series:
 
 def _read_times(
     columns: dict[int, np.ndarray | pl.Series],
-    facts: sniffer.TableFacts,
-    clock: sniffer.Clock,
+    facts: table_facts.TableFacts,
+    clock: table_facts.Clock,
     first: int,
 ) -> clocks.Times:
     """The times of the rows. Raises UserError: timestamps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import tomllib
 from functools import cache
@@ -61,6 +62,13 @@ class VendorForm(NamedTuple):
     def read_unit(self, head: str) -> str:
         """The unit of all channels."""
         return _search(self.unit, head) if "(" in self.unit else self.unit
+
+    def find_unit(self, header: str) -> str | None:
+        """The unit of the column with this header; None: it is none of `columns`."""
+        for pattern, unit in self.columns.items():
+            if fnmatch.fnmatchcase(header.lower(), pattern.lower()):
+                return unit
+        return None
 
     def read_start(self, head: str) -> str:
         """The text of the time of the first row."""

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
-from bitimely_core.formats import sniffer, tables, wfdb, wfdb_header
+from bitimely_core.formats import sniffer, table_facts, tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
@@ -136,14 +136,14 @@ def refuse_tables_alone(source: Source) -> None:
         )
 
 
-def _is_bare(rel: str, facts: sniffer.TableFacts | None) -> bool:
+def _is_bare(rel: str, facts: table_facts.TableFacts | None) -> bool:
     """Whether a file may be a table without a rate; of .txt only those of numbers are."""
     if LAYOUT.fullmatch(PurePosixPath(rel).name):
-        return facts is not None and sniffer.looks_like_samples(facts)
+        return facts is not None and table_facts.looks_like_samples(facts)
     return True
 
 
-def sniff_file(source: Source, rel: str) -> sniffer.TableFacts | None:
+def sniff_file(source: Source, rel: str) -> table_facts.TableFacts | None:
     """How the table `rel` is written; None for what does not read as a table."""
     if rel in source.rejected:
         return None
@@ -154,9 +154,9 @@ def sniff_file(source: Source, rel: str) -> sniffer.TableFacts | None:
         return None
 
 
-def is_timed_table(facts: sniffer.TableFacts | None) -> bool:
+def is_timed_table(facts: table_facts.TableFacts | None) -> bool:
     """Whether a table is one of samples with a rate, so that it is read without a map."""
-    return facts is not None and sniffer.looks_like_samples(facts) and bool(facts.found_rate)
+    return facts is not None and table_facts.looks_like_samples(facts) and bool(facts.found_rate)
 
 
 def _is_recording(source: Source, rel: str, rule: FileRule, *, has_map: bool) -> bool:
@@ -171,28 +171,28 @@ def _is_recording(source: Source, rel: str, rule: FileRule, *, has_map: bool) ->
     if is_named or not find_suffix(rel).startswith(".txt"):
         return True
     facts = sniff_file(source, rel)
-    return facts is not None and sniffer.looks_like_samples(facts)
+    return facts is not None and table_facts.looks_like_samples(facts)
 
 
 def _describe_tables(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
 ) -> Iterator[Finding]:
     """How the tables are read: a line a group of files, a warning where a unit was assumed."""
-    groups: dict[sniffer.TableFacts, list[tuple[str, str, str]]] = {}
+    groups: dict[table_facts.TableFacts, list[tuple[str, str, str]]] = {}
     rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
     for rel, rule in rules[:DESCRIBED]:
         if rule.series or rel in source.rejected:
             continue
-        choice = sniffer.ClockChoice(rule.time, rule.clock)
+        choice = table_facts.ClockChoice(rule.time, rule.clock)
         try:
             facts = sniffer.sniff_table(source.path(rel), rule.delimiter, choice)
         except UserError as error:
             raise_system_error(error)
             continue  # its unit says why
-        is_stated = rule.rate is not None and sniffer.is_plain(facts)
-        line = "" if is_stated else f"read as: {sniffer.describe_facts(facts)}"
-        doubt = "" if rule.clock or rule.rate else sniffer.describe_doubt(facts)
-        groups.setdefault(sniffer.strip_values(facts), []).append((rel, line, doubt))
+        is_stated = rule.rate is not None and table_facts.is_plain(facts)
+        line = "" if is_stated else f"read as: {table_facts.describe_facts(facts)}"
+        doubt = "" if rule.clock or rule.rate else table_facts.describe_doubt(facts)
+        groups.setdefault(table_facts.strip_values(facts), []).append((rel, line, doubt))
     for members in groups.values():
         rel, line, doubt = members[0]
         more = f" ({len(members)} files)" if members[1:] else ""

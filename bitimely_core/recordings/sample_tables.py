@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats import clocks, sample_values, sniffer, tables
+from bitimely_core.formats import clocks, sample_values, sniffer, table_facts, tables
 from bitimely_core.formats.source import locate_errors, report_faults
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import narrow_samples
@@ -71,70 +71,76 @@ class NamedColumns(NamedTuple):
         return Signal(self.names[k], rate, self.units[k], samples, onset=onset)
 
 
-def sniff_recording(path: Path, info: RecordingInfo) -> sniffer.TableFacts:
+def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
     """How the table of a recording is written, by its map and its first lines."""
-    choice = sniffer.ClockChoice(info.time, info.clock)
+    choice = table_facts.ClockChoice(info.time, info.clock)
     return sniffer.sniff_table(path, info.delimiter, choice)
 
 
 def list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
     """Names by which the channels of a table may be asked for."""
     facts = sniff_recording(path, info)
-    columns = [facts.columns[i] for i in facts.list_channels()]
-    names = [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
-    others = [column.header for column in facts.columns if column.kind not in {"empty", "text"}]
-    return list(dict.fromkeys([*names, *filter(None, others)]))
+    headers = [column.header for column in facts.columns if column.kind not in {"empty", "text"}]
+    return list(dict.fromkeys([*list_channel_names(facts), *filter(None, headers)]))
 
 
-def _choose_channels(facts: sniffer.TableFacts, info: RecordingInfo) -> tuple[list[int], list[str]]:
+def _choose_channels(
+    facts: table_facts.TableFacts, info: RecordingInfo
+) -> tuple[list[int], list[str]]:
     """Places and names of the columns that are channels: those of the map, else all of numbers.
 
-    Raises UserError: schema, header, not_numeric.
+    Raises UserError: schema, header.
     """
-    places = facts.list_channels()
-    columns = facts.columns
-    if not info.channels:
-        if not places:
-            shown = list_names([column.header for column in columns if column.header], 12)
-            wanted = f"found the columns {shown or 'without names'}"
-            raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
-        names = [columns[i].name or f"channel {n}" for n, i in enumerate(places, 1)]
-        headers = Counter(columns[i].header for i in places)
-        twice = [header for header, count in headers.items() if header and count > 1]
-        if twice:
-            problem = f"the column {safe_text(twice[0])} occurs {headers[twice[0]]} times"
-            raise input_error(Reason.HEADER, problem, "expected once", field=twice[0])
-        return places, names
-    known: dict[str, int] = {}
-    for n, i in enumerate(places, 1):
-        known.setdefault(columns[i].name or f"channel {n}", i)
-    for i, column in enumerate(columns):
+    columns, places = facts.columns, facts.list_channels()
+    if info.channels:
+        return _find_channels(facts, list(info.channels)), list(info.channels)
+    if not places:
+        shown = list_names([column.header for column in columns if column.header], 12)
+        wanted = f"found the columns {shown or 'without names'}"
+        raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
+    headers = Counter(columns[i].header for i in places)
+    for header, count in headers.items():
+        if header and count > 1:
+            problem = f"the column {safe_text(header)} occurs {count} times"
+            raise input_error(Reason.HEADER, problem, "expected once", field=header)
+    return places, list_channel_names(facts)
+
+
+def list_channel_names(facts: table_facts.TableFacts) -> list[str]:
+    """Names of the channels of a table; those without one are numbered."""
+    columns = [facts.columns[i] for i in facts.list_channels()]
+    return [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
+
+
+def _find_channels(facts: table_facts.TableFacts, wanted: Sequence[str]) -> list[int]:
+    """Places of columns by their name, header or number. Raises UserError: schema."""
+    known = dict(zip(list_channel_names(facts), facts.list_channels(), strict=True))
+    for i, column in enumerate(facts.columns):
         known.setdefault(column.header, i)
         known.setdefault(f"column {i + 1}", i)
-    missing = [name for name in info.channels if name not in known]
+    missing = [name for name in wanted if name not in known]
     if missing:
-        shown = list_names([c.header for c in columns if c.header] or list(known), 30)
+        headers = [column.header for column in facts.columns if column.header]
         what = "columns" if missing[1:] else "column"
         verb = "are" if missing[1:] else "is"
         problem = f"the {what} {list_names(missing)} {verb} missing"
+        shown = list_names(headers or list_channel_names(facts))
         raise input_error(Reason.SCHEMA, problem, f"found {shown}", field=missing[0])
-    return [known[name] for name in info.channels], list(info.channels)
+    return [known[name] for name in wanted]
 
 
 def _choose_clock(
-    facts: sniffer.TableFacts, info: RecordingInfo, places: Sequence[int]
-) -> sniffer.Clock | None:
+    facts: table_facts.TableFacts, info: RecordingInfo, places: Sequence[int]
+) -> table_facts.Clock | None:
     """The clock that times the rows: that of the map; else the one found, unless it is a channel."""
     clock = facts.clock
     if clock is None or (not info.time and not set(clock.places).isdisjoint(places)):
-        return None
-    if not info.time and facts.rate:
         return None
     return clock
 
 
 def _find_rate(
-    facts: sniffer.TableFacts, info: RecordingInfo, clock: sniffer.Clock | None
+    facts: table_facts.TableFacts, info: RecordingInfo, clock: table_facts.Clock | None
 ) -> float | None:
     """Hz that the map or the first lines state. Raises UserError where there is no clock, too."""
     rate = info.rate or (None if info.time else facts.rate)
@@ -158,8 +164,8 @@ def _find_rate(
 
 def _time_signals(
     table: NamedColumns,
-    facts: sniffer.TableFacts,
-    clock: sniffer.Clock | None,
+    facts: table_facts.TableFacts,
+    clock: table_facts.Clock | None,
     rate: float | None,
     content: sample_values.SampleValues,
     info: RecordingInfo,
@@ -174,16 +180,18 @@ def _time_signals(
     if clock.unit == "samples":
         assert rate is not None
         seconds = seconds / rate
-    if clocks.is_irregular(seconds) or (facts.vendor and clock.irregular):
+    is_uneven = clocks.is_irregular(seconds) or (bool(facts.vendor) and clock.irregular)
+    if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         return _grid_signals(table, times, column, rate)
     try:
         timed = timing.measure_timing(seconds, values, column, content.first, rate)
     except UserError as error:
         if info.time or rate is None:
             raise
-        # the map states the rate and not this clock
+        # the rate is stated, and this clock is not
         problem = f"its column {safe_text(column)} says otherwise: {error.problem}"
-        action = f"the rate of the map, {rate:g} Hz, is used"
+        whose = "of the map" if info.rate else "in its first lines"
+        action = f"the rate {whose}, {rate:g} Hz, is used"
         finding = input_warning(Reason.SAMPLING_RATE, problem, action)
         return TimedSignals(_cut_signals(table, rate, None), [finding], None, 0.0)
     if timed.kept is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bitimely_core.config import validate
 from bitimely_core.errors import Reason, UserError, clean, input_error
-from bitimely_core.formats import edf, edf_header, sniffer, tables, wfdb
+from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import pair_label_arrays
@@ -28,6 +28,7 @@ from bitimely_core.recordings.mapping import (
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
+from bitimely_core.recordings.sample_tables import list_channel_names
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
@@ -149,7 +150,7 @@ def _list_recordings(source: Source) -> list[str]:
 
 def _is_text_of_samples(source: Source, rel: str) -> bool:
     facts = sniff_file(source, rel) if find_suffix(rel).startswith(".txt") else None
-    return facts is not None and sniffer.looks_like_samples(facts)
+    return facts is not None and table_facts.looks_like_samples(facts)
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:
@@ -275,14 +276,14 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     if not sniffed:
         return [RATE_LINE]
     first = sniffed[0]
-    counts = Counter(name for facts in sniffed for name in _list_names(facts))
-    numeric = [name for name in _list_names(first) if not is_no_signal(name)]
+    counts = Counter(name for facts in sniffed for name in list_channel_names(facts))
+    numeric = [name for name in list_channel_names(first) if not is_no_signal(name)]
     common = [_quote(name) for name in numeric if counts[name] == len(sniffed)]
     lines = [
         f"#   {_quote(name)} in {count} of {len(sniffed)} files"
         for name, count in counts.most_common(LISTED)
     ]
-    head = [f"# read as: {clean(sniffer.describe_facts(first), 600)}"]
+    head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     clock = first.clock
     if not all(facts.found_rate for facts in sniffed):
         head.append(RATE_LINE)
@@ -291,15 +292,9 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
         rate = f"{first.found_rate:.6g} Hz"
         mark = "" if header else "# "
         head.append(f"{mark}time = {_quote(header)}  # {rate}; the times of the rows")
-        if doubt := sniffer.describe_doubt(first):
+        if doubt := table_facts.describe_doubt(first):
             head.append(f'clock = "{clock.unit}"  # TO CHECK: {clean(doubt, 300)}')
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
-
-
-def _list_names(facts: sniffer.TableFacts) -> list[str]:
-    """Names of the channels of a table."""
-    columns = (facts.columns[i] for i in facts.list_channels())
-    return [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
 
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:

@@ -72,8 +72,8 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         )
     window, stride = _scale_window(view, choices, factor)
     by_epoch = view.epoch is not None and view.target is None
-    if by_epoch and view.epoch and choices.window and not view.points:
-        view = replace(view, epoch=_choose_epoch(cache, view, window / (view.rate * factor)))
+    if by_epoch:
+        view = _choose_epoch(cache, view, choices, window / (view.rate * factor))
     _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
     rate = float(view.rate * factor)
     return WindowOptions(
@@ -109,18 +109,16 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     )
 
 
-def _choose_epoch(cache: Cache, view: View, seconds: float) -> float:
-    """Seconds of an epoch for windows of `seconds`.
+def _choose_epoch(cache: Cache, view: View, choices: WindowChoices, seconds: float) -> View:
+    """The view with the epoch for windows of `seconds`.
 
     It is that of the view, or that of the windows where these and the annotations are shorter.
     """
-    assert view.epoch
-    if seconds >= view.epoch:
-        return view.epoch
-    notes = cache.annotations()
-    rows = notes.select("duration", "label").iter_rows() if notes.height else ()
+    if not view.epoch or view.points or choices.window is None or seconds >= view.epoch:
+        return view
+    rows = cache.annotations().select("duration", "label").iter_rows()
     scored = choose_scored(count_durations(rows, view.labels))
-    return min(view.epoch, seconds) if is_shorter(scored, view.epoch) else view.epoch
+    return replace(view, epoch=seconds) if is_shorter(scored, view.epoch) else view
 
 
 def _check_combination(

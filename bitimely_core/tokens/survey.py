@@ -87,8 +87,6 @@ def survey_cache(
             survey.left_out["faster"] += 1
             survey.lacking["faster"][record.recording_id] = f"has {fastest:g} Hz"
             continue
-        if options.epoch is not None:
-            _count_annotations(survey, record, options)
         cut = _cut_record(record, options, survey)
         if cut is None or not cut.places:
             continue
@@ -145,6 +143,8 @@ def _count_annotations(survey: CacheSurvey, record: Record, options: WindowOptio
 
 def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> RecordCut | None:
     """`cut_record`, and which channels a recording lacks that is left out for them."""
+    if options.epoch is not None:
+        _count_annotations(survey, record, options)
     before = survey.left_out.copy()
     cut = cut_record(record, options, survey.units, survey.left_out)
     if survey.left_out["missing_channel"] > before["missing_channel"]:
@@ -254,7 +254,7 @@ def summarize_use(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> 
     for recording, channel, rate, samples in columns.iter_rows():
         seconds[recording][channel] += samples / rate
         channels[channel].add(recording)
-    left = {
+    unused = {
         channel: len(recordings)
         for channel, recordings in channels.items()
         if channel not in options.read_channels and channel != options.target
@@ -265,7 +265,7 @@ def summarize_use(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> 
     return WindowUse(
         recordings=len(cache.recording_ids()),
         recordings_used=len(starts),
-        channels_left=dict(sorted(left.items(), key=lambda item: (-item[1], item[0]))),
+        channels_left=dict(sorted(unused.items(), key=lambda item: (-item[1], item[0]))),
         seconds=round(sum(max(by_channel.values()) for by_channel in seconds.values()), 3),
         seconds_used=round(sum(_measure_union(s, options.length) for s in starts.values()), 3),
     )
@@ -427,21 +427,29 @@ def describe_no_window(cache: Cache, survey: CacheSurvey, options: WindowOptions
     """The error for a view without a window, with the reasons that cost most."""
     reasons = sorted(list_left_out(survey, options), key=lambda finding: -finding.count)
     problems = [finding.problem for finding in reasons[:3]]
-    if options.epoch is not None and not survey.durations and not options.points:
-        problems.insert(0, "no annotation that lasts has a class of it")
-    if survey.unknown:
-        texts = [safe_text(text, 20) for text, _ in survey.unknown.most_common(5)]
-        problems.append(f"texts without a class: {', '.join(texts)}")
-    needed = f"{options.length:g} s of {', '.join(options.channels)}"
-    classes = f" with one of {', '.join(options.classes)}" if options.classes else " with a label"
+    if options.epoch is not None:
+        problems += _describe_texts(survey, options)
+    needed = f"a window needs {options.length:g} s of {', '.join(options.channels)}"
+    if options.task != "none":
+        classes = ", ".join(options.classes)
+        needed += f" with one of {classes}" if classes else " with a label"
     return input_error(
         Reason.NO_INPUT,
         f"no window fits this view: {'; '.join(problems) or 'the cache has no recording'}",
-        f"a window needs {needed}" + (classes if options.task != "none" else ""),
+        needed,
         next((finding.hint for finding in reasons if finding.hint), ""),
         file=str(cache.folder),
         details=reasons,
     )
+
+
+def _describe_texts(survey: CacheSurvey, options: WindowOptions) -> list[str]:
+    """That no annotation has a class, and the texts that are none."""
+    texts = [safe_text(text, 20) for text, _ in survey.unknown.most_common(5)]
+    problems = [f"texts without a class: {', '.join(texts)}"] if texts else []
+    if not survey.durations and not options.points:
+        problems.insert(0, "no annotation that lasts has a class of it")
+    return problems
 
 
 def _describe_left_out(key: str, survey: CacheSurvey, options: WindowOptions) -> Finding:
@@ -489,18 +497,7 @@ def _list_gaps_of_splits(
     """Splits without windows, and classes without a training window."""
     empty = [split for split in SPLITS if not counts[split].windows]
     if empty:
-        subjects = sum(split.subjects for split in counts.values())
-        is_small = options.split == "subject" and subjects < FEW_SUBJECTS
-        yield Finding(
-            Reason.SPLIT_EMPTY,
-            f"no windows in {', '.join(empty)}",
-            f"{subjects} subjects are too few for each split to have one" if is_small else "",
-            "Add recordings of other people, or give --split time, which splits each recording"
-            if is_small
-            else "",
-            level="warning",
-            count=len(empty),
-        )
+        yield _describe_empty_splits(empty, counts, options)
     classes = counts["train"].classes
     absent = tuple(safe_text(name) for name, count in classes.items() if not count)
     if absent:
@@ -512,6 +509,19 @@ def _list_gaps_of_splits(
             count=len(absent),
             examples=absent[:5],
         )
+
+
+def _describe_empty_splits(
+    empty: list[str], counts: dict[str, SplitCounts], options: WindowOptions
+) -> Finding:
+    """The warning about splits without windows, with a way out where there are few people."""
+    subjects = sum(split.subjects for split in counts.values())
+    problem, requirement, hint = f"no windows in {', '.join(empty)}", "", ""
+    if options.split == "subject" and subjects < FEW_SUBJECTS:
+        requirement = f"{subjects} subjects are too few for each split to have one"
+        hint = "Add recordings of other people, or give --split time, which splits each recording"
+    code = Reason.SPLIT_EMPTY
+    return Finding(code, problem, requirement, hint, level="warning", count=len(empty))
 
 
 def _find_duplicates(contents: dict[bytes, list[set[str]]]) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats import edf_header, sniffer, wfdb
+from bitimely_core.formats import edf_header, table_facts, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
@@ -250,7 +250,7 @@ def list_signal_files(source: Source) -> Iterator[str]:
             continue
         if find_suffix(rel).startswith(".txt"):
             facts = files.sniff_file(source, rel)
-            if facts is None or not sniffer.looks_like_samples(facts):
+            if facts is None or not table_facts.looks_like_samples(facts):
                 continue
         if not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
             yield rel

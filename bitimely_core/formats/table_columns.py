@@ -1,0 +1,299 @@
+"""Finds what the columns of a table of samples are: channels with units, the clock, others."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from bitimely_core.errors import Reason, input_error, safe_text
+from bitimely_core.formats import clocks, vendors
+from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, ColumnKind
+from bitimely_core.formats.table_layout import CELLS, MISSING, is_number
+from bitimely_core.formats.tables import NUMBER
+from bitimely_core.formats.text import list_names
+
+CHANNEL_UNITS = {unit.lower() for unit in clocks.WORDS["units"]}
+NO_UNITS = set(clocks.WORDS["no_units"])
+SUFFIX_UNITS = clocks.WORDS["suffixes"]
+BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
+MOST_CODES = 8  # different values of a column of labels
+
+
+def split_header(header: str) -> tuple[str, str]:
+    """Name and unit of a header such as `EKG [mV]`; a unit in round brackets must be known."""
+    match = BRACKETS.fullmatch(header)
+    if match:
+        square, round_ = (text.strip() if text else "" for text in match.group(2, 3))
+        if square and not square.isdigit():
+            return match[1], square
+        is_time = clocks.is_clock_name(match[1]) and round_.lower() in clocks.UNIT_OF_WORD
+        if is_time or round_.lower() in CHANNEL_UNITS:
+            return match[1], round_
+    suffix = header.rpartition("_")[2].lower()
+    return header, SUFFIX_UNITS.get(suffix, "") if "_" in header else ""
+
+
+def name_columns(
+    names: Sequence[str], units: Sequence[str], rows: Sequence[Sequence[str]], decimal: str
+) -> tuple[Column, ...]:
+    """The columns by their headers and their first cells.
+
+    Units of a row of their own outrank those of headers; a name that two columns would have stays
+    with its unit.
+    """
+    width = len(rows[0]) if rows else len(names)
+    headers, stated = ([*texts, *[""] * width][:width] for texts in (names, units))
+    split = list(map(split_header, headers))
+    counts = Counter(name for name, _ in split)
+    columns = []
+    for i, (header, (name, unit)) in enumerate(zip(headers, split, strict=True)):
+        unit = stated[i].strip("[]() ") or unit
+        kind = find_kind([row[i] for row in rows[:CELLS]], decimal)
+        columns.append(
+            Column(
+                name=name if counts[name] == 1 else header,
+                header=header,
+                unit="" if unit.lower() in NO_UNITS else unit,
+                kind="number" if kind == "empty" and header else kind,
+            )
+        )
+    return tuple(columns)
+
+
+def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
+    """What the cells of a column are: at least half of those that are not empty."""
+    filled = [cell for cell in cells if cell.lower() not in MISSING]
+    if not filled:
+        return "empty" if not any(cells) else "number"
+    numbers = sum(is_number(cell, decimal) for cell in filled)
+    if 2 * numbers >= len(filled):
+        return "number"
+    return "time" if 2 * sum(map(clocks.is_time_text, filled)) >= len(filled) else "text"
+
+
+def apply_form(
+    columns: Sequence[Column], form: vendors.VendorForm, head: str
+) -> tuple[Column, ...]:
+    """The columns with the names and units of a vendor's form, and those it leaves out."""
+    names = [*form.read_names(head), *[""] * len(columns)]
+    unit, last = form.read_unit(head), form.count_last(head)
+    numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
+    kept = set(numeric[-last:]) if last else set(numeric)
+    result = []
+    for i, (column, name) in enumerate(zip(columns, names, strict=False)):
+        if not column.header:
+            column = column._replace(name=name, header=name)
+        stated = form.find_unit(column.header or f"channel {i + 1}")
+        if column.kind == "number" and (i not in kept or (form.columns and stated is None)):
+            column = column._replace(kind="left out")
+        result.append(column._replace(unit=column.unit or stated or unit))
+    return tuple(result)
+
+
+class CellColumns:
+    """The first rows of a table by column."""
+
+    def __init__(self, rows: Sequence[Sequence[str]], decimal: str) -> None:
+        self.rows = rows
+        self.decimal = decimal
+
+    def texts(self, place: int) -> list[str]:
+        """The cells of a column."""
+        return [row[place] for row in self.rows]
+
+    def numbers(self, place: int) -> np.ndarray:
+        """The cells of a column as numbers, float64 [rows]; NaN where a cell is none."""
+        cells = [
+            cell.replace(",", ".") if self.decimal == "," else cell for cell in self.texts(place)
+        ]
+        return np.array(
+            [float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64
+        )
+
+
+def find_clock(
+    columns: Sequence[Column], cells: CellColumns, choice: ClockChoice, patterns: Sequence[str]
+) -> Clock | None:
+    """The clock that the map, a form or the columns themselves name.
+
+    Raises UserError: schema, for a stated column that is not there.
+    """
+    if choice.column:
+        return _make_clock(columns, cells, find_place(columns, choice.column), choice.unit)
+    for pattern in patterns:
+        for i, column in enumerate(columns):
+            if fnmatch.fnmatch(column.header.lower(), pattern.lower()):
+                return _make_clock(columns, cells, i, choice.unit)
+    candidates = [
+        clock
+        for i, column in enumerate(columns)
+        if _may_be_clock(i, columns)
+        and (clock := _make_clock(columns, cells, i, choice.unit))
+        and _increases(cells, columns, clock)
+    ]
+    return max(candidates, key=lambda clock: _rate_clock(clock, columns, cells), default=None)
+
+
+def find_place(columns: Sequence[Column], wanted: str) -> int:
+    """The place of the column that a map calls so. Raises UserError: schema."""
+    numbered = [f"column {i}" for i in range(1, len(columns) + 1)]
+    for texts in ([c.header for c in columns], [c.name for c in columns], numbered):
+        if wanted in texts:
+            return texts.index(wanted)
+    names = list_names([column.header for column in columns if column.header], 12)
+    problem = f"has no column {safe_text(wanted)}"
+    raise input_error(Reason.SCHEMA, problem, f"found {names or 'no header'}", field="time")
+
+
+def _may_be_clock(place: int, columns: Sequence[Column]) -> bool:
+    column = columns[place]
+    if column.kind == "time":
+        return True
+    if column.kind != "number" or len(columns) < 2:
+        return False
+    if not column.header:
+        return place == 0 and not any(other.header for other in columns)
+    return clocks.is_clock_name(column.header)
+
+
+def _make_clock(
+    columns: Sequence[Column], cells: CellColumns, place: int, unit: str
+) -> Clock | None:
+    """The clock in a column; None for texts that are no times."""
+    column = columns[place]
+    if column.kind != "time":
+        values = cells.numbers(place)
+        values = values[np.isfinite(values)]
+        if len(values) < 2:
+            return None
+        if not column.header and not unit and _is_count(values):
+            return None
+        choice = clocks.choose_unit(column.header, column.unit, values, unit)
+        step = clocks.measure_step(values) * clocks.UNITS.get(choice.unit, float("nan"))
+        irregular = clocks.is_irregular(values)
+        return Clock((place,), choice.unit, "", choice.evidence, choice.others, step, irregular)
+    return _make_text_clock(columns, cells, place)
+
+
+def _make_text_clock(columns: Sequence[Column], cells: CellColumns, place: int) -> Clock | None:
+    import polars as pl
+
+    places: tuple[int, ...] = (place,)
+    texts = cells.texts(place)
+    date = next(
+        (i for i, c in enumerate(columns) if i != place and _is_date_column(cells.texts(i))), None
+    )
+    if date is not None and not clocks.DATE.match(texts[0]):
+        places = (date, place)
+        texts = [f"{day} {time}" for day, time in zip(cells.texts(date), texts, strict=True)]
+    filled = [text for text in texts if text.lower() not in MISSING]
+    form = clocks.find_text_form(filled[:CELLS], columns[place].header)
+    times = clocks.parse_texts(pl.Series("", filled, pl.String), form) if form else 0
+    if isinstance(times, int):
+        return None
+    seconds = times.seconds
+    irregular = clocks.is_irregular(seconds)
+    step = measure_text_step(seconds)
+    return Clock(places, "datetime", form, "dates and times", (), step, irregular)
+
+
+def measure_text_step(seconds: np.ndarray) -> float:
+    """Seconds between rows, where several rows may have one time, rounded to seconds."""
+    step = clocks.measure_step(seconds)
+    repeats = float(np.mean(np.diff(seconds) == 0)) if len(seconds) > 1 else 0.0
+    return step * (1 - repeats) if repeats > 0.5 else step
+
+
+def _is_date_column(texts: Sequence[str]) -> bool:
+    return bool(texts) and all(clocks.DATE.fullmatch(text) for text in texts[:CELLS])
+
+
+def _increases(cells: CellColumns, columns: Sequence[Column], clock: Clock) -> bool:
+    """Whether the times of the first rows go up, but for a few of them."""
+    if clock.form:
+        return clock.step > 0
+    steps = np.diff(cells.numbers(clock.places[0]))
+    steps = steps[np.isfinite(steps)]
+    return bool(steps.size) and float(np.mean(steps >= 0)) > 0.9 and float(np.sum(steps)) > 0
+
+
+def _rate_clock(
+    clock: Clock, columns: Sequence[Column], cells: CellColumns
+) -> tuple[bool, bool, bool, int]:
+    """How good a clock is: few rows of one time, a unit in its header, a known unit, its place."""
+    place = clock.places[-1]
+    if clock.form:
+        return True, True, False, -place
+    repeats = float(np.mean(np.diff(cells.numbers(place)) == 0))
+    return repeats < 0.05, bool(clock.unit), "header" in clock.evidence, -place
+
+
+def _is_count(values: np.ndarray) -> bool:
+    """Whether these are numbers of samples: whole, one after the other, from 0 or 1."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < 3 or finite[0] not in {0, 1}:
+        return False
+    return float(np.mean(np.diff(finite) == 1)) > 0.95
+
+
+def mark_others(
+    columns: Sequence[Column], clock: Clock | None, cells: CellColumns, *, counts: bool = True
+) -> tuple[Column, ...]:
+    """The columns; further times and (`counts`) numbers of samples are marked as such.
+
+    A table keeps at least one channel, unless it has a clock and nothing else.
+    """
+    marked = []
+    for i, column in enumerate(columns):
+        kind = column.kind
+        if clock and i in clock.places:
+            kind = "time"
+        elif kind == "number" and len(columns) > 1:
+            values = cells.numbers(i)
+            if counts and _counts_samples(i, column, values):
+                kind = "index"
+            elif clock and _is_further_clock(column, values):
+                kind = "time"
+        marked.append(column._replace(kind=kind))
+    has_channel = any(column.kind == "number" for column in marked)
+    return tuple(marked if has_channel or clock else columns)
+
+
+def _counts_samples(place: int, column: Column, values: np.ndarray) -> bool:
+    """Whether a column has the numbers of the samples, or those of packets, which begin anew."""
+    if not column.header:
+        return place == 0 and _is_count(values)
+    return clocks.is_index_name(column.header) and (_is_count(values) or _wraps(values))
+
+
+def _is_further_clock(column: Column, values: np.ndarray) -> bool:
+    """Whether a column beside the clock has times, too."""
+    if not column.header or not clocks.is_clock_name(column.header):
+        return False
+    steps = np.diff(values[np.isfinite(values)])
+    return bool(steps.size) and bool((steps >= 0).all()) and bool(steps.any())
+
+
+def holds_codes(columns: Sequence[Column], cells: CellColumns) -> bool:
+    """Whether the only channel has a few small whole numbers, as stages and classes have."""
+    places = [i for i, column in enumerate(columns) if column.kind == "number"]
+    if len(places) != 1:
+        return False
+    values = np.unique(cells.numbers(places[0]))
+    values = values[np.isfinite(values)]
+    is_small = len(values) <= MOST_CODES and bool((np.abs(values) < 10).all())
+    return is_small and bool((values == np.rint(values)).all())
+
+
+def _wraps(values: np.ndarray) -> bool:
+    """Whether these count up by 1 and begin anew, as the numbers of packets do."""
+    steps = np.diff(values[np.isfinite(values)])
+    return (
+        bool(steps.size)
+        and float(np.mean(steps == 1)) > 0.8
+        and bool((steps[steps != 1] < 0).all())
+    )

@@ -1,0 +1,185 @@
+"""What a table of samples says of itself, and how that is put in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from bitimely_core.errors import safe_text
+from bitimely_core.formats import clocks
+from bitimely_core.formats.text import UTF8, list_names
+
+MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
+LABEL_WORDS = set(clocks.WORDS["labels"])
+LEAST_ROWS = 50  # of a table that is taken for samples without a map
+
+ColumnKind = Literal["number", "time", "text", "empty", "index", "left out"]
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str  # without its unit; "": none
+    header: str  # as in the file
+    unit: str
+    kind: ColumnKind
+
+
+class TableShape(NamedTuple):
+    """How the rows of a text are written."""
+
+    encoding: str  # utf-8, utf-16-le, latin-1 ...
+    delimiter: str  # of `DELIMITERS`
+    decimal: str  # "." or ","
+    quote: str  # '"' or "'"
+    skip: int  # lines before the first row
+    header: int  # number of the line with the names; 0: there is none
+    width: int  # cells of a row
+
+
+class Clock(NamedTuple):
+    """The columns that hold the time of each row."""
+
+    places: tuple[int, ...]  # one column, or a date and a time
+    unit: str  # a key of `clocks.UNITS`, samples, datetime; "": not known
+    form: str  # of times as text, by `clocks.find_text_form`; of stored time stamps "stored"
+    evidence: str  # how the unit was found
+    others: tuple[str, ...]  # units that are plausible, too
+    step: float  # seconds, of the first rows; NaN: not known
+    irregular: bool
+
+
+class TableFacts(NamedTuple):
+    """What a table of samples says of itself."""
+
+    shape: TableShape | None  # None: Parquet
+    columns: tuple[Column, ...]
+    clock: Clock | None
+    rate: float | None  # Hz, stated in its first lines
+    vendor: str  # title of its form
+    start: datetime | None  # of the first row, where the first lines say it
+    rows: int  # that were looked at
+    is_codes: bool = False  # the only channel has a few small whole numbers, as labels have
+    missing: tuple[str, ...] = ()  # texts of cells without a value, beside the usual ones
+
+    def list_channels(self) -> list[int]:
+        """Places of the columns that are channels."""
+        return [i for i, column in enumerate(self.columns) if column.kind == "number"]
+
+    def list_left_out(self) -> list[str]:
+        """Headers of the columns that are neither channels nor the clock."""
+        timed = self.clock.places if self.clock else ()
+        return [
+            column.header or f"column {i + 1}"
+            for i, column in enumerate(self.columns)
+            if column.kind not in {"number", "empty"} and i not in timed
+        ]
+
+    @property
+    def found_rate(self) -> float | None:
+        """Hz by the first lines or the first times."""
+        step = self.clock.step if self.clock and self.clock.unit else float("nan")
+        return self.rate or (1 / step if step > 0 else None)
+
+
+class ClockChoice(NamedTuple):
+    """What a map says of the clock of a table."""
+
+    column: str = ""  # header or name; "": it is found
+    unit: str = ""  # a key of `clocks.STATED`
+
+
+def looks_like_samples(facts: TableFacts) -> bool:
+    """Whether a table is one of samples, without a word of the user: many rows of numbers.
+
+    Tables of labels have a column of texts, or few rows.
+    """
+    kinds = Counter(column.kind for column in facts.columns)
+    if facts.vendor:
+        return bool(kinds["number"])
+    words = {word for column in facts.columns for word in clocks.split_words(column.header)}
+    slow = facts.found_rate is None or facts.found_rate <= 1.0
+    if kinds["text"] or not LABEL_WORDS.isdisjoint(words) or (facts.is_codes and slow):
+        return False
+    return bool(kinds["number"]) and facts.rows >= LEAST_ROWS
+
+
+def describe_facts(facts: TableFacts) -> str:
+    """One line: marks, header, clock, channels with units, and what is left out."""
+    parts = [facts.vendor] if facts.vendor else []
+    parts += _describe_shape(facts.shape) if facts.shape else []
+    clock = facts.clock
+    if facts.rate:
+        parts.append(f"{facts.rate:.10g} Hz by the first lines")
+    elif clock:
+        parts.append(_describe_clock(facts, clock))
+    names = [
+        safe_text(facts.columns[i].name or f"channel {n}")
+        + (f" in {facts.columns[i].unit}" if facts.columns[i].unit else "")
+        for n, i in enumerate(facts.list_channels(), 1)
+    ]
+    more = f" and {len(names) - 12} more" if names[12:] else ""
+    parts.append(f"channels {', '.join(names[:12])}{more}")
+    if left_out := facts.list_left_out():
+        parts.append(f"not channels: {list_names(left_out, 8)}")
+    return "; ".join(parts)
+
+
+def describe_doubt(facts: TableFacts) -> str:
+    """What was assumed of a clock whose unit is not certain; "": nothing."""
+    clock = facts.clock
+    if clock is None or not clock.others or facts.rate:
+        return ""
+    name = safe_text(facts.columns[clock.places[0]].header or f"column {clock.places[0] + 1}")
+    rates = [
+        f"{clocks.UNITS[clock.unit] / clocks.UNITS[unit] / clock.step:.4g} Hz in {unit}"
+        for unit in clock.others
+    ]
+    assumed = f"the times {name} are taken for {clock.unit}, {1 / clock.step:.4g} Hz"
+    return f"{assumed} ({clock.evidence}); possible, too: {', '.join(rates)}"
+
+
+def strip_values(facts: TableFacts) -> TableFacts:
+    """The facts without what differs between files of one group: numbers of rows, first values."""
+    clock = facts.clock
+    if clock:
+        step = 0.0 if clock.irregular else round_rate(clock.step)
+        clock = clock._replace(evidence="", step=step)
+    return facts._replace(clock=clock, start=None, rows=0, is_codes=False)
+
+
+def round_rate(step: float) -> float:
+    """A step by which files are grouped: those of one regular clock differ a little."""
+    return float(f"{step:.1e}") if step > 0 else 0.0
+
+
+def is_plain(facts: TableFacts) -> bool:
+    """Whether a table is written as csv by the book, with a header in its first line."""
+    shape = facts.shape
+    return not facts.vendor and (shape is None or shape[:6] == (UTF8, ",", ".", '"', 1, 1))
+
+
+def _describe_shape(shape: TableShape) -> list[str]:
+    parts = [shape.encoding.upper()] if shape.encoding != UTF8 else []
+    if shape.width > 1:
+        parts.append(f"{MARK_NAMES[shape.delimiter]} between cells")
+    if shape.decimal == ",":
+        parts.append("decimal comma")
+    parts.append(f"header in line {shape.header}" if shape.header else "no header")
+    if shape.skip > 1 and shape.skip != shape.header:
+        parts.append(f"first row in line {shape.skip + 1}")
+    return parts
+
+
+def _describe_clock(facts: TableFacts, clock: Clock) -> str:
+    names = " and ".join(
+        safe_text(facts.columns[i].header or f"column {i + 1}") for i in clock.places
+    )
+    if not clock.unit:
+        return f"clock {names} without a unit ({clock.evidence})"
+    unit = "as date or time" if clock.form else f"in {clock.unit} ({clock.evidence})"
+    if clock.irregular:
+        return f"clock {names} {unit} at irregular times, about {clock.step:.3g} s apart"
+    rate = f" at {1 / clock.step:.4g} Hz" if clock.step > 0 else ""
+    return f"clock {names} {unit}{rate}"

@@ -1,0 +1,278 @@
+"""Finds the marks of a text table and the lines where its names, units and rows stand."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bitimely_core.errors import Reason, input_error
+from bitimely_core.formats import clocks
+from bitimely_core.formats.csv_text import open_text, split_cells
+from bitimely_core.formats.tables import NUMBER
+from bitimely_core.formats.text import UTF8, is_utf8
+
+HEAD = 1 << 18  # bytes that are looked at
+LINES = 1200  # that are looked at
+CELLS = 200  # of a column that are looked at
+DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
+COMMENT = ("%", "#", "//")
+MISSING = {"", "n/a", "na", "nan", "null"}  # in lower case
+UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
+UNIT_CELLS |= set(clocks.WORDS["no_units"])
+PREAMBLE_RATES = (  # pattern with the group of a number, and whether that is a step
+    (
+        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)?) *k?(?:hz|$)?",
+        0,
+    ),
+    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)?)", 0),
+    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)?) *s(?:ec)?\b", 1),
+)
+
+
+class Head(NamedTuple):
+    """The first lines of a text."""
+
+    lines: list[str]
+    encoding: str
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join([*self.lines, ""])
+
+
+def read_head(path: Path) -> Head:
+    """The first complete lines of a text, in UTF-8 or as stated, else in Latin-1.
+
+    Raises UserError: empty_file, encoding and as `csv_text.open_text`.
+    """
+    with open_text(path) as stream:
+        raw = stream.file.read(HEAD)
+        encoding = "utf-16" if _begins_like_utf16(path) else UTF8
+    if not raw:
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
+    if len(raw) == HEAD:
+        raw = raw[: raw.rfind(b"\n") + 1] or raw
+    if not is_utf8(raw):
+        encoding = "latin-1"
+    text = raw.decode(encoding if encoding == "latin-1" else UTF8)
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n", LINES)[:LINES]
+    return Head([line.rstrip("\r") for line in lines], encoding)
+
+
+def _begins_like_utf16(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) in {b"\xff\xfe", b"\xfe\xff"}
+
+
+def split_line(line: str, delimiter: str, quote: str = '"') -> list[str]:
+    """The cells of a line, without blanks around them."""
+    if delimiter == " ":
+        return line.split()
+    if quote == "'":
+        line = line.replace("'", '"')
+    cells = split_cells(line, delimiter)
+    if isinstance(cells, str):
+        cells = line.split(delimiter)
+    return [cell.strip() for cell in cells]
+
+
+def is_number(cell: str, decimal: str) -> bool:
+    """Whether a cell is a number with this decimal mark."""
+    return NUMBER.fullmatch(cell.replace(",", ".", 1) if decimal == "," else cell) is not None
+
+
+def is_value(cell: str, decimal: str) -> bool:
+    """Whether a cell is a number or a time."""
+    return is_number(cell, decimal) or clocks.is_time_text(cell)
+
+
+class Grammar(NamedTuple):
+    """Marks of a text, and how well they fit its lines."""
+
+    fit: float  # share of the lines of the common width, times share of cells with values
+    width: int
+    delimiter: str
+    decimal: str
+
+
+def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
+    """The marks under which most cells of the last lines are numbers or times."""
+    marks = (stated,) if stated else DELIMITERS
+    grammars = []
+    for mark in marks:
+        rows = [split_line(line, mark, quote) for line in lines]
+        width = Counter(map(len, rows)).most_common(1)[0][0]
+        rows = [row for row in rows if len(row) == width]
+        cells = [cell for row in rows for cell in row if cell.lower() not in MISSING]
+        for decimal in (".",) if mark == "," and width > 1 else (".", ","):
+            hits = sum(is_value(cell, decimal) for cell in cells) / max(1, len(cells))
+            grammars.append(Grammar(round(len(rows) / len(lines) * hits, 1), width, mark, decimal))
+    best = max(grammars, key=lambda grammar: (grammar.fit, grammar.width))
+    if best.fit == 0 and not stated:
+        best = max(grammars, key=lambda grammar: grammar.width * (grammar.delimiter != " "))
+    return best
+
+
+def _is_decimal_column(lines: Sequence[str], above: str) -> bool:
+    """Whether lines such as `-0,012` are one column of decimals, not two of whole numbers."""
+    pairs = [line.strip().split(",") for line in lines if line.strip().count(",") == 1]
+    if len(pairs) < len(lines) - 1 or not all(part.isdigit() for _, part in pairs):
+        return False
+    has_zeros = any(len(part) > 1 and part.startswith("0") for _, part in pairs)
+    is_one_name = bool(above.strip()) and "," not in above and not is_number(above.strip(), ".")
+    return has_zeros or is_one_name
+
+
+class Layout(NamedTuple):
+    """Where the rows of a text begin, and what the lines above them name."""
+
+    skip: int  # lines before the first row
+    header: int  # number of the line with names; 0: none
+    names: list[str]
+    units: list[str]
+
+
+def find_grammar(
+    lines: Sequence[str], stated: str, *, quote: str, is_single: bool = False
+) -> Grammar:
+    """The marks of a text by its first lines.
+
+    `stated`: the delimiter; "": found. `is_single`: the table is known to have one column.
+    """
+    filled = [line for line in lines if line.strip() and not _is_comment(line)]
+    tail = filled[len(filled) // 3 :][-CELLS:] or filled or [""]
+    grammar = _find_grammar(tail, stated, quote)
+    if grammar.delimiter != "," or grammar.width != 2 or stated:
+        return grammar
+    above = filled[0] if len(filled) > 1 else ""
+    if is_single or _is_decimal_column(tail, above):
+        return Grammar(1.0, 1, ";", ",")
+    return grammar
+
+
+def find_layout(
+    lines: Sequence[str], rows: Sequence[list[str]], grammar: Grammar, skip: int | None
+) -> Layout:
+    """The first row, and the names and units above it; `skip`: lines above it, where known."""
+    if skip is not None:
+        return Layout(skip, 0, [], [])
+    whole = [
+        i
+        for i, row in enumerate(rows)
+        if len(row) == grammar.width and lines[i].strip() and not _is_comment(lines[i])
+    ]
+    body = [rows[i] for i in whole[len(whole) // 3 :][-CELLS:]]
+    valued = [
+        _is_value_column([row[k] for row in body], grammar.decimal) for k in range(grammar.width)
+    ]
+    if not any(valued):  # a table of texts: its first line has the names
+        first = whole[0] if whole else 0
+        return Layout(first + 1, first + 1, rows[first] if whole else [], [])
+    first = next((i for i in whole if _is_row(rows[i], valued, grammar.decimal)), whole[0])
+    header, units = _find_header(lines, rows, first, grammar)
+    if header is None and _counts_up(rows[first]) and _has_fractions(body):
+        return Layout(first + 1, first + 1, rows[first], [])  # columns called 0, 1, 2 ...
+    if header is None:
+        return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
+    names = _strip_comment(lines[header], rows[header], grammar)
+    return Layout(header + 1 + bool(units), header + 1, names, units)
+
+
+def _is_row(cells: Sequence[str], valued: Sequence[bool], decimal: str) -> bool:
+    """Whether a line has values, and nothing else, in the columns of values."""
+    filled = [
+        cell
+        for cell, is_valued in zip(cells, valued, strict=True)
+        if is_valued and cell.lower() not in MISSING
+    ]
+    return bool(filled) and all(is_value(cell, decimal) for cell in filled)
+
+
+def _has_fractions(rows: Iterable[Sequence[str]]) -> bool:
+    return any("." in cell for row in rows for cell in row)
+
+
+def _find_first_line(
+    lines: Sequence[str], rows: Sequence[list[str]], first: int, grammar: Grammar
+) -> int:
+    """The line of the first row of a table without a header, from 0.
+
+    Faulty rows directly above the first right one count: they begin like a row.
+    """
+    begin = first
+    while begin and len(rows[begin - 1]) == grammar.width > 1:
+        has_value = any(is_value(cell, grammar.decimal) for cell in rows[begin - 1])
+        if not has_value or _is_comment(lines[begin - 1]):
+            break
+        begin -= 1
+    return begin
+
+
+def _find_header(
+    lines: Sequence[str], rows: Sequence[list[str]], first: int, grammar: Grammar
+) -> tuple[int | None, list[str]]:
+    """Line of the names above the first right row, from 0, and the units in a row below them."""
+    texts = [i for i in range(first) if lines[i].strip() and _is_header(lines[i], rows[i], grammar)]
+    if not texts:
+        return None, []
+    last = texts[-1]
+    above = texts[-2] if len(texts) > 1 else -1
+    cells = _strip_comment(lines[last], rows[last], grammar)
+    is_units = all(cell.strip("[]() ").lower() in UNIT_CELLS for cell in cells if cell)
+    if is_units and any(cells) and above >= 0 and not "".join(lines[above + 1 : last]).strip():
+        return above, cells
+    return last, []
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(COMMENT)
+
+
+def _is_header(line: str, cells: Sequence[str], grammar: Grammar) -> bool:
+    """Whether a line has names: as many as a row has cells, and no numbers but column numbers."""
+    cells = _strip_comment(line, cells, grammar)
+    if _is_comment(line) and grammar.width == 1:
+        return False
+    has_end = bool(cells) and not cells[-1] and grammar.width > 1  # a mark after the last name
+    if abs(len(cells) - grammar.width) > has_end:
+        return False
+    texts = [cell for cell in cells if cell and not is_value(cell, grammar.decimal)]
+    numbers = [cell for cell in cells if cell and is_value(cell, grammar.decimal)]
+    is_pair = len(cells) == 1 and re.search(r"[:=,;\t]", cells[0]) is not None
+    return bool(texts) and not is_pair and (not numbers or _counts_up(numbers))
+
+
+def _counts_up(cells: Sequence[str]) -> bool:
+    """Whether these are the numbers of columns: 0, 1, 2 or 1, 2, 3 ..."""
+    if len(cells) < 2 or not all(re.fullmatch(r"\d{1,4}", cell) for cell in cells):
+        return False
+    numbers = list(map(int, cells))
+    return numbers[0] in {0, 1} and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _strip_comment(line: str, cells: Sequence[str], grammar: Grammar) -> list[str]:
+    """The cells of a line without the mark of a comment before them."""
+    if not _is_comment(line):
+        return list(cells)
+    return split_line(line.lstrip().lstrip("%#/ "), grammar.delimiter)
+
+
+def _is_value_column(cells: Iterable[str], decimal: str) -> bool:
+    """Whether at least half of the cells that are not empty are numbers or times."""
+    filled = [cell for cell in cells if cell.lower() not in MISSING]
+    return bool(filled) and 2 * sum(is_value(cell, decimal) for cell in filled) >= len(filled)
+
+
+def find_preamble_rate(text: str) -> float | None:
+    """Hz that the lines above the table state."""
+    for pattern, is_step in PREAMBLE_RATES:
+        if match := re.search(pattern, text, re.MULTILINE):
+            value = float(match[1].replace(",", "."))
+            value *= 1000 if match[0].lower().endswith("khz") else 1
+            if value > 0:
+                return 1 / value if is_step else value
+    return None
