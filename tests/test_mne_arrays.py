@@ -5,6 +5,7 @@ What is read is compared with mne, with numpy or with what was written.
 
 from __future__ import annotations
 
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,35 @@ def test_units_of_a_header_are_kept(folder: Path, encoding: str) -> None:
     ]
 
 
+def write_gdf(path: Path, values: np.ndarray, events: list[int]) -> None:
+    """GDF 2.20 of one channel of uV at 100 Hz, with events at these samples."""
+    fixed = b"GDF 2.20" + b" " * 66 + bytes(14) + b" " * 64 + bytes(16 + 16)
+    fixed += struct.pack("<H", 2) + bytes(50)
+    fixed += struct.pack("<qIIHH", len(values) // 100, 1, 1, 1, 0)
+    channel = b"Cz".ljust(16) + bytes(86) + struct.pack("<H4d", 4275, -100, 100, -1000, 1000)
+    channel += bytes(68) + struct.pack("<3f2i", 30, 0, 0, 100, 3) + bytes(32)
+    count = len(events)
+    table = struct.pack("<B", 1) + count.to_bytes(3, "little") + struct.pack("<f", 100)
+    table += struct.pack(f"<{count}I{count}H", *(k + 1 for k in events), *[769] * count)
+    path.write_bytes(fixed + channel + values.astype("<i2").tobytes() + table)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_gdf_and_links_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
+    """A relative path, and a folder whose files are links to a store inside of it (datalad)."""
+    values = np.random.default_rng(0).integers(-900, 900, 1000)
+    write_gdf(folder / "a.gdf", values, [200, 550])
+    if link:
+        (folder / ".store").mkdir()
+        (folder / "a.gdf").rename(folder / ".store" / "x.gdf")
+        (folder / "a.gdf").symlink_to(folder / ".store" / "x.gdf")
+    monkeypatch.chdir(folder.parent)
+    record = read_folder(Path("raw"), keep_phi=True)["a"]
+    ((_, samples),) = list_pieces(record, "Cz")
+    np.testing.assert_allclose(samples, values * 0.1, atol=1e-5)
+    assert [(n.onset, n.duration) for n in record.annotations] == [(2.0, 0.0), (5.5, 0.0)]
+
+
 def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:
     """Through a header, and through a link to the samples."""
     write_brainvision(folder, ["mV"])
@@ -321,3 +351,25 @@ def test_the_advice_on_several_columns_of_classes_works(folder: Path) -> None:
     path.write_text(text.replace('"sex"', '"class"'))
     records = read_folder(folder, options={"map": str(path)}, force_new=True)
     assert [records[f"r{k}"].attributes["label"] for k in range(4)] == ["a", "b", "b", "a"]
+
+
+def test_labels_of_matlab_epochs_are_in_their_file(folder: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 2, 100))
+    with (folder / "a.mat").open("wb") as file:
+        scipy.io.savemat(file, {"X": values, "y": np.array([1, 2, 1, 2, 3])})
+    record = read_folder(folder, **write_map(folder, 'format = "mat"'))["a"]
+    assert [note.label for note in record.annotations] == ["1", "2", "1", "2", "3"]
+    pieces = list_pieces(record, "channel 1")
+    np.testing.assert_allclose([samples for _, samples in pieces], values[:, 0], rtol=1e-6)
+
+
+def test_a_label_a_sample_is_no_recording(folder: Path) -> None:
+    """Of an array that is no epochs; whole numbers under another name are samples."""
+    rng = np.random.default_rng(0)
+    np.save(folder / "X.npy", rng.standard_normal((400, 3)))
+    np.save(folder / "y.npy", rng.integers(0, 2, 400))
+    np.save(folder / "pulse.npy", rng.integers(0, 200, 400))
+    options = write_map(folder)
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    assert set(read_folder(folder, **options)) == {"X", "pulse"}
+    assert [r["file"] for r in report["reasons"] if r["code"] == "file_name"] == ["y.npy"]

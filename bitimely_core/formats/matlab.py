@@ -16,7 +16,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -67,10 +67,15 @@ class MatlabVariable(NamedTuple):
     packed: bool
     body: memoryview  # the element without its tag when packed, else with it
 
+    def is_vector_of(self, names: Collection[str]) -> bool:
+        """Whether it is a row or a column of numbers with one of these names."""
+        is_vector = math.prod(self.shape) == max(self.shape, default=0)
+        return self.kind in NUMBERS and is_vector and self.name.lower() in names
 
-def read_array(path: Path, name: str = "") -> np.ndarray:
+
+def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.ndarray:
     """The array of real numbers called `name`, or the only one of the file, in the shape that
-    MATLAB shows.
+    MATLAB shows. Vectors called as one of `beside` (in small letters) do not count.
 
     Raises UserError: unsupported_format for versions 4 and 7.3; schema where the variable is
     absent, no array of numbers, or there are several; truncated, corrupt, header_implausible,
@@ -92,11 +97,26 @@ def read_array(path: Path, name: str = "") -> np.ndarray:
                 raise refuse(problem, "expected an array of real numbers")
             return _decode(variable, data)
         numeric = [variable for variable in variables.values() if variable.kind in NUMBERS]
+        if len(numeric) > 1:
+            numeric = [variable for variable in numeric if not variable.is_vector_of(beside)]
         if len(numeric) != 1:
             problem = f"has {len(numeric)} arrays of real numbers"
             hint = "Name it: `variable` in [[files]] of the map"
             raise refuse(problem, f"expected one; {content}", hint)
         return _decode(numeric[0], data)
+
+
+def read_vector(path: Path, names: Collection[str], length: int) -> np.ndarray | None:
+    """The numbers of the vector of this length that has one of `names`; None without one.
+
+    Raises UserError: as `read_array`.
+    """
+    with translate_read_errors(path):
+        data = _read_bytes(path)
+        for variable in list_variables(data).values():
+            if variable.is_vector_of(names) and math.prod(variable.shape) == length:
+                return _decode(variable, data).reshape(-1)
+    return None
 
 
 def _read_bytes(path: Path) -> bytes:

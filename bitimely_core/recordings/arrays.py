@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted)
         if values.ndim == 3:
-            names = list_classes(labels) if labels else None
+            names = _name_classes(_load_npy(labels)) if labels else None
             return _make_epochs(np.asarray(values), rel, info, names)
         table = np.asarray(values).reshape(len(values), -1)
         turned = is_turned(table.shape, info)
@@ -96,10 +98,9 @@ def _make_epochs(
     return make_record(rel, replace(info, notes=(*info.notes, *events)), signals, findings=findings)
 
 
-def list_classes(path: Path) -> list[str | None]:
+def _name_classes(labels: np.ndarray) -> list[str | None]:
     """The classes in an array of labels, as texts; None for a missing one (NaN, empty)."""
-    cells = _load_npy(path).reshape(-1).tolist()
-    return [_name_class(cell) for cell in cells]
+    return [_name_class(cell) for cell in labels.reshape(-1).tolist()]
 
 
 def _name_class(cell: str | float) -> str | None:
@@ -108,36 +109,48 @@ def _name_class(cell: str | float) -> str | None:
     return str(cell).strip() or None
 
 
-def pair_label_arrays(source: Source, rels: Iterable[str]) -> dict[str, str]:
-    """Array of epochs -> array of their labels, which is no recording.
+class LabelArrays(NamedTuple):
+    """The arrays of a folder that hold labels, and are no recordings."""
 
-    An array of labels has one dimension, whole numbers or texts, and the length of the epochs of
-    one in its folder. Of several the one is taken whose name is that of the epochs but for words
-    such as `X` and `labels`.
+    of_epochs: dict[str, str]  # array of epochs -> array of their labels
+    unused: set[str]  # of a label a row, of arrays that are no epochs
+
+    def list_files(self) -> set[str]:
+        """All of them."""
+        return {*self.of_epochs.values(), *self.unused}
+
+
+def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
+    """The arrays with the labels of the recordings among `rels`.
+
+    An array of labels has one dimension, whole numbers or texts, and the length of an array in its
+    folder. Of several the one is taken whose name is that of the epochs but for words such as `X`
+    and `labels`; beside an array that is no epochs its name must have such a word.
     """
     shapes = {rel: _read_shape(source, rel) for rel in rels if find_suffix(rel) == ".npy"}
-    epochs = {rel: shape[0] for rel, shape in shapes.items() if len(shape) == 3}
-    folders = {PurePosixPath(rel).parent for rel in epochs}
-    flat = {
-        rel: _read_shape(source, rel)
-        for rel in source.files
-        if find_suffix(rel) == ".npy" and PurePosixPath(rel).parent in folders
-    }
-    pairs: dict[str, str] = {}
-    for rel, length in epochs.items():
-        folder = PurePosixPath(rel).parent
-        beside = [
-            other
-            for other, shape in flat.items()
-            if PurePosixPath(other).parent == folder
-            and shape == (length,)
-            and _holds_labels(source.path(other))
-        ]
+    tables = {_name_place(rel, shape): rel for rel, shape in shapes.items() if len(shape) > 1}
+    flat: dict[tuple[PurePosixPath, int], list[str]] = {}
+    for rel in source.files if tables else ():
+        place = _name_place(rel, _read_shape(source, rel)) if find_suffix(rel) == ".npy" else None
+        if place in tables and rel not in tables.values() and _holds_labels(source.path(rel)):
+            flat.setdefault(place, []).append(rel)
+    epochs = [rel for rel, shape in shapes.items() if len(shape) == 3]
+    places = Counter(_name_place(rel, shapes[rel]) for rel in epochs)
+    of_epochs: dict[str, str] = {}
+    for rel in epochs:
+        place = _name_place(rel, shapes[rel])
+        beside = flat.get(place, [])
         same = [other for other in beside if _strip_words(other) == _strip_words(rel)]
-        chosen = same or (beside if len(epochs) == 1 else [])
+        chosen = same or (beside if places[place] == 1 else [])
         if len(chosen) == 1:
-            pairs[rel] = chosen[0]
-    return pairs
+            of_epochs[rel] = chosen[0]
+    named = {rel for same in flat.values() for rel in same if LABEL_WORDS & set(_list_words(rel))}
+    return LabelArrays(of_epochs, named - set(of_epochs.values()))
+
+
+def _name_place(rel: str, shape: tuple[int, ...]) -> tuple[PurePosixPath, int]:
+    """The folder of an array, and its length."""
+    return PurePosixPath(rel).parent, shape[0] if shape else -1
 
 
 def _read_shape(source: Source, rel: str) -> tuple[int, ...]:
@@ -151,6 +164,8 @@ def _read_shape(source: Source, rel: str) -> tuple[int, ...]:
 
 def _holds_labels(path: Path) -> bool:
     values = _load_npy(path)
+    if values.size != len(values):
+        return False
     if values.dtype.kind != "f":
         return values.dtype.kind in "iubU"
     finite = values[np.isfinite(values)]
@@ -159,8 +174,11 @@ def _holds_labels(path: Path) -> bool:
 
 def _strip_words(rel: str) -> str:
     """The name of a file without the words for samples and labels."""
-    words = re.split(r"[-_. ]+", PurePosixPath(strip_suffix(rel)).name.lower())
-    return " ".join(word for word in words if word not in SAMPLE_WORDS | LABEL_WORDS)
+    return " ".join(w for w in _list_words(rel) if w not in SAMPLE_WORDS | LABEL_WORDS)
+
+
+def _list_words(rel: str) -> list[str]:
+    return re.split(r"[-_. ]+", PurePosixPath(strip_suffix(rel)).name.lower())
 
 
 def _load_npy(path: Path) -> np.ndarray:
@@ -180,7 +198,7 @@ def _load_npy(path: Path) -> np.ndarray:
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
-        values = matlab.read_array(path, info.variable)
+        values = matlab.read_array(path, info.variable, beside=LABEL_WORDS)
         if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
@@ -188,7 +206,9 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            return _make_epochs(values, rel, info, None)
+            labels = matlab.read_vector(path, LABEL_WORDS, len(values))
+            names = None if labels is None else _name_classes(labels)
+            return _make_epochs(values, rel, info, names)
         if is_turned(values.shape, info):
             values = values.T
         signals = _make_array_signals(values, info)

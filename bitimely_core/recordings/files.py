@@ -21,7 +21,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import sniffer, table_facts, tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import pair_label_arrays, read_npy
+from bitimely_core.recordings.arrays import find_label_arrays, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
 from bitimely_core.recordings.joining import (
     describe_part,
@@ -392,10 +392,10 @@ def _find_files(
             recordings[rel] = choice
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
-    label_arrays = pair_label_arrays(source, recordings)
-    for rel in segments.union(label_arrays.values()):
+    label_arrays = find_label_arrays(source, recordings)
+    for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
-    return FolderFiles(recordings, label_arrays, passed_over | segments)
+    return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 
 
 def _find_unfilled(

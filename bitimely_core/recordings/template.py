@@ -16,7 +16,7 @@ from bitimely_core.errors import Reason, UserError, clean, input_error
 from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
-from bitimely_core.recordings.arrays import pair_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays
 from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, sniff_file
 from bitimely_core.recordings.joining import find_channel_folders
@@ -137,7 +137,7 @@ def _list_recordings(source: Source) -> list[str]:
         by_ending.setdefault(find_suffix(rel), []).append(rel)
     arrays = by_ending.pop(".mat", [])
     left_out = find_segments(source, by_ending.get(".hea", ())) | find_later_parts(source, rels)
-    left_out.update(pair_label_arrays(source, rels).values())
+    left_out.update(find_label_arrays(source, rels).list_files())
     left_out |= {*arrays, *(by_ending.get(".tsv", ()) if bids else ())}
     chosen = [
         rel

@@ -35,7 +35,7 @@ from bitimely_core.formats import edf_header, table_facts, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
-from bitimely_core.recordings.arrays import pair_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -242,9 +242,7 @@ def list_signal_files(source: Source) -> Iterator[str]:
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
-    segments.update(
-        pair_label_arrays(source, [rel for rel in rels if rel in source.files]).values()
-    )
+    segments |= find_label_arrays(source, rels).list_files()
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue
