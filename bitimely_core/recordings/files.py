@@ -60,6 +60,12 @@ LAYOUT = re.compile(
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
+LABELS_ALONE = Finding(
+    Reason.NO_INPUT,
+    "holds no signals, only annotations",
+    "no recording, or more than one, is called as it is",
+    'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
+)
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 INIT_MAP = "Write one to fill in: bitimely ingest generic SOURCE --init-map map.toml"
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
@@ -138,6 +144,9 @@ def list_units(
     for rel, (kind, rule) in recordings.items():
         if rel in source.rejected:
             units.append(_make_faulty_unit(rel, names[rel], source.rejected[rel]))
+            continue
+        if rel in beside.lone:
+            units.append(_make_faulty_unit(rel, names[rel], LABELS_ALONE.at(rel)))
             continue
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
         info = replace(info, label_files=beside.files.get(rel, ()))
