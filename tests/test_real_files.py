@@ -103,6 +103,7 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 
 # --- C: missing values
 
+
 def test_the_missing_word_of_bids_is_no_label(bench: Bench) -> None:
     bench.take("02_bids_trialtype_na")
     outcome = bench.run("ingest", "generic", "raw")
@@ -142,6 +143,7 @@ def test_concepts_of_the_sleep_research_resource_and_stages_of_profusion(bench: 
 
 # --- F: epochs
 
+
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [
@@ -163,6 +165,7 @@ def test_two_scorers_are_named_and_one_is_used(
 
 
 # --- G: labels elsewhere
+
 
 def stages(record: Record, begin: float = 0.0) -> list[str]:
     """The labels of epochs of 30 s, one after the other."""
@@ -193,11 +196,7 @@ def test_one_stage_a_line_beside_a_recording(bench: Bench) -> None:
     assert "read as sleep stages: 0 W, 1 N1, 2 N2, 5 REM" in outcome.said
     found = {name: stages(record) for name, record in bench.records().items()}
     ucddb = ["W", "N2", "N2", "N1", "REM"]
-    assert found == {
-        "night3": ["W", "N2", "N2", "N3", "REM"],
-        "ucddb001": ucddb,
-        "ucddb002": ucddb,
-    }
+    assert found == {"night3": ["W", "N2", "N2", "N3", "REM"], "ucddb001": ucddb, "ucddb002": ucddb}
 
 
 def test_a_table_of_annotations_beside_a_recording(bench: Bench) -> None:
@@ -224,6 +223,7 @@ def test_a_table_of_annotations_beside_a_recording(bench: Bench) -> None:
 
 
 # --- N: marks
+
 
 def test_a_mark_at_the_start_of_each_minute_is_that_minute(bench: Bench) -> None:
     bench.take("25_apnea_ecg_minutes")

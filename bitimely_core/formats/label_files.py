@@ -145,7 +145,7 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
     for splitter in SPLITTERS:
         cells = [_split(line, splitter) for line in lines]
         for number, row in enumerate(cells[:HEAD]):
-            columns = _find_columns(row)
+            columns = _find_columns(row, is_text=splitter is None)
             if columns:
                 return _parse_rows(cells[number + 1 :], columns)
         body = [row for row in cells if not row[0].startswith(("#", "%"))]
@@ -166,9 +166,14 @@ def _fold_name(name: str) -> str:
     return re.sub(r" (?:s|sec|secs|seconds|ms|msec|min|hh mm ss)$", "", fold_text(name))
 
 
-def _find_columns(names: Sequence[str]) -> Columns | None:
-    """The columns of a table by their names, None for a row that holds none of texts."""
+def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | None:
+    """The columns of a table by their names, None for a row that holds none of texts.
+
+    `is_text`: the row may be a sentence, which has other words, too.
+    """
     folded = [_fold_name(name) for name in names]
+    if is_text and not all(any(name in words for words in COLUMNS.values()) for name in folded):
+        return None
     if len(names) < 2 or any(NUMBER.fullmatch(name) for name in names):
         return None
 
@@ -294,8 +299,10 @@ def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
     if any(row.onset < -DAY for row in rows):
         return False
     numbers = sum(NUMBER.fullmatch(row.text) is not None for row in rows)
+    if columns.is_stage and (columns.onset < 0 or numbers == len(rows)):
+        return _are_stages([row.text for row in rows])
     if columns.is_stage:
-        return numbers < len(rows) or _are_stages([row.text for row in rows])
+        return True
     return numbers <= 0.5 * len(rows) or any(name_stage(row.text) for row in rows)
 
 

@@ -23,6 +23,7 @@ AnnotationKind = Literal["beats", "rhythms", "both", "notes"]
 BEATS = frozenset("NLRBAaJSVrFejnE/fQ?")
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
 
+NOTE = 22  # the code of a text
 SLOWEST = 5.0  # seconds from mark to mark, above which marks in equal steps are no beats
 # texts of sleep stages, before those of events, as in the MIT-BIH Polysomnographic Database
 STAGES = {stage: f"Sleep stage {stage}" for stage in ("W", "1", "2", "3", "4", "R", "MT", "M")}
@@ -107,6 +108,7 @@ def read_rows(
         times = [float(sample) / rate for sample in content.sample]
         texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
         rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
+        rows = [*((0.0, '"', text) for text in _list_first_notes(path)), *rows]
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
         raise refuse(f"does not read as annotations ({type(error).__name__})") from None
@@ -114,6 +116,27 @@ def read_rows(
         problem = "has annotations before the beginning of the record"
         raise refuse(problem, hint="Download it again")
     return rows
+
+
+def _list_first_notes(path: Path) -> list[str]:
+    """The notes at sample 0, which `wfdb.rdann` takes for definitions."""
+    from wfdb.io import annotation
+
+    pairs = annotation.load_byte_pairs(str(path.with_suffix("")), path.suffix[1:], None)
+    samples, codes, _, _, _, texts = annotation.proc_ann_bytes(pairs, 1)
+    notes: list[str] = []
+    is_definition = False
+    for sample, code, raw in zip(samples, codes, texts, strict=True):
+        text = raw.strip("\0 \t\r\n")
+        if sample != 0 or code != NOTE:
+            continue
+        if text.startswith("## annotation type definitions"):
+            is_definition = True
+        if text and not text.startswith("##") and not is_definition:
+            notes.append(text)
+        if text.startswith("## end of definitions"):
+            is_definition = False
+    return notes
 
 
 def _extend_to_next(texts: Sequence[tuple[float, str]]) -> list[Annotation]:
