@@ -1,8 +1,8 @@
 """Reads the annotation files of WFDB records (`.atr` and the like): beats, rhythms and notes.
 
-The package `wfdb` decodes them; times are in seconds. A beat is an annotation without a duration, called by its symbol (`N`, `V`, `/`); a rhythm lasts
-until the next one, the last one to the end of the record, and is called by its text without the
-bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
+The package `wfdb` decodes them; times are in seconds. A beat is an annotation without a duration,
+called by its symbol (`N`, `V`, `/`); a rhythm lasts until the next one, the last one to the end of
+the record, and is called by its text without the bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
 """
 
 import math
@@ -62,13 +62,19 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
         elif text:
             notes.append((time, text))
-    stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
-    if not beats and not rhythms and _measure_step(stages) and all(n.label for n in stages):
+    if not beats and not rhythms and (stages := _list_stages(notes)):
         beats, notes = stages, []
     step = _measure_step(beats)
     if step:
         beats = [note._replace(duration=step) for note in beats]
     return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others, step)
+
+
+def _list_stages(notes: Sequence[tuple[float, str]]) -> list[Annotation]:
+    """The sleep stages of notes that all state one, and follow each other in equal steps."""
+    stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
+    is_scored = all(stage.label for stage in stages) and _measure_step(stages) > 0
+    return stages if is_scored else []
 
 
 def _measure_step(marks: Sequence[Annotation]) -> float:
