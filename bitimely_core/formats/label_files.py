@@ -7,6 +7,7 @@ A form is recognised by the content: a table of samples, or a text of sentences,
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections import Counter
@@ -42,6 +43,7 @@ COLUMNS = {
         "stadium", "stade", "estadio", "stadio", "code", "value", "concept", "annot", "labels",
     ),
 }  # fmt: skip
+ALL_NAMES = {name for names in COLUMNS.values() for name in names}
 STAGE_NAMES = {  # columns of texts in which digits are stages
     "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
     "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio",
@@ -123,14 +125,20 @@ def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
         return None
     if not _are_stages(texts) or max(map(len, texts)) > 40 or len(texts) < 2:
         return None
-    rows = [LabelRow(float(number), None, text) for number, text in enumerate(texts)]
+    rows = [
+        LabelRow(float(number), None, "?" if text.lower() in MISSING else text)
+        for number, text in enumerate(texts)
+    ]
     return LabelText("one stage a line", "epochs", rows, 0, _list_codes(rows), is_listed=True)
 
 
 def _are_stages(texts: Sequence[str]) -> bool:
     """Whether nine of ten texts are stages in a list of them; which one 4 is the folder says."""
-    known = sum(name_listed_stage(text) is not None or text == "4" for text in texts)
-    return known >= 0.9 * len(texts)
+    return sum(map(_is_listed, texts)) >= 0.9 * len(texts)
+
+
+def _is_listed(text: str) -> bool:
+    return name_listed_stage(text) is not None or text == "4" or text.lower() in MISSING
 
 
 def _list_codes(rows: Sequence[LabelRow]) -> frozenset[str]:
@@ -145,7 +153,7 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
     for splitter in SPLITTERS:
         cells = [_split(line, splitter) for line in lines]
         for number, row in enumerate(cells[:HEAD]):
-            columns = _find_columns(row)
+            columns = _find_columns(row, is_text=splitter is None)
             if columns:
                 return _parse_rows(cells[number + 1 :], columns)
         body = [row for row in cells if not row[0].startswith(("#", "%"))]
@@ -156,7 +164,10 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
 
 
 def _split(line: str, splitter: str | None) -> list[str]:
-    cells = line.split(splitter) if splitter else line.split()
+    if splitter and '"' in line:
+        cells = next(csv.reader([line], delimiter=splitter), [])
+    else:
+        cells = line.split(splitter)
     return [cell.strip().strip('"').strip() for cell in cells]
 
 
@@ -166,46 +177,66 @@ def _fold_name(name: str) -> str:
     return re.sub(r" (?:s|sec|secs|seconds|ms|msec|min|hh mm ss)$", "", fold_text(name))
 
 
-def _find_columns(names: Sequence[str]) -> Columns | None:
-    """The columns of a table by their names, None for a row that holds none of texts."""
+def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | None:
+    """The columns of a table by their names, None for a row that holds none of texts.
+
+    `is_text`: the row may be a sentence, which has other words, too.
+    """
     folded = [_fold_name(name) for name in names]
-    if len(names) < 2 or any(NUMBER.fullmatch(name) for name in names):
+    if len(names) < 2 or any(map(NUMBER.fullmatch, names)):
         return None
-
-    def find(role: str) -> int:
-        return next((folded.index(name) for name in COLUMNS[role] if name in folded), -1)
-
-    texts = tuple(folded.index(name) for name in COLUMNS["text"] if name in folded)
-    onset, epoch = find("onset"), find("epoch")
+    if is_text and not ALL_NAMES.issuperset(folded):
+        return None
+    places = {role: _find_places(folded, role) for role in COLUMNS}
+    onset, duration, stop, epoch = (
+        next(iter(places[role]), -1) for role in ("onset", "duration", "stop", "epoch")
+    )
+    texts = places["text"]
     is_stage = bool(texts) and folded[texts[0]] in STAGE_NAMES
     if not texts or (onset < 0 and not is_stage):
         return None
-    unit = re.search(r"[\[(_ ](ms|msec|us|min|minutes|milliseconds)[\])]?$", names[onset].lower())
-    scale = SCALES[unit[1]] if onset >= 0 and unit else 1.0
-    return Columns(onset, find("duration"), find("stop"), epoch, texts, scale, is_stage)
+    scale = _read_scale(names[onset]) if onset >= 0 else 1.0
+    return Columns(onset, duration, stop, epoch, texts, scale, is_stage)
+
+
+def _find_places(folded: Sequence[str], role: str) -> tuple[int, ...]:
+    return tuple(folded.index(name) for name in COLUMNS[role] if name in folded)
+
+
+def _read_scale(name: str) -> float:
+    """Seconds of the unit that the name of a column states, 1 where it states none."""
+    unit = re.search(r"[\[(_ ](ms|msec|us|min|minutes|milliseconds)[\])]?$", name.lower())
+    return SCALES[unit[1]] if unit else 1.0
 
 
 def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
-    """The columns of a table without names: time, duration, text; or time, stage."""
+    """The columns of a table without names: those of Luna, or a time, a duration and a text."""
     width = len(rows[0]) if rows else 0
-    if width in {4, 6} and all(len(row) == width and _is_time(row[width // 2]) for row in rows):
-        if not any(NUMBER.fullmatch(row[0]) or _is_time(row[0]) for row in rows):
-            return Columns(width // 2, -1, width // 2 + 1, -1, (0,))  # of Luna
+    if any(len(row) != width for row in rows):
         return None
-    if width not in {2, 3} or len(rows) < 2 or any(len(row) != width for row in rows):
+    columns = list(zip(*rows, strict=True))
+    if width in {4, 6} and _are_times(columns[width // 2]):
+        is_named = not any(map(_is_time, columns[0]))
+        return Columns(width // 2, -1, width // 2 + 1, -1, (0,)) if is_named else None
+    if width not in {2, 3} or len(rows) < 2 or not _are_times(columns[0]):
         return None
-    *times, last = zip(*rows, strict=True)
-    if not all(_is_time(cell) for cell in times[0]):
+    if width == 3 and not _are_numbers(columns[1]):
         return None
-    if width == 3 and not all(NUMBER.fullmatch(cell) for cell in times[1]):
+    times, texts = columns[0], columns[-1]
+    is_stage = _are_stages(texts)
+    if not is_stage and any(map(NUMBER.fullmatch, texts)):
         return None
-    is_stage = _are_stages(last)
-    is_number = all(NUMBER.fullmatch(cell) for cell in last)
-    if is_number and not (is_stage and _is_regular([_parse_time(cell) for cell in times[0]])):
-        return None
-    if not is_number and any(NUMBER.fullmatch(cell) for cell in last) and not is_stage:
+    if _are_numbers(texts) and not _is_regular(list(map(_parse_time, times))):
         return None
     return Columns(0, 1 if width == 3 else -1, -1, -1, (width - 1,), 1.0, is_stage)
+
+
+def _are_times(cells: Sequence[str]) -> bool:
+    return all(map(_is_time, cells))
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    return all(map(NUMBER.fullmatch, cells))
 
 
 def _is_time(cell: str) -> bool:
@@ -223,36 +254,43 @@ def _is_regular(times: Sequence[float | None]) -> bool:
 
 def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText | None:
     """The rows of a table; None where they are no labels."""
-    rows: list[LabelRow] = []
-    dropped = 0
-    is_clock = any(CLOCK.fullmatch(_get(row, columns.onset)) for row in cells[:1])
-    for number, row in enumerate(cells):
-        text = _choose_text(row, columns)
-        if columns.onset < 0:
-            onset = _read_epoch(row, columns, number)
-        else:
-            cell = _get(row, columns.onset)
-            is_same = (CLOCK.fullmatch(cell) is not None) == is_clock
-            onset = _parse_time(cell) if is_same else None
-        if onset is None or not text:
-            dropped += 1
-            continue
-        factor = columns.scale if columns.onset >= 0 and not is_clock else 1.0
-        rows.append(LabelRow(onset * factor, _read_duration(row, columns, onset), text))
+    first = _get(cells[0], columns.onset) if cells else ""
+    is_clock = CLOCK.fullmatch(first) is not None
+    parsed = [_parse_row(row, number, columns, is_clock) for number, row in enumerate(cells)]
+    rows = [row for row in parsed if row is not None]
     if not rows or not _are_labels(rows, columns):
         return None
-    clock: Clock = "day" if is_clock else "start" if columns.onset >= 0 else "epochs"
-    form = "a table of labels"
-    if clock == "start" and columns.onset >= 0 and _counts_epochs(rows, columns):
-        clock = "epochs"
-    if clock == "epochs":
-        form = "a table with a row an epoch"
-        rows = _count_from_zero(rows)
-    if clock == "day":
-        rows = _pass_midnight(rows)
+    form, clock, rows = _place_rows(rows, columns, is_clock)
     is_listed = columns.is_stage and _are_stages([row.text for row in rows])
     codes = _list_codes(rows) if is_listed else frozenset()
-    return LabelText(form, clock, rows, dropped, codes, is_listed)
+    return LabelText(form, clock, rows, len(parsed) - len(rows), codes, is_listed)
+
+
+def _parse_row(
+    row: Sequence[str], number: int, columns: Columns, is_clock: bool
+) -> LabelRow | None:
+    """One row, None where it states no time or no text; `number`: its place, from 0."""
+    text = _choose_text(row, columns)
+    if columns.onset < 0:
+        onset, scale = _read_epoch(row, columns, number), 1.0
+    else:
+        cell, scale = _get(row, columns.onset), 1.0 if is_clock else columns.scale
+        is_same = (CLOCK.fullmatch(cell) is not None) == is_clock
+        onset = _parse_time(cell) if is_same else None
+    if onset is None or not text:
+        return None
+    return LabelRow(onset * scale, _read_duration(row, columns, onset), text)
+
+
+def _place_rows(
+    rows: list[LabelRow], columns: Columns, is_clock: bool
+) -> tuple[str, Clock, list[LabelRow]]:
+    """What a table is in words, what its onsets count from, and its rows by that."""
+    if is_clock:
+        return "a table of labels", "day", _pass_midnight(rows)
+    if columns.onset < 0 or _counts_epochs(rows, columns):
+        return "a table with a row an epoch", "epochs", _count_from_zero(rows)
+    return "a table of labels", "start", rows
 
 
 def _get(row: Sequence[str], place: int) -> str:
@@ -294,8 +332,10 @@ def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
     if any(row.onset < -DAY for row in rows):
         return False
     numbers = sum(NUMBER.fullmatch(row.text) is not None for row in rows)
+    if columns.is_stage and (columns.onset < 0 or numbers == len(rows)):
+        return _are_stages([row.text for row in rows])
     if columns.is_stage:
-        return numbers < len(rows) or _are_stages([row.text for row in rows])
+        return True
     return numbers <= 0.5 * len(rows) or any(name_stage(row.text) for row in rows)
 
 

@@ -31,7 +31,6 @@ class StageReading(NamedTuple):
     stages: list[Annotation]  # called as in `STAGES`, in order of time
     marks: list[str]  # of each stage: the scorer or channel that its text names, or ""
     others: list[Annotation]  # epochs without a stage left out
-    unscored: list[Annotation]
     ambiguous: list[str]  # texts among the others that are stages in some systems
 
 
@@ -95,9 +94,7 @@ def name_stage(text: str) -> str | None:
 def name_listed_stage(text: str) -> str | None:
     """As `name_stage`, for a text in a list of stages: letters and digits alone count, too."""
     text = text.strip()
-    stage = name_stage(text)
-    if stage is None:
-        stage = BARE.get(fold_text(text))
+    stage = _name_beside(text)
     if stage is None and re.fullmatch(r"-?\d+(?:\.0+)?", text):
         stage = DIGITS.get(text.partition(".")[0])
     return stage
@@ -140,32 +137,38 @@ def read_stages(
         listed: they are a list of stages, in which letters and digits alone are stages.
         scorers: names in the texts, as `split_mark`.
     """
-    words = words or {}
     texts = [(note, *split_mark(note.label, scorers)) for note in notes]
     is_scored = listed or any(name_stage(text) is not None for _, text, _ in texts)
+    find = name_listed_stage if listed else _name_beside if is_scored else name_stage
     scored: list[tuple[Annotation, str, str]] = []
     others: list[Annotation] = []
     ambiguous: set[str] = set()
     for note, text, mark in texts:
-        stage = words.get(note.label, words.get(text))
+        stage = _look_up(note.label, text, words or {})
+        stage = find(text) if stage is None else stage
         if stage is None:
-            stage = name_listed_stage(text) if listed else name_stage(text)
-        if stage is None and is_scored:
-            stage = BARE.get(fold_text(text))
-        if stage is not None:
+            others.append(note)
+            ambiguous |= {fold_text(text)} & (AMBIGUOUS | BARE.keys())
+        else:
             scored.append((note, stage, mark))
-            continue
-        others.append(note)
-        ambiguous |= {fold_text(text)} & (AMBIGUOUS | BARE.keys())
     filled = _fill_durations(scored)
     stages = [(note, mark) for note, stage, mark in filled if stage]
     return StageReading(
         stages=[note for note, _ in stages],
         marks=[mark for _, mark in stages],
         others=others,
-        unscored=[note for note, stage, _ in filled if not stage],
         ambiguous=sorted(ambiguous),
     )
+
+
+def _name_beside(text: str) -> str | None:
+    """As `name_stage`, for a text beside other stages."""
+    stage = name_stage(text)
+    return BARE.get(fold_text(text)) if stage is None else stage
+
+
+def _look_up(label: str, text: str, words: Mapping[str, str]) -> str | None:
+    return words.get(label, words.get(text))
 
 
 def _fill_durations(

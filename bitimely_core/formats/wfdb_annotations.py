@@ -1,8 +1,8 @@
 """Reads the annotation files of WFDB records (`.atr` and the like): beats, rhythms and notes.
 
-The package `wfdb` decodes them; times are in seconds. A beat is an annotation without a duration, called by its symbol (`N`, `V`, `/`); a rhythm lasts
-until the next one, the last one to the end of the record, and is called by its text without the
-bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
+The package `wfdb` decodes them; times are in seconds. A beat is an annotation without a duration,
+called by its symbol (`N`, `V`, `/`); a rhythm lasts until the next one, the last one to the end of
+the record, and is called by its text without the bracket (`(AFIB` is `AFIB`); a note lasts until the next note.
 """
 
 import math
@@ -28,6 +28,7 @@ COMMENT = '"'  # symbol of an annotation that is a text
 WRITTEN = "bta"  # ending of the annotations that are written
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
 
+NOTE = 22  # the code of a text
 SLOWEST = 5.0  # seconds from mark to mark, above which marks in equal steps are no beats
 # texts of sleep stages, before those of events, as in the MIT-BIH Polysomnographic Database
 STAGES = {stage: f"Sleep stage {stage}" for stage in ("W", "1", "2", "3", "4", "R", "MT", "M")}
@@ -66,13 +67,19 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
         elif text:
             notes.append((time, text))
-    stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
-    if not beats and not rhythms and _measure_step(stages) and all(n.label for n in stages):
+    if not beats and not rhythms and (stages := _list_stages(notes)):
         beats, notes = stages, []
     step = _measure_step(beats)
     if step:
         beats = [note._replace(duration=step) for note in beats]
     return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others, step)
+
+
+def _list_stages(notes: Sequence[tuple[float, str]]) -> list[Annotation]:
+    """The sleep stages of notes that all state one, and follow each other in equal steps."""
+    stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
+    is_scored = all(stage.label for stage in stages) and _measure_step(stages) > 0
+    return stages if is_scored else []
 
 
 def _measure_step(marks: Sequence[Annotation]) -> float:
@@ -112,6 +119,7 @@ def read_rows(
         times = [float(sample) / (rate or math.nan) for sample in content.sample]
         texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
         rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
+        rows = [*((0.0, '"', text) for text in _list_first_notes(path)), *rows]
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
         raise refuse(f"does not read as annotations ({type(error).__name__})") from None
@@ -152,6 +160,27 @@ def encode_annotations(
         )
         (file,) = Path(folder).iterdir()
         return file.read_bytes()
+
+
+def _list_first_notes(path: Path) -> list[str]:
+    """The notes at sample 0, which `wfdb.rdann` takes for definitions."""
+    from wfdb.io import annotation
+
+    pairs = annotation.load_byte_pairs(str(path.with_suffix("")), path.suffix[1:], None)
+    samples, codes, _, _, _, texts = annotation.proc_ann_bytes(pairs, 1)
+    notes: list[str] = []
+    is_definition = False
+    for sample, code, raw in zip(samples, codes, texts, strict=True):
+        text = raw.strip("\0 \t\r\n")
+        if sample != 0 or code != NOTE:
+            continue
+        if text.startswith("## annotation type definitions"):
+            is_definition = True
+        if text and not text.startswith("##") and not is_definition:
+            notes.append(text)
+        if text.startswith("## end of definitions"):
+            is_definition = False
+    return notes
 
 
 def _extend_to_next(texts: Sequence[tuple[float, str]]) -> list[Annotation]:

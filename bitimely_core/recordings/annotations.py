@@ -1,10 +1,11 @@
-"""Understands the annotations of a recording: which are stages, which are labels, whose they are."""
+"""Understands the annotations of a recording: which are stages or other labels, and whose."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
@@ -22,11 +23,11 @@ SHOWN = 6  # texts in a message
 class LabelledNotes(NamedTuple):
     """The annotations of one source, understood."""
 
-    stages: list[Annotation]
-    marks: list[str]  # scorer or channel that the text of each stage names
-    others: list[Annotation]  # kept as they are called
-    excluded: list[Annotation]  # texts that are not understood
-    ambiguous: list[Annotation]
+    stages: Sequence[Annotation] = ()
+    marks: Sequence[str] = ()  # scorer or channel that the text of each stage names
+    others: Sequence[Annotation] = ()  # kept as they are called
+    excluded: Sequence[Annotation] = ()  # texts that are not understood
+    ambiguous: Sequence[Annotation] = ()
 
 
 def select_annotations(
@@ -75,21 +76,26 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     words = rules.words
     if words is not None and not rules.extends:
         mapped = [n._replace(label=words[n.label]) for n in notes if n.label in words]
-        excluded = [note for note in notes if note.label not in words]
-        return LabelledNotes([], [], mapped, excluded, [])
+        return LabelledNotes(others=mapped, excluded=[n for n in notes if n.label not in words])
     if source.is_free and not info.stages and words is None:
-        kept, excluded = (notes, []) if info.keep_phi else ([], notes)
-        return LabelledNotes([], [], list(kept), list(excluded), [])
+        return LabelledNotes(others=notes) if info.keep_phi else LabelledNotes(excluded=notes)
     scorers = () if rules.scorer in {"", CONSENSUS} else (rules.scorer,)
-    known = {**source.words, **(words or {})}
-    reading = read_stages(notes, known, listed=source.is_listed, scorers=scorers)
-    doubtful = [note for note in reading.others if fold_text(note.label) in reading.ambiguous]
-    rest = [note for note in reading.others if fold_text(note.label) not in reading.ambiguous]
+    texts = {**source.words, **(words or {})}
+    reading = read_stages(notes, texts, listed=source.is_listed, scorers=scorers)
+    doubtful, rest = _part(reading.others, reading.ambiguous)
     if info.keep_phi or (words is None and not source.is_free):
         # what the folder's label files say of a 4 is said once for all
         named = [note for note in doubtful if source.is_listed and note.label != "4"]
-        return LabelledNotes(reading.stages, reading.marks, reading.others, [], named)
-    return LabelledNotes(reading.stages, reading.marks, [], rest, doubtful)
+        return LabelledNotes(reading.stages, reading.marks, reading.others, ambiguous=named)
+    return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
+
+
+def _part(
+    notes: Sequence[Annotation], folded: Sequence[str]
+) -> tuple[list[Annotation], list[Annotation]]:
+    """The notes whose folded texts are among `folded`, and the others."""
+    is_named = [fold_text(note.label) in folded for note in notes]
+    return list(compress(notes, is_named)), list(compress(notes, map(not_, is_named)))
 
 
 def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annotation]:
@@ -98,32 +104,30 @@ def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annota
     The first one that stands for what is before it, and the last one that stands for what is after
     it, last as long as most others.
     """
-    reaches, words = rules.reaches, rules.words
-    if not reaches:
+    if not rules.reaches:
         return list(notes)
-    marks = sorted(n for n in notes if not n.duration and (words is None or n.label in words))
-    rest = [
-        note for note in notes if note.duration or (words is not None and note.label not in words)
-    ]
+    is_mark = [not note.duration and _is_chosen(note, rules) for note in notes]
+    marks = sorted(compress(notes, is_mark))
+    rest = list(compress(notes, map(not_, is_mark)))
+    if not isinstance(rules.reaches, str):
+        return [*rest, *(mark._replace(duration=float(rules.reaches)) for mark in marks)]
     onsets = sorted({mark.onset for mark in marks})
     steps = Counter(round(b - a, 6) for a, b in pairwise(onsets))
     usual = steps.most_common(1)[0][0] if steps else 0.0
-    if not isinstance(reaches, str):
-        stretched = [mark._replace(duration=float(reaches)) for mark in marks]
-    elif reaches == "next":
-        ends = dict(
-            zip(onsets, [*onsets[1:], *(onset + usual for onset in onsets[-1:])], strict=True)
-        )
-        stretched = [mark._replace(duration=ends[mark.onset] - mark.onset) for mark in marks]
-    else:
-        begins = dict(
-            zip(onsets, [*(onset - usual for onset in onsets[:1]), *onsets[:-1]], strict=True)
-        )
-        stretched = [
-            mark._replace(onset=begins[mark.onset], duration=mark.onset - begins[mark.onset])
-            for mark in marks
-        ]
+    edges = [*(o - usual for o in onsets[:1]), *onsets, *(o + usual for o in onsets[-1:])]
+    place = {onset: number for number, onset in enumerate(onsets)}
+    first = 1 if rules.reaches == "next" else 0  # which of the edges around a mark begins it
+    spans = [edges[place[mark.onset] + first :][:2] for mark in marks]
+    stretched = [
+        mark._replace(onset=begin, duration=end - begin)
+        for mark, (begin, end) in zip(marks, spans, strict=True)
+    ]
     return [*rest, *stretched]
+
+
+def _is_chosen(note: Annotation, rules: LabelRules) -> bool:
+    """Whether the map names a text, or none."""
+    return rules.words is None or note.label in rules.words
 
 
 # --- what is said
@@ -140,10 +144,10 @@ def _count_texts(notes: Iterable[Annotation]) -> dict[str, tuple[int, float]]:
     return {text: (counts[text], float(seconds[text])) for text in order}
 
 
-def _describe_texts(texts: Mapping[str, tuple[int, float]], shown: Sequence[str]) -> str:
+def _describe_texts(texts: Mapping[str, tuple[int, float]], named: Sequence[str]) -> str:
     parts = [
         f"{safe_text(text)} ({texts[text][0]} times, {texts[text][1]:g} s)"
-        for text in shown[:SHOWN]
+        for text in named[:SHOWN]
     ]
     rest = len(texts) - len(parts)
     if rest:
@@ -188,14 +192,14 @@ def _report_unknown(
     if not excluded:
         return []
     texts = _count_texts(n._replace(duration=min(n.duration, length)) for n in excluded)
-    shown = [t for t, (count, _) in texts.items() if info.keep_phi or _may_show(t, count)]
-    listing = _describe_texts(texts, shown) or f"{len(texts)} texts"
+    named = [t for t, (count, _) in texts.items() if info.keep_phi or _may_show(t, count)]
+    listing = _describe_texts(texts, named) or f"{len(texts)} texts"
     what = "no labels of the map" if info.label_rules.words is not None else "no known label"
     action = "counted, not kept: texts can hold names"
     if stages:
         scored = sum(note.duration for note in stages)
         action += f"; {max(0.0, 100 - 100 * scored / length):.0f} % of the time has no stage"
-    example = _quote(shown[0]) if shown else '"text"'
+    example = _quote(named[0]) if named else '"text"'
     may_be_labels = any(seconds or count >= REPEATED for count, seconds in texts.values())
     return [
         input_warning(

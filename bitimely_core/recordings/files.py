@@ -74,6 +74,12 @@ LAYOUT = re.compile(
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
+LABELS_ALONE = Finding(
+    Reason.NO_INPUT,
+    "holds no signals, only annotations",
+    "no recording, or more than one, is called as it is",
+    'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
+)
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
@@ -355,6 +361,8 @@ def _make_file_unit(
     source = folder.source
     if rel in source.rejected:
         return _make_faulty_unit(rel, name, source.rejected[rel]), None
+    if rel in folder.beside.lone:
+        return _make_faulty_unit(rel, name, LABELS_ALONE.at(rel)), None
     info = describe_recording(
         rel, name, folder.keys.keys[rel], rule, folder.chosen, folder.labels, folder.options
     )

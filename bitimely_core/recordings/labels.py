@@ -60,6 +60,7 @@ class FoundLabels(NamedTuple):
     """The label files of a folder."""
 
     files: dict[str, tuple[LabelFile, ...]]  # recording -> its label files
+    lone: set[str]  # files of EDF that hold labels alone, of no recording
     findings: list[Finding]
 
     def list_taken(self) -> set[str]:
@@ -95,15 +96,12 @@ def find_labels(
     if bids:
         others |= {rel for rel in source.files if rel.endswith((".tsv", ".json"))}
     candidates = [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
-    forms = {
-        rel: ReadForm("edf")
-        for rel in candidates
-        if rel.lower().endswith((".edf", ".bdf")) and _holds_annotations_alone(source, rel)
-    }
+    forms = {rel: ReadForm("edf") for rel in candidates if holds_annotations_alone(source, rel)}
     stated, findings = _follow_map(source, recordings, forms)
     for file in {file for files in stated.values() for file in files if file not in forms}:
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
-    pairs, lone = _pair_by_name(source, recordings, candidates, forms, stated)
+    annotations_alone = set(forms)
+    pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms, stated)
     four = "N3" if any("5" in form.codes for form in forms.values()) else ""
     files = {
         rel: tuple(LabelFile(source.path(f), f, forms[f].form, four) for f in sorted(same))
@@ -112,8 +110,9 @@ def find_labels(
     }
     for rel, events in _find_all_events(source, recordings) if bids else ():
         files[rel] = (*files.get(rel, ()), events)
-    findings += [*_report_lone(lone), *_report_digits(forms, files, rules)]
-    return FoundLabels(files, findings)
+    findings += [*_report_lone(lone), *_report_unread(unread), *_report_digits(forms, files, rules)]
+    paired = {file.rel for same in files.values() for file in same}
+    return FoundLabels(files, annotations_alone - paired, findings)
 
 
 def _pair_by_name(
@@ -122,8 +121,9 @@ def _pair_by_name(
     candidates: Sequence[str],
     forms: dict[str, ReadForm],
     stated: Mapping[str, list[str]],
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Recording -> its label files, those of `stated` as they are; and label files of none.
+) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """Recording -> its label files, those of `stated` as they are; label files of no recording;
+    and texts named as a recording that hold no labels.
 
     `forms` gets what the files are.
     """
@@ -131,19 +131,21 @@ def _pair_by_name(
     pairs = dict(stated)
     taken = {file for files in stated.values() for file in files}
     lone: list[str] = []
+    unread: list[str] = []
     for file in candidates:
         owner = "" if file in taken else names.find_owner(file)
         if file in taken or (file in recordings and not owner):
             continue
         form = forms.get(file) or _recognise(source, file)
         if form is None:
-            continue
-        if not owner:
+            # other endings are listed among the files that are not read
+            unread += [file] if owner and file.lower().endswith(".txt") else []
+        elif not owner:
             lone.append(file)
         elif owner not in stated:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-    return pairs, lone
+    return pairs, lone, unread
 
 
 def _find_all_events(source: Source, recordings: Iterable[str]) -> Iterator[tuple[str, LabelFile]]:
@@ -225,7 +227,8 @@ def _add(
 
 
 def _split_name(stem: str) -> list[str]:
-    return [token for token in re.split(r"[^a-z0-9]+", stem.casefold()) if token]
+    text = stem.casefold().replace("r&k", "rk")
+    return [token for token in re.split(r"[^a-z0-9]+", text) if token]
 
 
 def _find_core(tokens: Sequence[str], word: re.Pattern[str]) -> str:
@@ -334,8 +337,10 @@ def _recognise_text(source: Source, rel: str, head: bytes) -> ReadForm | None:
     return ReadForm("text", table.codes) if table else None
 
 
-def _holds_annotations_alone(source: Source, rel: str) -> bool:
-    """Whether all signals of an EDF file are annotations or hypnograms."""
+def holds_annotations_alone(source: Source, rel: str) -> bool:
+    """Whether a file is of EDF, and all its signals are annotations or hypnograms."""
+    if not rel.lower().endswith((".edf", ".bdf")) or rel not in source.files:
+        return False
     try:
         with source.path(rel).open("rb") as file:
             fixed = file.read(256)
@@ -428,6 +433,22 @@ def _report_lone(files: Sequence[str]) -> list[Finding]:
             f"{problem}: {list_names(files, 3)}",
             "not read",
             hint,
+            file=files[0],
+            count=len(files),
+        )
+    ]
+
+
+def _report_unread(files: Sequence[str]) -> list[Finding]:
+    if not files:
+        return []
+    return [
+        input_warning(
+            Reason.FILE_NAME,
+            f"{len(files)} texts are named as recordings and hold no labels that are known: "
+            f"{list_names(files, 3)}",
+            "not read",
+            "Known are one stage a line, and tables with the columns onset, duration and label",
             file=files[0],
             count=len(files),
         )

@@ -37,10 +37,14 @@ from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
 from bitimely_core.recordings.arrays import find_label_arrays
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
+from bitimely_core.recordings.labels import find_labels, holds_annotations_alone
 from bitimely_core.recordings.mapping import (
+    NO_RULES,
     SUFFIXES,
     Clock,
+    FileRule,
     Format,
+    LabelFile,
     LabelRules,
     RecordingInfo,
     find_suffix,
@@ -66,7 +70,7 @@ from bitimely_core.tokens.windows import Windows, assemble_windows
 from bitimely_core.types import Annotation, Record, Signal
 
 LABEL_FILE = re.compile(
-    r"(?i)(?:^|[-_.])(hypnogram|hyp|stages?|scoring|annotations?|events|labels?"
+    r"(?i)(?:^|[-_.])(hypno\w*|hyp|stages?|scoring|scores?|annotations?|events|labels?"
     r"|participants|channels|scans|electrodes)$"
 )
 HOW_RESAMPLED = {
@@ -151,6 +155,13 @@ class ReadingPlan(NamedTuple):
         return self.labels is not None or self.points
 
 
+class LabelledFolder(NamedTuple):
+    """A folder, and the label files of its recordings."""
+
+    source: Source
+    label_files: dict[str, tuple[LabelFile, ...]]
+
+
 class NewRecording(NamedTuple):
     """A recording: its name for outputs, its file, and the function that reads it."""
 
@@ -176,7 +187,7 @@ def find_recordings(
     """
     plan = ReadingPlan(options, mapping, labels, points)
     used: set[str] = set()
-    folders: dict[Path, Source] = {}
+    folders: dict[Path, LabelledFolder] = {}
     for path in paths:
         for recording in _list_recordings(path, plan, folders):
             stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", recording.name).strip("-._+")[:100]
@@ -189,7 +200,7 @@ def find_recordings(
 
 
 def _list_recordings(
-    path: Path, plan: ReadingPlan, folders: dict[Path, Source]
+    path: Path, plan: ReadingPlan, folders: dict[Path, LabelledFolder]
 ) -> Iterator[NewRecording]:
     """The recordings of one path. `folders` holds those whose files were scanned."""
     try:
@@ -198,16 +209,19 @@ def _list_recordings(
                 read = partial(_read_cached, path, name, plan)
                 yield NewRecording(name, f"{path}:{name}", read)
             return
-        source, rels = _scan_files(path, folders)
+        (source, beside), rels = _scan_files(path, plan, folders)
     except UserError as error:
         yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
         return
     for rel in rels:
         stem = strip_suffix(rel if path.is_dir() else path.name)
-        yield NewRecording(stem, str(source.root / rel), partial(read_recording, source, rel, plan))
+        read = partial(read_recording, source, rel, plan, beside.get(rel, ()))
+        yield NewRecording(stem, str(source.root / rel), read)
 
 
-def _scan_files(path: Path, folders: dict[Path, Source]) -> tuple[Source, list[str]]:
+def _scan_files(
+    path: Path, plan: ReadingPlan, folders: dict[Path, LabelledFolder]
+) -> tuple[LabelledFolder, list[str]]:
     """A source with the recordings at a path. Raises UserError: no_input, not_found."""
     if path.is_dir():
         source = scan_folder(path)
@@ -219,7 +233,7 @@ def _scan_files(path: Path, folders: dict[Path, Source]) -> tuple[Source, list[s
                 f"expected {', '.join(SUFFIXES)}",
                 file=str(path),
             )
-        return source, rels
+        return LabelledFolder(source, _find_label_files(source, plan)), rels
     if not path.exists():
         raise usage_error(
             "no such file",
@@ -228,14 +242,23 @@ def _scan_files(path: Path, folders: dict[Path, Source]) -> tuple[Source, list[s
             file=str(path),
         )
     if path.parent not in folders:
-        folders[path.parent] = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
+        source = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
+        folders[path.parent] = LabelledFolder(source, _find_label_files(source, plan))
     return folders[path.parent], [path.name]
+
+
+def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[LabelFile, ...]]:
+    """Recording -> its label files, where labels are read."""
+    if plan.labels is None:
+        return {}
+    rels = dict.fromkeys(list_signal_files(source), FileRule())
+    return find_labels(source, rels, NO_RULES, bids=files.is_bids(source)).files
 
 
 def list_signal_files(source: Source) -> Iterator[str]:
     """Files of a folder that can be recordings.
 
-    These are neither labels, by their names, nor tables of a BIDS folder, nor segments of a record.
+    These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor segments of a record.
     """
     is_bids = not source.files.keys().isdisjoint(("participants.tsv", "dataset_description.json"))
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
@@ -250,7 +273,8 @@ def list_signal_files(source: Source) -> Iterator[str]:
             facts = files.sniff_file(source, rel)
             if facts is None or not table_facts.looks_like_samples(facts):
                 continue
-        if not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
+        is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
+        if not is_label and not holds_annotations_alone(source, rel):
             yield rel
 
 
@@ -269,10 +293,12 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
     return select_channels(next(iter(records)), plan)
 
 
-def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
-    """The recording in a file of `source`, with the channels of `plan`.
+def read_recording(
+    source: Source, rel: str, plan: ReadingPlan, label_files: tuple[LabelFile, ...] = ()
+) -> Record:
+    """The recording in a file of `source`, with the channels of `plan` and its labels.
 
-    They have their names in the run. Raises UserError naming the file.
+    Channels have their names in the run. Raises UserError naming the file.
     """
     kind = SUFFIXES.get(find_suffix(rel))
     with locate_errors(rel):
@@ -282,7 +308,7 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
                 "no format of recordings has this ending",
                 f"expected one of {', '.join(SUFFIXES)}",
             )
-        info = _describe_file(rel, kind, plan)
+        info = replace(_describe_file(rel, kind, plan), label_files=label_files)
         names = _list_channels(source, rel, kind, info)
         if names is not None:
             sources = choose_channels(names, plan.options.read_channels, plan.mapping)

@@ -1,0 +1,539 @@
+"""Labels beside recordings: which file is whose, in which form, by which words and by whom.
+
+Expected values are written out, or read by pandas, pyedflib and wfdb.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyedflib
+import pytest
+from samples import SAMPLES, require_sample
+from test_generic import attempt, ingest_with_map, recordings
+
+from bitimely_core import tokens
+from bitimely_core.formats.edf_hypnogram import encode_hypnogram
+from bitimely_core.formats.label_files import parse_label_text
+from bitimely_core.types import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
+    import wfdb
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+START = datetime(2020, 3, 1, 23, 59, 0)
+Note = tuple[float, float, str]
+
+
+def write_night(
+    path: Path, seconds: int = 150, notes: tuple[Note, ...] = (), start: datetime = START
+) -> None:
+    """One channel of noise at 100 Hz, written by pyedflib."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pyedflib.EdfWriter(str(path), 1, file_type=pyedflib.FILETYPE_EDFPLUS) as writer:
+        writer.setStartdatetime(start)
+        writer.setSignalHeader(
+            0,
+            {
+                "label": "EEG C4",
+                "dimension": "uV",
+                "sample_frequency": 100,
+                "physical_min": -200.0,
+                "physical_max": 200.0,
+                "digital_min": -2048,
+                "digital_max": 2047,
+                "transducer": "",
+                "prefilter": "",
+            },
+        )
+        seed = [*path.name.encode()]
+        writer.writeSamples([np.random.default_rng(seed).normal(0, 20, seconds * 100)])
+        for note in notes:
+            writer.writeAnnotation(*note)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def labels(record: Record) -> list[Note]:
+    return [(round(n.onset, 3), round(n.duration, 3), n.label) for n in record.annotations]
+
+
+def messages(report: dict[str, Any]) -> str:
+    """All that the report says, of the folder and of its units."""
+    reasons = [*report["reasons"], *(r for unit in report["units"] for r in unit["reasons"])]
+    return "\n".join(f"{reason['level']}: {reason['message']}" for reason in reasons)
+
+
+STAGES = [(30.0 * i, 30.0, stage) for i, stage in enumerate(["W", "N1", "N2", "N2", "REM"])]
+CLOCKS = ["23:59:00", "23:59:30", "00:00:00", "00:00:30", "00:01:00"]
+WORDS = ["Wake", "N1", "N2", "N2", "REM"]
+DIGITS = "01225"
+
+
+# --- forms
+
+
+FORMS = {
+    "words a line": "\n".join(["W", "N1", "N2", "N2", "R"]),
+    "digits a line below a name": "Stage\n" + "\n".join(DIGITS) + "\n",
+    "comments and blank lines": "# scored by hand\n\n" + "\n\n".join(DIGITS),
+    "yasa": "Epoch,Stage\n"
+    + "".join(f"{i},{w}\n" for i, w in enumerate(["W", "N1", "N2", "N2", "R"])),
+    "epochs from 1": "epoch;stage\n" + "".join(f"{i + 1};{d}\n" for i, d in enumerate(DIGITS)),
+    "mne": "# MNE-Annotations\n# onset, duration, description\n"
+    + "".join(
+        f"{30 * i}.0, 30.0, Sleep stage {w}\n" for i, w in enumerate(["W", "1", "2", "2", "R"])
+    ),
+    "onset and digit without names": "".join(f"{30 * i} {d}\n" for i, d in enumerate(DIGITS)),
+    "stage and times": "start,end,stage\n"
+    + "".join(f"{30 * i},{30 * i + 30},{w}\n" for i, w in enumerate(WORDS)),
+    "milliseconds": "onset_ms,duration_ms,label\n"
+    + "".join(f"{30000 * i},30000,{w}\n" for i, w in enumerate(WORDS)),
+    "decimal commas": "Onset;Dauer;Stadium\n"
+    + "".join(f"{30 * i},0;30,0;{w}\n" for i, w in enumerate(WORDS)),
+    "a change of stage a row": "onset,stage\n0,W\n30,N1\n60,N2\n120,REM\n",
+    "clock times over midnight": "Time\tStage\n"
+    + "".join(f"{c}\t{w}\n" for c, w in zip(CLOCKS, WORDS, strict=True)),
+    "clock times of twelve hours": "11:59:00 PM,W\n11:59:30 PM,N1\n12:00:00 AM,N2\n12:00:30 AM,N2\n"
+    "12:01:00 AM,R\n",
+    "dates": "".join(
+        f"2020-03-0{1 + (i > 1)}T{c}.000,30,{w}\n"
+        for i, (c, w) in enumerate(zip(CLOCKS, WORDS, strict=True))
+    ),
+    "remlogic": "RemLogic Event Export\nPatient:\tJane Doe\nRecording Date:\t01/03/2020\n\n"
+    "Sleep Stage\tPosition\tTime [hh:mm:ss]\tEvent\tDuration[s]\tLocation\n"
+    + "".join(
+        f"{w}\tSupine\t{c}\tSLEEP-{s}\t30\tROC-LOC\n"
+        for c, w, s in zip(
+            CLOCKS, ["W", "S1", "S2", "S2", "R"], ["S0", "S1", "S2", "S2", "REM"], strict=True
+        )
+    ),
+    "luna": "class\tinstance\tchannel\tstart\tstop\tmeta\n"
+    + "".join(
+        f"{w}\t.\t.\t0+00:0{i // 2}:{30 * (i % 2):02d}\te:{i + 1}\tnote=Doe\n"
+        for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
+    ),
+    "luna without names": "".join(
+        f"{w}\t.\t.\t{30 * i}\t{30 * i + 30}\t.\n"
+        for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_forms_are_known_by_their_content(tmp_path: Path, form: str) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    write(tmp_path / "raw" / "s1.txt", FORMS[form])
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert report["exit_code"] == 0
+    found = labels(recordings(tmp_path / "cache")["s1"])
+    if form == "a change of stage a row":
+        assert found == [STAGES[0], STAGES[1], (60.0, 60.0, "N2"), STAGES[4]]
+    else:
+        assert found == STAGES
+    assert report["units"][0]["files"] == ["s1.edf", "s1.txt"]
+    assert "Doe" not in messages(report)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t,x,y\n0,1,2\n1,2,3\n2,3,4\n",
+        "0.1\n0.2\n0.5\n",
+        "12\n500\n31\n",
+        "time,hr\n0,61\n30,62\n60,63\n",
+        "0,61\n30,70\n60,66\n",
+        "0,1\n0.4,2\n1.1,0\n",
+        "This is a night of subject 1.\nIt was scored, twice, by hand.\n",
+        "name\ttype\tunits\nEEG\tEEG\tuV\nEOG\tEOG\tuV\n",
+        "",
+        "5\n",
+    ],
+)
+def test_samples_and_prose_are_no_labels(text: str) -> None:
+    assert parse_label_text(text) is None
+
+
+def test_scored_events_of_profusion(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "chat-1.edf")
+    event = "<ScoredEvent><Name>Obstructive Apnea</Name><Start>65.5</Start><Duration>12</Duration></ScoredEvent>"
+    digits = "".join(f"<SleepStage>{d}</SleepStage>" for d in "014456")
+    write(
+        tmp_path / "raw" / "chat-1-profusion.xml",
+        f"<CMPStudyConfig><EpochLength>20</EpochLength><ScoredEvents>{event}</ScoredEvents>"
+        f"<SleepStages>{digits}</SleepStages></CMPStudyConfig>",
+    )
+    assert attempt("generic", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
+    assert labels(recordings(tmp_path / "cache")["chat-1"]) == [
+        (0.0, 20.0, "W"),
+        (20.0, 20.0, "N1"),
+        (40.0, 20.0, "N3"),
+        (60.0, 20.0, "N3"),
+        (65.5, 12.0, "Obstructive Apnea"),
+        (80.0, 20.0, "REM"),
+    ]
+
+
+def test_an_annotation_file_of_wfdb_beside_an_edf(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "r1.edf")
+    samples, symbols = np.array([150, 250, 1200]), ["N", "V", "N"]
+    wfdb.wrann("r1", "atr", samples, symbols, fs=100, write_dir=str(tmp_path / "raw"))
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    oracle = wfdb.rdann(str(tmp_path / "raw" / "r1"), "atr")
+    assert labels(recordings(tmp_path / "cache")["r1"]) == [
+        (sample / 100, 0.0, symbol)
+        for sample, symbol in zip(oracle.sample, oracle.symbol, strict=True)
+    ]
+
+
+# --- which recording
+
+
+@pytest.mark.parametrize(
+    ("recording", "file"),
+    [
+        ("a/X1.edf", "a/X1.txt"),
+        ("a/X1.edf", "a/X1_stage.txt"),
+        ("a/X1.edf", "a/X1_hypno.csv"),
+        ("a/X1.edf", "a/x1-Sleep-Stages.csv"),
+        ("a/X1.edf", "a/X1.edf.txt"),
+        ("a/X1-PSG.edf", "a/X1-Hypnogram.csv"),
+        ("a/X1_eeg.edf", "a/X1_scored_by_hand.txt"),
+        ("a/X1.edf", "a/Hypnogram_R&K_X1.txt"),
+        ("a/X1.edf", "labels/X1.txt"),
+        ("signals/X1_heartrate.edf", "labels/X1_labeled_sleep.txt"),
+        ("SC4001E0-PSG.edf", "SC4001EC-Hypnogram.txt"),
+        ("p1/eeg.edf", "p1/stages.txt"),
+    ],
+)
+def test_a_label_file_belongs_to_the_recording_of_its_name(
+    tmp_path: Path, recording: str, file: str
+) -> None:
+    write_night(tmp_path / "raw" / recording)
+    for other in ("a/X2.edf", "a/X11.edf", "p2/eeg.edf"):
+        write_night(tmp_path / "raw" / other)
+    text = "onset,stage\n" if file.endswith(".csv") else ""
+    text += "".join(f"{30 * i},{d}\n" if text else f"{d}\n" for i, d in enumerate(DIGITS))
+    write(tmp_path / "raw" / file, text)
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert report["exit_code"] == 0
+    labelled = {
+        name: labels(r) for name, r in recordings(tmp_path / "cache").items() if r.annotations
+    }
+    assert labelled == {recording.removesuffix(".edf"): STAGES}
+
+
+def test_a_label_file_of_no_recording_is_named_and_the_map_says_whose_it_is(tmp_path: Path) -> None:
+    for i in (1, 2):
+        write_night(tmp_path / "raw" / f"night_{i}.edf")
+        write(tmp_path / "raw" / "scored" / f"n{i}x.txt", "\n".join(DIGITS[i - 1 :]))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    said = messages(report)
+    assert "2 files of labels belong to no recording" in said
+    assert "labels = " in said
+    text = '[[files]]\nmatch = "night_(?P<subject>.)"\nlabels = "scored/n{subject}*.txt"\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "mapped")
+    assert "no recording" not in messages(report)
+    found = recordings(tmp_path / "mapped")
+    assert labels(found["night_1"]) == STAGES
+    assert [n[2] for n in labels(found["night_2"])] == ["N1", "N2", "N2", "REM"]
+
+
+def test_a_text_of_another_content_beside_a_recording_is_named(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    write(tmp_path / "raw" / "s1_stages.txt", "the stages of this night are\nin the other room\n")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "1 texts are named as recordings and hold no labels that are known" in messages(report)
+
+
+EVENTS = "onset\tduration\ttrial_type\tvalue\n"
+
+
+def test_the_nearest_events_of_bids_count_and_levels_give_words(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for person, task in (("01", "sleep"), ("02", "sleep"), ("02", "rest")):
+        write_night(raw / f"sub-{person}" / "eeg" / f"sub-{person}_task-{task}_eeg.edf")
+    write(raw / "dataset_description.json", "{}")
+    write(raw / "task-sleep_events.tsv", EVENTS + "0\t30\tn/a\t4\n30\tn/a\tn/a\t5\nn/a\t30\tx\t1\n")
+    write(raw / "sub-02" / "sub-02_task-sleep_events.tsv", EVENTS + "60\t30\t\t4\n")
+    write(
+        raw / "task-sleep_events.json",
+        '{"value": {"Levels": {"4": "Sleep stage W", "5": "Sleep stage R"}}}',
+    )
+    report = attempt("generic", raw, tmp_path / "cache")
+    assert report["exit_code"] == 0
+    found = {name[-25:]: labels(r) for name, r in recordings(tmp_path / "cache").items()}
+    assert found == {
+        "eeg/sub-01_task-sleep_eeg": [(0.0, 30.0, "W"), (30.0, 30.0, "REM")],
+        "eeg/sub-02_task-sleep_eeg": [(60.0, 30.0, "W")],
+        "/eeg/sub-02_task-rest_eeg": [],
+    }
+    assert messages(report).count("rows that state no onset or no label: 1") == 1
+
+
+def test_rows_of_a_table_without_onset_are_counted(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    write(
+        tmp_path / "raw" / "notes.csv",
+        "file,onset,duration,label\ns1,n/a,30,W\ns1,,30,W\ns1,30,n/a,N1\ns1,60,30,NA\n",
+    )
+    text = '[annotations]\npath = "notes.csv"\nfile = "file"\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    (account,) = report["rows"]
+    assert (account["seen"], account["used"]) == (4, 1)
+    assert account["dropped_by_reason"] == {"missing_values": 3}
+    assert labels(recordings(tmp_path / "cache")["s1"]) == [(30.0, 30.0, "N1")]
+
+
+# --- the loop: predict, correct, train
+
+
+def test_a_predicted_hypnogram_that_was_corrected_is_read_back(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for name in ("n1", "n2"):
+        write_night(raw / f"{name}.edf")
+    names = ("W", "N1", "N2", "N3", "REM")
+    made = encode_hypnogram([0, 30, 60, 90, 120], [0, 1, 2, 2, -1], names, 30.0)
+    (raw / "n1-hypnogram.edf").write_bytes(made)
+    (tmp_path / "made.edf").write_bytes(made)
+    reader = pyedflib.EdfReader(str(tmp_path / "made.edf"))  # as an editor: the last one corrected
+    onsets, durations, texts = reader.readAnnotations()
+    reader.close()
+    texts[-1] = "Sleep stage R"
+    with pyedflib.EdfWriter(
+        str(raw / "n2-hypnogram.edf"), 0, file_type=pyedflib.FILETYPE_EDFPLUS
+    ) as writer:
+        writer.setStartdatetime(datetime(2024, 1, 1, 12, 0, 0))  # of the day of the correction
+        for row in zip(onsets, durations, texts, strict=True):
+            writer.writeAnnotation(*row)
+    report = attempt("generic", raw, tmp_path / "cache")
+    assert (report["exit_code"], len(report["units"])) == (0, 2)
+    found = recordings(tmp_path / "cache")
+    assert labels(found["n1"]) == [*STAGES[:4]]
+    assert labels(found["n2"]) == STAGES
+    built = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "t")
+    assert sorted(built.whole_index["label"].to_list()) == sorted(
+        ["W", "N1", "N2", "N2"] * 2 + ["REM"]
+    )
+
+
+def test_a_hypnogram_without_its_recording_is_no_second_person(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "n1.edf")
+    content = encode_hypnogram([0, 30], [0, 1], ("W", "N1"), 30.0)
+    (tmp_path / "raw" / "other-hypnogram.edf").write_bytes(content)
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert (report["exit_code"], set(recordings(tmp_path / "cache"))) == (3, {"n1"})
+    assert "holds no signals, only annotations" in messages(report)
+
+
+def test_labels_that_begin_later_are_placed_by_the_clock(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "n1 PSG.edf")
+    with pyedflib.EdfWriter(
+        str(tmp_path / "raw" / "n1 Base.edf"), 0, file_type=pyedflib.FILETYPE_EDFPLUS
+    ) as writer:
+        writer.setStartdatetime(datetime(2020, 3, 1, 23, 59, 45))
+        writer.writeAnnotation(0, 30, "Sleep stage W")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["n1 PSG"]) == [(45.0, 30.0, "W")]
+    assert "begins 45 s after the recording" in messages(report)
+
+
+# --- words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Vigília, Estágio 1, Estágio 2, Estágio 2, Sono REM",
+        "Veglia, Stadio 1, Stadio 2, Stadio N2, Sonno REM",
+        "Wakker, Slaapstadium 1, N2, N2, REM-slaap",
+        "Våken, Søvnstadie N1, Søvnstadie N2, N2, REM-søvn",
+        "Éveil, Stade 1, Stade N2, stade 2, Sommeil paradoxal",
+        "Wach, Schlafstadium 1, Stadium N2, Stadium 2, REM-Schlaf",
+        "Sleep stage W@@EEG C4, Sleep stage N1@@EEG C4, N2@@C4, N2@@C4, REM@@C4",
+        "sleep-wake, sleep-n1, sleep-n2, sleep-n2, sleep-rem",
+        "Wake|0, Stage 1 sleep|1, Stage 2 sleep|2, Stage 2 sleep|2, REM sleep|5",
+        "WK, NREM 1, NREM2, Stage: N2, Stage R",
+    ],
+)
+def test_stages_inside_a_file_in_many_words(tmp_path: Path, words: str) -> None:
+    texts = words.split(", ")
+    write_night(
+        tmp_path / "raw" / "s1.edf", notes=tuple((30.0 * i, 30.0, t) for i, t in enumerate(texts))
+    )
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == STAGES
+    assert "warning" not in messages(report)
+
+
+def test_words_that_are_not_known_are_named_and_a_map_adds_them(tmp_path: Path) -> None:
+    texts = ["Wake", "N1", "Dösen", "Dösen", "Dösen", "Jane Doe coughs"]
+    write_night(
+        tmp_path / "raw" / "s1.edf",
+        seconds=180,
+        notes=tuple((30.0 * i, 30.0, t) for i, t in enumerate(texts)),
+    )
+    said = messages(attempt("generic", tmp_path / "raw", tmp_path / "cache"))
+    assert "no known label: 4, 'Dösen' (3 times, 90 s) and 1 further text" in said
+    assert "67 % of the time has no stage" in said
+    assert "Doe" not in said
+    (advice,) = (line for line in said.split("such as ")[1:] if line.startswith('"Dösen"'))
+    assert advice.startswith('"Dösen" = "N2"')
+    report = ingest_with_map(
+        tmp_path / "raw", '[labels]\n"Dösen" = "N2"\n"N1" = ""\n', tmp_path / "mapped"
+    )
+    found = labels(recordings(tmp_path / "mapped")["s1"])
+    assert found == [STAGES[0], *((30.0 * i, 30.0, "N2") for i in (2, 3, 4))]
+    assert b"Doe" not in b"".join(
+        path.read_bytes() for path in (tmp_path / "mapped").rglob("*") if path.is_file()
+    )
+    assert report["exit_code"] == 0
+
+
+def test_a_digit_that_means_two_stages_is_asked_about(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    write(tmp_path / "raw" / "s1.txt", "0\n1\n2\n4\n4\n")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert 'Write "4" = "REM" or "4" = "N3" in [labels]' in messages(report)
+    for stage in ("REM", "N3"):
+        text = f'[labels]\n"4" = "{stage}"\n'
+        ingest_with_map(tmp_path / "raw", text, tmp_path / stage)
+        found = labels(recordings(tmp_path / stage)["s1"])
+        assert [n[2] for n in found] == ["W", "N1", "N2", stage, stage]
+    write_night(tmp_path / "raw" / "s2.edf")
+    write(tmp_path / "raw" / "s2.txt", "5\n5\n5\n")
+    attempt("generic", tmp_path / "raw", tmp_path / "five")
+    found = labels(recordings(tmp_path / "five")["s1"])
+    assert [n[2] for n in found] == ["W", "N1", "N2", "N3", "N3"]
+
+
+def test_other_epochs_and_labels_beyond_the_recording_are_said(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf", seconds=60)
+    write(tmp_path / "raw" / "s1.txt", "\n".join("W" * 4 + "R" * 8))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "run to 360 s, past the end of the recording at 60 s" in messages(report)
+    assert "write epoch = 5 in [labels] of the map" in messages(report)
+    report = ingest_with_map(tmp_path / "raw", "[labels]\nepoch = 5\n", tmp_path / "mapped")
+    assert "past the end" not in messages(report)
+    assert labels(recordings(tmp_path / "mapped")["s1"]) == [
+        (5.0 * i, 5.0, "W" if i < 4 else "REM") for i in range(12)
+    ]
+
+
+# --- scorers and marks
+
+
+FIRST, SECOND = (
+    ["W", "W", "N1", "N2", "N2", "N2", "R", "R"],
+    ["W", "N1", "N1", "N2", "N3", "N2", "R", "R"],
+)
+
+
+def write_scored(raw: Path) -> None:
+    write_night(raw / "s1.edf", seconds=240)
+    write(raw / "s1_anna.txt", "\n".join(FIRST))
+    write(raw / "s1_bert.txt", "\n".join(SECOND))
+
+
+def test_two_label_files_of_a_recording_are_two_scorers(tmp_path: Path) -> None:
+    write_scored(tmp_path / "raw")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    said = messages(report)
+    agreed = np.mean(np.array(FIRST) == np.array(SECOND))
+    chance = sum(FIRST.count(s) * SECOND.count(s) for s in set(FIRST)) / 64
+    kappa = (agreed - chance) / (1 - chance)
+    assert f"differ in 2 of 8 epochs of 30 s (Cohen's kappa {kappa:.2f})" in said
+    assert "those of 's1_anna.txt' are used" in said
+    names = {"R": "REM"}
+    for scorer, wanted in (("bert", SECOND), ("s1_anna.txt", FIRST)):
+        text = f'[labels]\nscorer = "{scorer}"\n'
+        ingest_with_map(tmp_path / "raw", text, tmp_path / scorer)
+        found = labels(recordings(tmp_path / scorer)["s1"])
+        assert [n[2] for n in found] == [names.get(s, s) for s in wanted]
+    ingest_with_map(tmp_path / "raw", '[labels]\nscorer = "consensus"\n', tmp_path / "both")
+    assert [n[0] for n in labels(recordings(tmp_path / "both")["s1"])] == [
+        30.0 * i for i in range(8) if FIRST[i] == SECOND[i]
+    ]
+    report = ingest_with_map(tmp_path / "raw", '[labels]\nscorer = "carl"\n', tmp_path / "none")
+    assert (report["exit_code"], "no scorer called 'carl'" in messages(report)) == (4, True)
+
+
+def test_scorers_named_in_texts_and_equal_labels_that_are_doubled(tmp_path: Path) -> None:
+    notes = [(30.0 * i, 30.0, f"{s}_scorer1") for i, s in enumerate(FIRST)]
+    notes += [(30.0 * i, 30.0, f"scorer2: Sleep stage {s}") for i, s in enumerate(SECOND)]
+    write_night(tmp_path / "raw" / "s1.edf", 240, tuple(notes))
+    ingest_with_map(tmp_path / "raw", '[labels]\nscorer = "scorer2"\n', tmp_path / "two")
+    found = labels(recordings(tmp_path / "two")["s1"])
+    assert [n[2] for n in found] == [{"R": "REM"}.get(s, s) for s in SECOND]
+    write_night(
+        tmp_path / "same" / "s1.edf", 240, tuple((30.0 * i, 30.0, s) for i, s in enumerate(FIRST))
+    )
+    write(tmp_path / "same" / "s1.txt", "\n".join(FIRST))
+    report = attempt("generic", tmp_path / "same", tmp_path / "once")
+    assert len(labels(recordings(tmp_path / "once")["s1"])) == 8
+    assert "info: s1.edf: stages that are there twice and are equal: 8" in messages(report)
+
+
+@pytest.mark.parametrize(
+    ("reaches", "wanted"),
+    [
+        ('"next"', [(10.0, 40.0, "A"), (50.0, 40.0, "B"), (90.0, 40.0, "A")]),
+        ('"previous"', [(0.0, 10.0, "A"), (10.0, 40.0, "B"), (50.0, 40.0, "A")]),
+        ("15", [(10.0, 15.0, "A"), (50.0, 15.0, "B"), (90.0, 15.0, "A")]),
+    ],
+)
+def test_marks_reach_as_the_map_says(tmp_path: Path, reaches: str, wanted: list[Note]) -> None:
+    marks = ((10.0, 0.0, "a"), (50.0, 0.0, "b"), (90.0, 0.0, "a"))
+    write_night(tmp_path / "raw" / "s1.edf", notes=marks)
+    text = f'[labels]\na = "A"\nb = "B"\nreaches = {reaches}\n'
+    ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == wanted
+
+
+def test_stages_of_an_annotation_file_of_wfdb(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    values = np.random.default_rng(0).integers(-500, 500, (15000, 1))
+    wfdb.wrsamp(
+        "slp01", 100, ["mV"], ["EEG"], d_signal=values, fmt=["16"], adc_gain=[200.0], baseline=[0],
+        write_dir=str(raw),
+    )  # fmt: skip
+    texts = ["W", "1 H", "2", "2 LA", "R"]
+    wfdb.wrann("slp01", "st", np.arange(5) * 3000, ['"'] * 5, aux_note=texts, write_dir=str(raw))
+    report = attempt("wfdb", raw, tmp_path / "cache")
+    assert "marks every 30 s" in messages(report)
+    assert labels(recordings(tmp_path / "cache")["slp01"]) == STAGES
+
+
+# --- real label files
+
+
+def test_the_real_labels_of_watches(tmp_path: Path) -> None:
+    """Stages in a folder of their own, one text a person, compared with pandas."""
+    folder = require_sample(SAMPLES / "complete" / "sleep-accel-hr" / "labels")
+    raw = tmp_path / "raw"
+    (raw / "labels").mkdir(parents=True)
+    names = sorted(path.name.split("_")[0] for path in folder.iterdir())[:4]
+    for name in names:
+        file = f"{name}_labeled_sleep.txt"
+        (raw / "labels" / file).write_bytes((folder / file).read_bytes())
+        np.save(raw / f"{name}_heartrate.npy", np.random.default_rng(int(name)).normal(size=40_000))
+    text = '[[files]]\npattern = "*.npy"\nrate = 1\nmatch = "(?P<subject>[0-9]+)_"\n'
+    report = ingest_with_map(raw, text, tmp_path / "cache")
+    assert report["exit_code"] == 0
+    legend = {0: "W", 1: "N1", 2: "N2", 3: "N3", 4: "N3", 5: "REM"}
+    for name in names:
+        table = pd.read_csv(folder / f"{name}_labeled_sleep.txt", names=["onset", "code"])
+        table = table[table["code"] >= 0]
+        wanted = [(float(o), 30.0, legend[c]) for o, c in table.itertuples(index=False)]
+        assert labels(recordings(tmp_path / "cache")[f"{name}_heartrate"]) == wanted
