@@ -97,6 +97,34 @@ DIALECTS = {
         ).encode(),
         [("MLII", "mV", 250.0)],
     ),
+    "dates of rdsamp": (
+        "a.csv",
+        lines(
+            "'Time and date','MLII'\n'hh:mm:ss.mmm dd/mm/yyyy','mV'\n",
+            lambda i, v: f"'[10:00:{i // 250:02d}.{i % 250 * 4:03d} 24/11/2016]',{v}",
+        ).encode(),
+        [("MLII", "mV", 250.0)],
+    ),
+    "quoted decimal commas": (
+        "a.csv",
+        lines('"Zeit [s]","EKG"\n', lambda i, v: f'"{comma(i / 250)}","{comma(v)}"').encode(),
+        [("EKG", "", 250.0)],
+    ),
+    "LabChart": (
+        "a.txt",
+        lines("Interval=\t0.002 s\nRange=\t10 V\n", lambda i, v: f"{i / 500}\t{v}").encode(),
+        [("channel 1", "", 500.0)],
+    ),
+    "steps above the table": (
+        "a.txt",
+        lines("x.acq\n0.5 msec/sample\nCH1\tCH2\n", lambda _, v: f"{v}\t{-v}\t").encode(),
+        [("CH1", "", 2000.0), ("CH2", "", 2000.0)],
+    ),
+    "a column of texts": (
+        "a.csv",
+        lines("time_s,acc,activity\n", lambda i, v: f"{i / 50},{v},walking").encode(),
+        [("acc", "", 50.0)],
+    ),
     "gzip": (
         "a.csv.gz",
         gzip.compress(lines("time_ms,ecg_mV\n", lambda i, v: f"{4 * i},{v}").encode()),

@@ -55,6 +55,8 @@ ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
 DATE_TIME = re.compile(
     rf"{DATE.pattern}(?:[T ]+(?:{TIME_TEXT}|\d{{6}}(?:[.,]\d+)?)(?: ?[AaPp]\.?[Mm]\.?)?{ZONE})?"
 )
+# as rdsamp of WFDB writes it
+TIME_DATE = re.compile(r"\[?(\d{1,2}:\d{2}:\d{2}(?:\.\d+)?) (\d{1,2}/\d{1,2}/\d{4})\]?")
 
 
 class UnitChoice(NamedTuple):
@@ -217,7 +219,7 @@ def is_irregular(values: np.ndarray) -> bool:
 
 def is_time_text(cell: str) -> bool:
     """Whether a cell is a date, a date with a time, or a time."""
-    return any(form.fullmatch(cell) for form in (DATE_TIME, ELAPSED, HALF_DAY))
+    return any(form.fullmatch(cell) for form in (DATE_TIME, ELAPSED, HALF_DAY, TIME_DATE))
 
 
 def find_text_form(cells: Sequence[str], header: str = "") -> str:
@@ -232,7 +234,9 @@ def find_text_form(cells: Sequence[str], header: str = "") -> str:
         return "elapsed hh:mm" if lacks_seconds and "mm:ss" not in header.lower() else "elapsed"
     if texts and all(HALF_DAY.fullmatch(cell) for cell in texts):
         return "half-day"
-    if not texts or not all(DATE_TIME.fullmatch(cell) for cell in texts):
+    if not texts or not all(
+        DATE_TIME.fullmatch(cell) or TIME_DATE.fullmatch(cell) for cell in texts
+    ):
         return ""
     return _find_date_form(texts)
 
@@ -262,6 +266,7 @@ def _normalise_texts(cells: pl.Series) -> pl.Series:
     """Date-times with a point before fractions, one blank between date, time and zone, and AM."""
     return (
         cells.str.strip_chars()
+        .str.replace(TIME_DATE.pattern, "$2 $1")
         .str.replace_all(",", ".", literal=True)
         .str.replace(r"^([A-Za-z]{3} \d{1,2})\.", "$1")
         .str.replace(r"(\d)T(\d)", "$1 $2")

@@ -12,6 +12,7 @@ from bitimely_core.formats.text import UTF8, list_names
 
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
 LABEL_WORDS = set(clocks.WORDS["labels"])
+SLOW = 1.0  # Hz: labels are not faster
 LEAST_ROWS = 50  # of a table that is taken for samples without a map
 
 ColumnKind = Literal["number", "time", "text", "empty", "index", "left out"]
@@ -93,16 +94,20 @@ class ClockChoice(NamedTuple):
 def looks_like_samples(facts: TableFacts) -> bool:
     """Whether a table is one of samples, without a word of the user: many rows of numbers.
 
-    Tables of labels have a column of texts, or few rows.
+    Tables of labels have a column of texts, few rows, or one column of codes and a slow clock.
     """
     kinds = Counter(column.kind for column in facts.columns)
-    if facts.vendor:
+    if facts.vendor or not kinds["number"]:
         return bool(kinds["number"])
-    words = {word for column in facts.columns for word in clocks.split_words(column.header)}
-    slow = facts.found_rate is None or facts.found_rate <= 1.0
-    if kinds["text"] or not LABEL_WORDS.isdisjoint(words) or (facts.is_codes and slow):
+    if facts.rows < LEAST_ROWS:
         return False
-    return bool(kinds["number"]) and facts.rows >= LEAST_ROWS
+    is_even = facts.clock is not None and not facts.clock.irregular
+    is_fast = facts.found_rate is not None and facts.found_rate > SLOW
+    if is_even and is_fast:
+        return True  # no table of labels has a clock like that
+    words = {word for column in facts.columns for word in clocks.split_words(column.header)}
+    is_labels = bool(kinds["text"]) or not LABEL_WORDS.isdisjoint(words)
+    return not is_labels and (is_fast or not facts.is_codes)
 
 
 def describe_facts(facts: TableFacts) -> str:

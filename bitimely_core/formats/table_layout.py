@@ -22,13 +22,16 @@ COMMENT = ("%", "#", "//")
 MISSING = {"", "n/a", "na", "nan", "null"}  # in lower case
 UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
 UNIT_CELLS |= set(clocks.WORDS["no_units"])
-PREAMBLE_RATES = (  # pattern with the group of a number, and whether that is a step
+# pattern with the group of a number, and the seconds that it counts; 0: it is a rate in Hz
+PREAMBLE_RATES = (
     (
-        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)?) *k?(?:hz|$)?",
-        0,
+        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)?) *k?(?:hz)?",
+        0.0,
     ),
-    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)?)", 0),
-    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)?) *s(?:ec)?\b", 1),
+    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)?)", 0.0),
+    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)?) *s(?:ec)?\b", 1.0),
+    (r"(?i)(?:interval\s*[=:]\s*)(\d+(?:[.,]\d+)?) *ms(?:ec)?\b", 1e-3),
+    (r"(?i)(\d+(?:[.,]\d+)?) *m(?:illi)?sec\w*/sample", 1e-3),
 )
 
 
@@ -108,7 +111,8 @@ def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
         width = Counter(map(len, rows)).most_common(1)[0][0]
         rows = [row for row in rows if len(row) == width]
         cells = [cell for row in rows for cell in row if cell.lower() not in MISSING]
-        for decimal in (".",) if mark == "," and width > 1 else (".", ","):
+        is_plain = mark == "," and width > 1 and not any('"' in line for line in lines)
+        for decimal in (".",) if is_plain else (".", ","):
             hits = sum(is_value(cell, decimal) for cell in cells) / max(1, len(cells))
             grammars.append(Grammar(round(len(rows) / len(lines) * hits, 1), width, mark, decimal))
     best = max(grammars, key=lambda grammar: (grammar.fit, grammar.width))
@@ -222,10 +226,16 @@ def _find_header(
     last = texts[-1]
     above = texts[-2] if len(texts) > 1 else -1
     cells = _strip_comment(lines[last], rows[last], grammar)
-    is_units = all(cell.strip("[]() ").lower() in UNIT_CELLS for cell in cells if cell)
+    is_units = all(map(_is_unit, filter(None, cells)))
     if is_units and any(cells) and above >= 0 and not "".join(lines[above + 1 : last]).strip():
         return above, cells
     return last, []
+
+
+def _is_unit(cell: str) -> bool:
+    """Whether a cell of a second header row is a unit, or the form of a time such as hh:mm:ss."""
+    text = cell.strip("[]() ").lower()
+    return text in UNIT_CELLS or re.fullmatch(r"[hmsdy:./ -]{5,}", text) is not None
 
 
 def _is_comment(line: str) -> bool:
@@ -243,6 +253,7 @@ def _is_header(line: str, cells: Sequence[str], grammar: Grammar) -> bool:
     texts = [cell for cell in cells if cell and not is_value(cell, grammar.decimal)]
     numbers = [cell for cell in cells if cell and is_value(cell, grammar.decimal)]
     is_pair = len(cells) == 1 and re.search(r"[:=,;\t]", cells[0]) is not None
+    is_pair = is_pair or (bool(cells) and cells[0].endswith(("=", ":")))  # a key of a preamble
     return bool(texts) and not is_pair and (not numbers or _counts_up(numbers))
 
 
@@ -269,10 +280,10 @@ def _is_value_column(cells: Iterable[str], decimal: str) -> bool:
 
 def find_preamble_rate(text: str) -> float | None:
     """Hz that the lines above the table state."""
-    for pattern, is_step in PREAMBLE_RATES:
+    for pattern, seconds in PREAMBLE_RATES:
         if match := re.search(pattern, text, re.MULTILINE):
             value = float(match[1].replace(",", "."))
             value *= 1000 if match[0].lower().endswith("khz") else 1
             if value > 0:
-                return 1 / value if is_step else value
+                return 1 / (value * seconds) if seconds else value
     return None

@@ -153,7 +153,7 @@ def _find_rate(
             Reason.SAMPLING_RATE,
             f"its times are in no unit that is known: {clock.evidence}",
             "expected steps of 0.01 to 50,000 Hz",
-            'Give `time` and `clock` in [[files]] of --map, such as clock = "ms"',
+            'Give `time` and `clock` in [[files]] of --map, such as clock = "ms", or `rate` alone',
             field=name or None,
         )
     if clock is None and rate is None:
