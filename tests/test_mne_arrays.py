@@ -373,3 +373,18 @@ def test_a_label_a_sample_is_no_recording(folder: Path) -> None:
     report = ingest("generic", folder, folder.parent / "cache", **options)
     assert set(read_folder(folder, **options)) == {"X", "pulse"}
     assert [r["file"] for r in report["reasons"] if r["code"] == "file_name"] == ["y.npy"]
+
+
+def test_an_archive_of_arrays(folder: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 2, 100)).astype(np.float32)
+    np.savez(folder / "a.npz", X=values, y=np.array(["on", "off", "on", "on", "off"]))
+    np.savez_compressed(folder / "b.npz", x=values[0], other=values)
+    np.savez(folder / "c.npz", x=np.array([{}], dtype=object))
+    options = write_map(folder) | {"max_bad": 1.0}
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    reasons = {unit["unit"]: [r["code"] for r in unit["reasons"]] for unit in report["units"]}
+    assert (reasons["b"], reasons["c"]) == (["schema"], ["unsafe_pickle"])
+    (record,) = open_cache(folder.parent / "cache").records()
+    assert [note.label for note in record.annotations] == ["on", "off", "on", "on", "off"]
+    pieces = list_pieces(record, "channel 2")
+    np.testing.assert_array_equal([samples for _, samples in pieces], values[:, 1])

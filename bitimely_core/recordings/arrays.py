@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.units import narrow_samples
@@ -25,6 +26,9 @@ from bitimely_core.types import Record, Signal
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "class", "classes"}
+# bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
+MAX_EXPANDED = 1 << 28
+MAX_RATIO = 200
 
 
 def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = None) -> Record:
@@ -34,13 +38,17 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     samples] or [epochs, samples, channels], whose classes may be in the array `labels`.
     """
     with locate_errors(rel):
-        values = _load_npy(path)
+        values, inside = _load_arrays(path, info.variable)
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted)
         if values.ndim == 3:
-            names = _name_classes(_load_npy(labels)) if labels else None
+            inside = _load_npy(labels) if labels else inside
+            names = None if inside is None else _name_classes(inside)
+            if names is not None and len(names) != len(values):
+                problem = f"{len(names)} labels of {len(values)} epochs"
+                raise input_error(Reason.DIMENSIONS, problem, "expected one each")
             return _make_epochs(np.asarray(values), rel, info, names)
         table = np.asarray(values).reshape(len(values), -1)
         turned = is_turned(table.shape, info)
@@ -181,14 +189,53 @@ def _list_words(rel: str) -> list[str]:
     return re.split(r"[-_. ]+", PurePosixPath(strip_suffix(rel)).name.lower())
 
 
+def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """The samples in a file of NumPy, and their labels where they are in it (.npz)."""
+    if find_suffix(path.name) != ".npz":
+        return _load_npy(path), None
+    arrays = _load_npz(path)
+    labels = [name for name, a in arrays.items() if name.lower() in LABEL_WORDS and a.ndim == 1]
+    samples = [name for name, a in arrays.items() if name not in labels and a.ndim > 0]
+    if variable:
+        samples = [name for name in samples if name == variable]
+    if len(samples) != 1:
+        problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
+        hint = "Name that of the samples: `variable` in [[files]] of the map"
+        raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
+    return arrays[samples[0]], arrays[labels[0]] if len(labels) == 1 else None
+
+
+def _load_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an archive. Raises UserError: expansion_limit, unsafe_pickle, corrupt."""
+    try:
+        with ZipFile(path) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+        if size > max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size):
+            problem = f"unpacks to {size} bytes"
+            wanted = "no recording is compressed that well"
+            raise input_error(Reason.EXPANSION_LIMIT, problem, wanted)
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except ValueError as error:
+        raise _translate_value_error(error) from None
+    except (OSError, EOFError, SyntaxError, BadZipFile) as error:
+        raise_system_error(error, path, stored=False)
+        problem = f"does not read as .npz ({type(error).__name__})"
+        raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
+
+
+def _translate_value_error(error: ValueError) -> UserError:
+    is_unsafe = re.search("pickle|object", str(error).lower()) is not None
+    code = Reason.UNSAFE_PICKLE if is_unsafe else Reason.CORRUPT
+    problem = "is not a file of arrays of numbers"
+    return input_error(code, problem, "only arrays of numbers are read")
+
+
 def _load_npy(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        is_unsafe = re.search("pickle|object", str(error).lower()) is not None
-        code = Reason.UNSAFE_PICKLE if is_unsafe else Reason.CORRUPT
-        problem = "is not a .npy file of numbers"
-        raise input_error(code, problem, "only arrays of numbers are read") from None
+        raise _translate_value_error(error) from None
     except (OSError, EOFError, SyntaxError) as error:
         raise_system_error(error, path, stored=False)
         problem = f"does not read as .npy ({type(error).__name__})"

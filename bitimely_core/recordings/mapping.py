@@ -35,7 +35,7 @@ SUFFIXES: dict[str, Format] = {
     ".txt.gz": "table",
     ".parquet": "table",
     ".pq": "table",
-    ".npy": "npy",
+    **dict.fromkeys((".npy", ".npz"), "npy"),
     ".mat": "mat",
     **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
 }
