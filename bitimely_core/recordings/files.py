@@ -126,7 +126,8 @@ def list_units(
     recordings, passed_over = _find_files(source, chosen, formats, bids=bids)
     beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
     yield from beside.findings
-    recordings = {rel: found for rel, found in recordings.items() if rel not in beside.list_taken()}
+    for rel in beside.list_taken() & recordings.keys():
+        del recordings[rel]
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
