@@ -232,7 +232,8 @@ def list_units(
         yield reference
     beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
     yield from beside.findings
-    recordings = {rel: found for rel, found in recordings.items() if rel not in beside.list_taken()}
+    for rel in beside.list_taken() & recordings.keys():
+        del recordings[rel]
     yield from _describe_tables(source, recordings)
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats import label_files, nsrr_xml
-from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.stage_texts import EPOCH, name_stage
+from bitimely_core.formats.source import Source
+from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.text import decode_table, list_names
+from bitimely_core.recordings.bids_events import find_all_events
+from bitimely_core.recordings.label_names import LabelNames
 from bitimely_core.recordings.mapping import (
     FileRule,
     LabelFile,
@@ -42,18 +43,8 @@ TEXTS = {
     ".ann",
 }
 WFDB_ENDINGS = {".atr", ".apn", ".st", ".ecg", ".ari", ".qrs", ".event", ".seizures", ".arousal"}
-# words in the names of label files, and in those of recordings, that do not tell which recording
-LABEL_WORD = re.compile(
-    r"hyp(?:no\w*)?|stages?|staging|sleep|sleepstages?|labels?|labell?ed|annotations?|annot|ann"
-    r"|events?|scor(?:e|es|ed|ing|ings)|scorers?\w*|raters?\w*|experts?\w*|nsrr|profusion|base"
-    r"|epochs?|remlogic|nox|compumedics|txt|csv|edf|aasm|rk|manual|auto|visual|arousals?|markers?"
-    r"|marks?|corrected|export|exported|tags?|targets?|truth|predictions?|predicted|final"
-)
-RECORDING_WORD = re.compile(r"psg|polysomnography|eeg|ecg|raw|signals?|recordings?|rec|edf|sleep")
-# the eighth letter is the hypnogram's scorer, or the kind of recorder
-SLEEP_EDF = re.compile(r"((?:SC|ST)\d{4}[A-Z])\w(?:-PSG|-Hypnograms?)", re.IGNORECASE)
+LEGEND = {"0": "W", "1": "N1", "2": "N2", "3": "N3", "4": "N3", "5": "REM"}
 HYPNOGRAM_SIGNALS = re.compile(r"sleep ?stages?|hypno\w*|stages?|scoring", re.IGNORECASE)
-EVENTS = "events"  # of BIDS
 
 
 class FoundLabels(NamedTuple):
@@ -92,27 +83,42 @@ def find_labels(
         bids: whether events tables are those of BIDS.
         skipped: files that are read otherwise.
     """
+    candidates = _list_candidates(source, skipped, bids=bids)
+    forms = {rel: ReadForm("edf") for rel in candidates if holds_annotations_alone(source, rel)}
+    annotations_alone = set(forms)
+    stated, findings = _follow_map(source, recordings, forms)
+    for file in set().union(*stated.values()) - forms.keys():
+        forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
+    candidates = [file for file in candidates if not any(file in same for same in stated.values())]
+    pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
+    files = _describe_files(source, pairs | stated, forms)
+    for rel, events in find_all_events(source, recordings) if bids else ():
+        files[rel] = (*files.get(rel, ()), events)
+    findings += [*_report_lone(lone), *_report_unread(unread)]
+    found = FoundLabels(files, annotations_alone, findings)
+    digits = {rel: form.codes for rel, form in forms.items() if rel in found.list_taken()}
+    findings += _report_digits(digits, rules)
+    return found._replace(lone=annotations_alone - found.list_taken())
+
+
+def _list_candidates(source: Source, skipped: Iterable[str], *, bids: bool) -> list[str]:
+    """Files that may hold labels, by their endings; those of BIDS have a rule of their own."""
     others = set(skipped)
     if bids:
         others |= {rel for rel in source.files if rel.endswith((".tsv", ".json"))}
-    candidates = [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
-    forms = {rel: ReadForm("edf") for rel in candidates if holds_annotations_alone(source, rel)}
-    stated, findings = _follow_map(source, recordings, forms)
-    for file in {file for files in stated.values() for file in files if file not in forms}:
-        forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
-    annotations_alone = set(forms)
-    pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms, stated)
+    return [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
+
+
+def _describe_files(
+    source: Source, pairs: Mapping[str, Sequence[str]], forms: Mapping[str, ReadForm]
+) -> dict[str, tuple[LabelFile, ...]]:
+    """Recording -> its label files; a 4 is N3 where some file of the folder has a 5, as REM."""
     four = "N3" if any("5" in form.codes for form in forms.values()) else ""
-    files = {
+    return {
         rel: tuple(LabelFile(source.path(f), f, forms[f].form, four) for f in sorted(same))
         for rel, same in pairs.items()
         if same
     }
-    for rel, events in _find_all_events(source, recordings) if bids else ():
-        files[rel] = (*files.get(rel, ()), events)
-    findings += [*_report_lone(lone), *_report_unread(unread), *_report_digits(forms, files, rules)]
-    paired = {file.rel for same in files.values() for file in same}
-    return FoundLabels(files, annotations_alone - paired, findings)
 
 
 def _pair_by_name(
@@ -120,40 +126,29 @@ def _pair_by_name(
     recordings: Mapping[str, FileRule],
     candidates: Sequence[str],
     forms: dict[str, ReadForm],
-    stated: Mapping[str, list[str]],
 ) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """Recording -> its label files, those of `stated` as they are; label files of no recording;
-    and texts named as a recording that hold no labels.
+    """Recording -> its label files; label files of no recording; and texts named as a recording
+    that hold no labels.
 
-    `forms` gets what the files are.
+    `forms` gets what the files are. Files of recordings for which the map names others are of none.
     """
     names = LabelNames(rel for rel in recordings if rel not in forms)
-    pairs = dict(stated)
-    taken = {file for files in stated.values() for file in files}
+    pairs: dict[str, list[str]] = {}
     lone: list[str] = []
     unread: list[str] = []
     for file in candidates:
-        owner = "" if file in taken else names.find_owner(file)
-        if file in taken or (file in recordings and not owner):
+        owner = names.find_owner(file)
+        if file in recordings and not owner:
             continue
         form = forms.get(file) or _recognise(source, file)
-        if form is None:
-            # other endings are listed among the files that are not read
-            unread += [file] if owner and file.lower().endswith(".txt") else []
-        elif not owner:
+        if form is not None and not owner:
             lone.append(file)
-        elif owner not in stated:
+        elif form is not None and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
+        elif form is None and owner and file.lower().endswith(".txt"):
+            unread.append(file)  # other endings are listed among the files that are not read
     return pairs, lone, unread
-
-
-def _find_all_events(source: Source, recordings: Iterable[str]) -> Iterator[tuple[str, LabelFile]]:
-    """Recording and its events table, of BIDS."""
-    events = list_events(source)
-    for rel in recordings:
-        if rel not in source.rejected and (file := find_events(source, rel, events)):
-            yield rel, file
 
 
 def _may_hold_labels(rel: str) -> bool:
@@ -162,89 +157,6 @@ def _may_hold_labels(rel: str) -> bool:
 
 
 # --- which recording
-
-
-class LabelNames:
-    """Which recording a label file belongs to by its name, in its own folder or in all of them.
-
-    In this order: the name of the recording; the same without words such as `hypnogram` and `PSG`;
-    the name of the recording and further words; a name that a single recording begins with; in a
-    folder with one recording a name of such words alone.
-    """
-
-    def __init__(self, recordings: Iterable[str]) -> None:
-        self.places: dict[tuple[str | None, str], list[str]] = {}  # folder, exact name
-        self.cores: dict[tuple[str | None, str], list[str]] = {}
-        self.beginnings: dict[tuple[str | None, str], list[str]] = {}
-        self.folders: dict[str, list[str]] = {}
-        for rel in recordings:
-            folder, stem = str(PurePosixPath(rel).parent), PurePosixPath(strip_suffix(rel)).name
-            tokens = _split_name(stem)
-            self.folders.setdefault(folder, []).append(rel)
-            for place in (folder, None):
-                _add(self.places, place, stem.casefold(), rel)
-                _add(self.places, place, PurePosixPath(rel).name.casefold(), rel)
-                for core in {
-                    "_".join(tokens),
-                    _find_core(tokens, RECORDING_WORD),
-                    _name_sleep_edf(stem),
-                }:
-                    _add(self.cores, place, core, rel)
-                for count in range(1, len(tokens)):
-                    _add(self.beginnings, place, "_".join(tokens[:count]), rel)
-
-    def find_owner(self, file: str) -> str:
-        """The recording of a label file, "" where there is none or more than one."""
-        folder, stem = str(PurePosixPath(file).parent), PurePosixPath(strip_suffix(file)).name
-        tokens = _split_name(stem)
-        core = _find_core(tokens, LABEL_WORD)
-        for place in (folder, None):
-            for owners in self._list_owners(place, stem, tokens, core):
-                others = [rel for rel in owners if rel != file]
-                if others:
-                    return others[0] if len(others) == 1 else ""
-        inside = [rel for rel in self.folders.get(folder, ()) if rel != file]
-        return inside[0] if not core and len(inside) == 1 else ""
-
-    def _list_owners(
-        self, place: str | None, stem: str, tokens: Sequence[str], core: str
-    ) -> Iterator[list[str]]:
-        yield self.places.get((place, stem.casefold()), [])
-        yield self.cores.get((place, _name_sleep_edf(stem)), [])
-        yield self.cores.get((place, core), []) if core else []
-        for count in range(len(tokens) - 1, 0, -1):
-            if not any(token[0].isdigit() for token in tokens[count:]):
-                yield self.cores.get((place, "_".join(tokens[:count])), [])
-        if any(character.isdigit() for character in core):
-            yield self.beginnings.get((place, core), [])
-
-
-def _add(
-    index: dict[tuple[str | None, str], list[str]], place: str | None, name: str, rel: str
-) -> None:
-    if name:
-        index.setdefault((place, name), []).append(rel)
-
-
-def _split_name(stem: str) -> list[str]:
-    text = stem.casefold().replace("r&k", "rk")
-    return [token for token in re.split(r"[^a-z0-9]+", text) if token]
-
-
-def _find_core(tokens: Sequence[str], word: re.Pattern[str]) -> str:
-    """A name without the words at its ends that do not tell which recording it is."""
-    kept = list(tokens)
-    while kept and word.fullmatch(kept[-1]):
-        kept.pop()
-    while kept and word.fullmatch(kept[0]):
-        kept.pop(0)
-    return "_".join(kept)
-
-
-def _name_sleep_edf(stem: str) -> str:
-    """The night of a file of Sleep-EDF, "" for another."""
-    match = SLEEP_EDF.fullmatch(stem)
-    return f"sleep-edf {match[1].lower()}" if match else ""
 
 
 def _follow_map(
@@ -354,71 +266,6 @@ def holds_annotations_alone(source: Source, rel: str) -> bool:
     return len(signals) < len(names) and all(map(HYPNOGRAM_SIGNALS.fullmatch, signals))
 
 
-# --- BIDS
-
-
-def list_events(source: Source) -> dict[str, dict[str, str]]:
-    """Events table or its description -> the entities in its name."""
-    files: dict[str, dict[str, str]] = {}
-    for rel in source.files:
-        *parts, last = PurePosixPath(rel).name.split("_")
-        if last in {f"{EVENTS}.tsv", f"{EVENTS}.json"}:
-            files[rel] = _list_entities(parts)
-    return files
-
-
-def _list_entities(parts: Iterable[str]) -> dict[str, str]:
-    return {key: value for key, _, value in (part.partition("-") for part in parts) if value}
-
-
-def find_events(source: Source, rel: str, events: Mapping[str, dict[str, str]]) -> LabelFile | None:
-    """The events table that a recording inherits, with the words of its description.
-
-    All entities in its name are those of the recording, and it lies in the recording's folder or
-    in one above; the nearest wins, in one folder the one with more entities.
-    """
-    own = _list_entities(PurePosixPath(strip_suffix(rel)).name.split("_"))
-    folders = [str(parent) for parent in PurePosixPath(rel).parents]
-
-    def find_nearest(ending: str) -> str:
-        fitting = [
-            (folders.index(str(PurePosixPath(file).parent)), -len(entities), file)
-            for file, entities in events.items()
-            if file.endswith(ending)
-            and str(PurePosixPath(file).parent) in folders
-            and entities.items() <= own.items()
-        ]
-        return min(fitting)[2] if fitting else ""
-
-    table, description = find_nearest(".tsv"), find_nearest(".json")
-    if not table:
-        return None
-    levels = _read_levels(source, description) if description else {}
-    return LabelFile(source.path(table), table, "bids", levels=levels)
-
-
-def _read_levels(source: Source, rel: str) -> dict[str, str]:
-    """Text -> word, by `Levels` of the columns of labels; sentences that describe are no words.
-
-    A level is a word where it is a sleep stage, or where the text is a number.
-    """
-    try:
-        with locate_errors(rel):
-            content = json.loads(source.path(rel).read_text("utf-8-sig"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise_system_error(error, source.root / rel, stored=False)
-        return {}
-    levels: dict[str, str] = {}
-    for column in ("value", "trial_type"):
-        described = content.get(column) if isinstance(content, dict) else None
-        words = described.get("Levels") if isinstance(described, dict) else None
-        for text, word in words.items() if isinstance(words, dict) else ():
-            is_code = re.fullmatch(r"-?\d+", text) is not None and len(str(word)) <= 40
-            if isinstance(word, str) and (is_code or name_stage(word)):
-                levels[text] = word
-    return levels
-
-
 # --- what is said
 
 
@@ -455,46 +302,40 @@ def _report_unread(files: Sequence[str]) -> list[Finding]:
     ]
 
 
-def _report_digits(
-    forms: Mapping[str, ReadForm], found: Mapping[str, Sequence[LabelFile]], rules: LabelRules
-) -> list[Finding]:
-    """The line on what digits are taken for, and the question where a 4 is not clear."""
-    used = {file.rel for same in found.values() for file in same}
-    words = rules.words or {}
-    codes = {rel: form.codes - words.keys() for rel, form in forms.items() if rel in used}
-    codes = {rel: digits for rel, digits in codes.items() if digits - {"-1"}}
+def _report_digits(found: Mapping[str, frozenset[str]], rules: LabelRules) -> list[Finding]:
+    """The line on what digits are taken for, and the question where a 4 is not clear.
+
+    `found`: label file -> the digits in it.
+    """
+    stated = set(rules.words or {})
+    codes = {rel: digits - stated for rel, digits in found.items() if digits - stated - {"-1"}}
     if not codes:
         return []
-    digits = frozenset().union(*codes.values())
-    first = min(codes)
-    epoch = rules.epoch or EPOCH
-    stages = {"0": "W", "1": "N1", "2": "N2", "3": "N3", "4": "N3", "5": "REM"}
+    digits = set().union(*codes.values())
     is_clear = "5" in digits or "4" not in digits
-    legend = ", ".join(
-        f"{d} {s}" for d, s in stages.items() if d in digits and (is_clear or d != "4")
+    legend = [f"{d} {stage}" for d, stage in LEGEND.items() if d in digits]
+    epoch = rules.epoch or EPOCH
+    assumed = input_warning(
+        Reason.LABEL,
+        f"digits in {len(codes)} files of labels are read as sleep stages: "
+        f"{', '.join(row for row in legend if is_clear or row[0] != '4')}",
+        f"others are not scored; a stage a line lasts {epoch:g} s",
+        'If not, write what they are in [labels] of the map, such as "5" = "W" '
+        f"and epoch = {epoch:g}",
+        file=min(codes),
+        count=len(codes),
     )
-    findings = [
-        input_warning(
-            Reason.LABEL,
-            f"digits in {len(codes)} files of labels are read as sleep stages: {legend}",
-            f"others are not scored; a stage a line lasts {epoch:g} s",
-            'If not, write what they are in [labels] of the map, such as "5" = "W" '
-            f"and epoch = {epoch:g}",
-            file=first,
-            count=len(codes),
-        )
-    ]
-    if not is_clear:
-        files = [rel for rel, same in codes.items() if "4" in same]
-        findings.append(
-            input_warning(
-                Reason.UNKNOWN_LABEL,
-                f"the digit 4 in {len(files)} files of labels, which hold no 5, is REM in some "
-                "programs (YASA) and N3 in others (Rechtschaffen and Kales)",
-                "it is not read",
-                'Write "4" = "REM" or "4" = "N3" in [labels] of the map',
-                file=files[0],
-                count=len(files),
-            )
-        )
-    return findings
+    return [assumed] if is_clear else [assumed, _ask_four(codes)]
+
+
+def _ask_four(codes: Mapping[str, frozenset[str]]) -> Finding:
+    files = [rel for rel, digits in codes.items() if "4" in digits]
+    return input_warning(
+        Reason.UNKNOWN_LABEL,
+        f"the digit 4 in {len(files)} files of labels, which hold no 5, is REM in some "
+        "programs (YASA) and N3 in others (Rechtschaffen and Kales)",
+        "it is not read",
+        'Write "4" = "REM" or "4" = "N3" in [labels] of the map',
+        file=files[0],
+        count=len(files),
+    )

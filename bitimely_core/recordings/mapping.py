@@ -40,6 +40,7 @@ SUFFIXES: dict[str, Format] = {
     **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
 }
 
+LONGEST_EPOCH = 600.0  # seconds
 EMPTY_CELLS = {"", "n/a", "na", "nan"}
 
 
@@ -236,23 +237,26 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
     """[labels] of a map. Raises UserError (config, exit 2) by its key."""
     words = dict(chosen.labels or {})
     reaches, scorer, epoch = (words.pop(key, "") for key in ("reaches", "scorer", "epoch"))
-    if isinstance(reaches, str) and reaches not in {"", "next", "previous"}:
-        raise _label_error("reaches", reaches, 'expected "next", "previous" or seconds')
-    if isinstance(reaches, float) and not reaches > 0:
-        raise _label_error("reaches", reaches, "expected more than 0 seconds")
-    if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= 600):
-        raise _label_error("epoch", epoch, "expected up to 600 seconds")
+    _check_reaches(reaches)
+    if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= LONGEST_EPOCH):
+        raise _label_error("epoch", epoch, f"expected up to {LONGEST_EPOCH:g} seconds")
     for text, name in words.items():
         if not isinstance(name, str):
             raise _label_error(text, name, 'expected the name of a class in quotes, such as "N2"')
-    texts = {text: str(name) for text, name in words.items()}
-    is_empty = chosen.labels is None or (not texts and bool(chosen.labels))
+    is_stated = bool(words) or chosen.labels == {}
     return LabelRules(
-        words=None if is_empty else texts,
+        words={text: str(name) for text, name in words.items()} if is_stated else None,
         reaches=reaches,
         scorer=str(scorer),
         epoch=epoch if isinstance(epoch, float) else None,
     )
+
+
+def _check_reaches(reaches: str | float) -> None:
+    if isinstance(reaches, str) and reaches not in {"", "next", "previous"}:
+        raise _label_error("reaches", reaches, 'expected "next", "previous" or seconds')
+    if isinstance(reaches, float) and reaches <= 0:
+        raise _label_error("reaches", reaches, "expected more than 0 seconds")
 
 
 def _label_error(key: str, value: str | float, wanted: str) -> UserError:

@@ -37,34 +37,45 @@ class Scoring(NamedTuple):
         return wanted in {self.scorer.casefold(), self.scorer.casefold().split(" ")[-1], *parts}
 
 
+class Agreement(NamedTuple):
+    """How far two scorers agree."""
+
+    epochs: int  # that both have scored
+    differing: int
+    kappa: float  # Cohen's: 1 where they agree in all, 0 where no more than by chance
+
+
 def split_scorers(file: str, stages: Sequence[Annotation], marks: Sequence[str]) -> list[Scoring]:
     """The stages of a file by scorer: by the marks of their texts, else by the order at one time.
 
     Stages that do not overlap are of one scorer.
     """
+    if not stages:
+        return []
     order = sorted(range(len(stages)), key=lambda i: stages[i].onset)
     ordered = [stages[i] for i in order]
     if not _overlap(ordered):
-        return [Scoring(file, "", ordered)] if ordered else []
+        return [Scoring(file, "", ordered)]
     names = [marks[i] for i in order]
-    if len(set(names)) > 1:
-        return [
-            Scoring(
-                file,
-                name or "no name",
-                [n for n, m in zip(ordered, names, strict=True) if m == name],
-            )
-            for name in dict.fromkeys(names)
-        ]
+    if len(set(names)) == 1:
+        names = _number_places(ordered)
+    by_name: dict[str, list[Annotation]] = {}
+    for name, note in zip(names, ordered, strict=True):
+        by_name.setdefault(name, []).append(note)
+    return [Scoring(file, name or "no name", notes) for name, notes in by_name.items()]
+
+
+def _number_places(ordered: Sequence[Annotation]) -> list[str]:
+    """Which label of its time each one is, from 1; all "1" where most times have only one."""
+    times = Counter(round(note.onset, 3) for note in ordered)
+    if 2 * sum(count for count in times.values() if count > 1) < len(ordered):
+        return ["1"] * len(ordered)
     places: Counter[float] = Counter()
-    by_place: dict[int, list[Annotation]] = {}
+    numbers: list[str] = []
     for note in ordered:
-        onset = round(note.onset, 3)
-        places[onset] += 1
-        by_place.setdefault(places[onset], []).append(note)
-    if 2 * sum(count for count in places.values() if count > 1) < len(ordered):
-        return [Scoring(file, "", ordered)]  # overlapping, but not scored twice
-    return [Scoring(file, str(place), notes) for place, notes in sorted(by_place.items())]
+        places[round(note.onset, 3)] += 1
+        numbers.append(str(places[round(note.onset, 3)]))
+    return numbers
 
 
 def _overlap(stages: Sequence[Annotation]) -> bool:
@@ -94,33 +105,42 @@ def choose_scorer(
     epoch = _find_epoch(scorings)
     first, *others = scorings
     compared = [_compare(first, other, epoch) for other in others]
-    if not any(total for total, _, _ in compared):
+    if not any(agreement.epochs for agreement in compared):  # each has scored another time
         return sorted(note for scoring in scorings for note in scoring.stages)
-    if not any(differing for _, differing, _ in compared):
+    if not any(agreement.differing for agreement in compared):
         return _merge(scorings, findings)
     if wanted == CONSENSUS:
         return _find_consensus(first, others, epoch)
-    chosen = next((scoring for scoring in scorings if wanted and scoring.is_called(wanted)), None)
+    if wanted:
+        return list(_find_scorer(scorings, wanted).stages)
+    worst = max(compared, key=lambda agreement: agreement.differing)
+    findings.append(_report_scorers(scorings, worst, epoch))
+    return list(first.stages)
+
+
+def _find_scorer(scorings: Sequence[Scoring], wanted: str) -> Scoring:
+    """The scorer that is called so. Raises UserError: label."""
+    for scoring in scorings:
+        if scoring.is_called(wanted):
+            return scoring
     names = ", ".join(safe_text(scoring.name) for scoring in scorings)
-    if wanted and chosen is None:
-        problem = f"has no scorer called {safe_text(wanted)}"
-        raise input_error(Reason.LABEL, problem, f"found {names}", field="labels.scorer")
-    if chosen is None:
-        total, differing, kappa = max(compared, key=lambda row: row[1])
-        problem = (
-            f"{len(scorings)} scorers: {names}; they differ in {differing} of {total} epochs "
-            f"of {epoch:g} s (Cohen's kappa {kappa:.2f})"
-        )
-        hint = (
-            f'Write scorer = "{_suggest(others[0])}", "{_suggest(first)}" or "{CONSENSUS}" '
-            "(the epochs in which they agree) in [labels] of the map"
-        )
-        action = f"those of {safe_text(first.name)} are used"
-        findings.append(
-            input_warning(Reason.ANNOTATION_OVERLAP, problem, action, hint, count=differing)
-        )
-        chosen = first
-    return list(chosen.stages)
+    problem = f"has no scorer called {safe_text(wanted)}"
+    raise input_error(Reason.LABEL, problem, f"found {names}", field="labels.scorer")
+
+
+def _report_scorers(scorings: Sequence[Scoring], worst: Agreement, epoch: float) -> Finding:
+    """The warning that several scorers differ, of whom the first is used."""
+    first, second, *_ = scorings
+    names = ", ".join(safe_text(scoring.name) for scoring in scorings)
+    return input_warning(
+        Reason.ANNOTATION_OVERLAP,
+        f"{len(scorings)} scorers: {names}; they differ in {worst.differing} of {worst.epochs} "
+        f"epochs of {epoch:g} s (Cohen's kappa {worst.kappa:.2f})",
+        f"those of {safe_text(first.name)} are used",
+        f'Write scorer = "{_suggest(second)}", "{_suggest(first)}" or "{CONSENSUS}" '
+        "(the epochs in which they agree) in [labels] of the map",
+        count=worst.differing,
+    )
 
 
 def _suggest(scoring: Scoring) -> str:
@@ -154,8 +174,8 @@ def _list_middles(scoring: Scoring, epoch: float) -> np.ndarray:
     return np.concatenate(middles) if middles else np.empty(0)
 
 
-def _compare(first: Scoring, other: Scoring, epoch: float) -> tuple[int, int, float]:
-    """Epochs that both have scored, those in which they differ, and Cohen's kappa.
+def _compare(first: Scoring, other: Scoring, epoch: float) -> Agreement:
+    """How far two scorers agree in the epochs that both have scored.
 
     kappa = (p - c) / (1 - c), with p the share in which they agree and c that by chance.
     """
@@ -164,11 +184,11 @@ def _compare(first: Scoring, other: Scoring, epoch: float) -> tuple[int, int, fl
     both = (a != "") & (b != "")
     a, b = a[both], b[both]
     if not len(a):
-        return 0, 0, 1.0
+        return Agreement(0, 0, 1.0)
     agreed = float(np.mean(a == b))
     chance = sum(float(np.mean(a == c) * np.mean(b == c)) for c in set(a.tolist()))
     kappa = 1.0 if chance == 1 else (agreed - chance) / (1 - chance)
-    return len(a), int((a != b).sum()), kappa
+    return Agreement(len(a), int((a != b).sum()), kappa)
 
 
 def _merge(scorings: Sequence[Scoring], findings: list[Finding]) -> list[Annotation]:
