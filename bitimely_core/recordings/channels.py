@@ -151,6 +151,15 @@ def list_plain(choices: Iterable[ChannelChoice]) -> dict[str, tuple[str, str]]:
     return {choice.sources[0]: (choice.name, choice.unit) for choice in choices}
 
 
+def list_needed(names: Sequence[str], info: RecordingInfo) -> list[str]:
+    """The channels of a file that the map's alternatives and derivations read; all without them."""
+    needed: set[str] = set()
+    for choice in info.choices:
+        for text in choice.sources:
+            needed.update(find_source(text, names) or ())
+    return [name for name in names if name in needed] or list(names)
+
+
 # --- channels that are no signals
 
 

@@ -13,6 +13,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors, report_faults
 from bitimely_core.formats.units import narrow_samples
+from bitimely_core.recordings.channels import list_needed
 from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceRows, count_reasons
@@ -44,13 +45,13 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
 
 
 def _list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
-    """All columns but that of the times. Raises UserError: header."""
+    """The columns to read: those of the map, else all but that of the times. Raises UserError: header."""
     columns = tables.read_names(path, delimiter=info.delimiter)
     names = [name for name in columns if name not in {"", info.time}]
     if names and all(map(tables.NUMBER.fullmatch, names)):
         wanted = "expected names of channels: is the header line absent?"
         raise input_error(Reason.HEADER, "the first line holds numbers", wanted, row=1)
-    return names
+    return list_needed(names, info)
 
 
 def measure_rate(times: np.ndarray, stated: float | None, column: str) -> float:
