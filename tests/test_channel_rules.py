@@ -271,9 +271,9 @@ def test_a_derivation_is_computed_in_physical_units(tmp_path: Path) -> None:
 
 def test_a_derivation_of_a_table_is_the_difference_of_its_columns(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(200, 2)).round(4)
-    rows = "\n".join(f"{a},{b}" for a, b in values.tolist())
+    rows = "\n".join(f"{a},{b},rest" for a, b in values.tolist())
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "a.csv").write_text(f"F7,T3\n{rows}\n")
+    (tmp_path / "raw" / "a.csv").write_text(f"F7,T3,task\n{rows}\n")
     text = '[[files]]\nrate = 50\nchannels = {"F7-T7" = "F7 - T7"}\n'
     records, _ = read(tmp_path / "raw", text)
     wanted = values[:, 0] - values[:, 1]

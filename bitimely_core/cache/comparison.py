@@ -37,7 +37,8 @@ def compare_levels(folder: Path, parts: Iterable[CachedPart]) -> Iterator[Findin
     names = {entry.shard[0] for part in parts for entry in part.units.values()}
     for name in sorted(filter(None, names)):
         for row in shards.read_table(folder / name, columns).to_pylist():
-            level = json.loads(row["qc"]).get("iqr") if row["qc"] else None
+            figures = json.loads(row["qc"] or "{}")
+            level = figures.get("iqr")
             if level:
                 same = levels[row["channel"]]
                 factor = find_unit_factor(row["unit"], same[0].unit if same else row["unit"])
@@ -55,7 +56,7 @@ def _report_levels(channel: str, levels: list[ChannelLevel]) -> Iterator[Finding
         return
     low, high = pairs[place]
     factor = 10 ** round(math.log10(high.level / low.level))
-    texts = [f"{safe_text(one.recording)} ({one.level:.3g})" for one in (low, high)]
+    texts = [f"{safe_text(row.recording)} ({row.level:.3g})" for row in (low, high)]
     yield input_warning(
         Reason.UNIT,
         f"{safe_text(channel)} is about {factor:,} times as strong in {texts[1]} as in {texts[0]}",

@@ -32,8 +32,8 @@ RULES = {
     "Rechtschaffen and Kales are kept without a map; texts of tables (BIDS events, [annotations]) "
     "are labels and are kept",
     "channels": (
-        "by name; all of a file, or those of the map, and then each must be there; volts are "
-        "converted to the unit asked for"
+        "by name; all of a file but those of codes, markers and counters, or those of the map, and "
+        "then each must be there; units of one quantity are converted to the unit asked for"
     ),
     "views": "channels are those that the largest number of recordings have together, of two such "
     "sets the larger; the rate is that of most of these recordings, those of a higher rate are "

@@ -151,6 +151,15 @@ def list_plain(choices: Iterable[ChannelChoice]) -> dict[str, tuple[str, str]]:
     return {choice.sources[0]: (choice.name, choice.unit) for choice in choices}
 
 
+def list_needed(names: Sequence[str], info: RecordingInfo) -> list[str]:
+    """The channels of a file that the map's alternatives and derivations read; all without them."""
+    needed: set[str] = set()
+    for choice in info.choices:
+        for text in choice.sources:
+            needed.update(find_source(text, names) or ())
+    return [name for name in names if name in needed] or list(names)
+
+
 # --- channels that are no signals
 
 
@@ -244,23 +253,29 @@ def select_channels(
         raise input_error(
             Reason.NO_INPUT, "holds no signals", "files of annotations alone are no recordings"
         )
-    filled = [settle_unit(signal, info, remarks) for signal in filled]
+    filled = [resolve_unit(signal, info, remarks) for signal in filled]
     names = list(dict.fromkeys(signal.channel for signal in signals))
     choices = _find_choices(info)
     _compare_rate(filled, info, remarks)
     if info.is_part:
         return filled, []
-    if not choices:
-        left_out = list_left_out(names, info)
-        absent = {channel.name for channel in left_out}
-        if absent >= set(names):
-            left_out, absent = [], set()
-        remarks += map(_describe_left_out, left_out)
-        choices = tuple(ChannelChoice(name, (name,)) for name in names if name not in absent)
+    choices = choices or _choose_inputs(names, info, remarks)
     selected: list[Signal] = []
     for choice in choices:
         selected += _read_choice(choice, names, filled, info, remarks)
     return selected, _collect_triggers(filled, info)
+
+
+def _choose_inputs(
+    names: Sequence[str], info: RecordingInfo, remarks: list[Finding]
+) -> tuple[ChannelChoice, ...]:
+    """The channels that are signals, without a map; all where none is."""
+    left_out = list_left_out(names, info)
+    absent = {channel.name for channel in left_out}
+    inputs = [name for name in names if name not in absent]
+    if inputs:
+        remarks += map(_describe_left_out, left_out)
+    return tuple(ChannelChoice(name, (name,)) for name in inputs or names)
 
 
 def _find_choices(info: RecordingInfo) -> tuple[ChannelChoice, ...]:
@@ -312,10 +327,10 @@ def _read_choice(
     remarks: list[Finding],
 ) -> list[Signal]:
     """The segments of one channel of the map."""
-    sources = [source for text in choice.sources if (source := find_source(text, names))]
+    sources = list(filter(None, (find_source(text, names) for text in choice.sources)))
     if not sources:
         raise _missing_channel(choice, names)
-    if sources[1:] and len(info.choices):
+    if sources[1:]:
         texts = [safe_text(MINUS.join(source)) for source in sources]
         problem = f"{safe_text(choice.name)} is there as {' and as '.join(texts)}"
         action = f"{texts[0]} is read, the first in the map"
@@ -417,7 +432,7 @@ def find_stated_unit(channel: str, units: Mapping[str, str]) -> str:
     return next(fits, "")
 
 
-def settle_unit(signal: Signal, info: RecordingInfo, remarks: list[Finding]) -> Signal:
+def resolve_unit(signal: Signal, info: RecordingInfo, remarks: list[Finding]) -> Signal:
     """The signal in a unit of `formats.units`, as far as the map, the file or the table of BIDS
     says it.
     """
@@ -471,13 +486,10 @@ def assume_units(
         if name in assumed or not _is_unit_open(signal, info):
             continue
         spread = measure_spread(signal)
-        units = list_plausible_units(name, spread)
-        if signal.unit.strip():  # mangled
-            units = [unit for unit in units if unit == "uV"] or _assume_micro(name, spread)
-        if not spread or (not units and not signal.unit.strip()):
-            continue
-        assumed[name] = units[0] if units else signal.unit
-        remarks.append(_report_unit(signal, spread, units[0] if units else ""))
+        unit = _guess_unit(signal, spread)
+        if unit or signal.unit.strip():
+            assumed[name] = unit or signal.unit
+            remarks.append(_report_unit(signal, spread, unit))
     filled = [
         signal._replace(unit=assumed[signal.channel]) if signal.channel in assumed else signal
         for signal in signals
@@ -496,10 +508,18 @@ def _is_unit_open(signal: Signal, info: RecordingInfo) -> bool:
     return not holds_codes(name, info)
 
 
-def _assume_micro(channel: str, spread: float) -> list[str]:
-    """uV, of a channel whose name says nothing, where its values are those of an EEG."""
-    has_kind = any(list_plausible_units(channel, 10.0**power) for power in range(-9, 6))
-    return ["uV"] if not has_kind and 1.0 <= spread < 1000.0 else []
+def _guess_unit(signal: Signal, spread: float) -> str:
+    """The only unit of voltage in which the values are plausible; "": none is.
+
+    A mangled one can be uV alone, also of a channel whose name says nothing, with values as those
+    of an EEG.
+    """
+    units = list_plausible_units(signal.channel, spread)
+    if not signal.unit.strip():
+        return units[0] if units else ""
+    has_kind = any(list_plausible_units(signal.channel, 10.0**power) for power in range(-9, 6))
+    is_micro = "uV" in units or (not has_kind and 1.0 <= spread < 1000.0)
+    return "uV" if is_micro else ""
 
 
 def _report_unit(signal: Signal, spread: float, unit: str) -> Finding:

@@ -313,15 +313,12 @@ def _group_files(
     They are joined by the group `recording` of the map; without a map by what the folders hold.
     """
     is_stated = "files" in chosen.model_fields_set
-    keys: dict[str, tuple[str, str]] = {}  # file -> subject and recording
     if is_stated:
-        for rel, (_, rule) in recordings.items():
-            groups = _match_path(rel, rule.match)
-            if "recording" in groups:
-                keys[rel] = (groups.get("subject", ""), groups["recording"])
-    elif not is_bids(source):
+        keys = _match_recordings(recordings)
+    else:
         kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
-        keys = {rel: ("", name) for rel, name in find_channel_folders(source, kinds).items()}
+        folders = {} if is_bids(source) else find_channel_folders(source, kinds)
+        keys = {rel: ("", name) for rel, name in folders.items()}
     subjects = Counter(recording for _, recording in set(keys.values()))
     members: dict[tuple[str, str, str], list[str]] = {}
     for rel in recordings:
@@ -331,6 +328,18 @@ def _group_files(
     several = {name: rels for (name, *_), rels in members.items() if rels[1:]}
     findings = [report_joined(several, is_stated=is_stated)] if several else []
     return [(name, rels) for (name, *_), rels in members.items()], findings
+
+
+def _match_recordings(
+    recordings: Mapping[str, tuple[Format, FileRule]],
+) -> dict[str, tuple[str, str]]:
+    """File -> subject and recording, of the files whose path names a recording."""
+    keys: dict[str, tuple[str, str]] = {}
+    for rel, (_, rule) in recordings.items():
+        groups = _match_path(rel, rule.match)
+        if "recording" in groups:
+            keys[rel] = (groups.get("subject", ""), groups["recording"])
+    return keys
 
 
 def _make_recording(
@@ -349,8 +358,8 @@ def _make_recording(
     keys[first] = (name, *part_keys)
     describe = partial(describe_recording, first, name)
     info = describe(keys[first], rule, folder.chosen, folder.labels, folder.options)
-    own = describe((name,), rule, folder.chosen, folder.labels, folder.options)
-    notes, numbers = ((), ()) if name in part_keys else (own.notes, own.numbers)
+    alone = describe((name,), rule, folder.chosen, folder.labels, folder.options)
+    notes, numbers = ((), ()) if name in part_keys else (alone.notes, alone.numbers)
     info = replace(info, notes=notes, numbers=numbers)  # those of files come with them
     return join_units(info, [unit for unit, _ in parts]), info
 

@@ -123,14 +123,8 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
     are segments. Raises UserError: start_mismatch for files that do not fit together, and those of
     the readers and of `make_record`.
     """
-    parts: list[PlacedPart] = []
-    starts: dict[str, datetime | None] = {}
-    for file, read in reads:
-        record = read()
-        if isinstance(record, Records):
-            raise _misfit([file], "holds a recording a row", "expected one recording a file")
-        starts[file] = datetime.fromisoformat(record.start_time) if record.start_time else None
-        parts.append(PlacedPart(file, record, 0.0))
+    parts = [PlacedPart(file, _read_part(file, read), 0.0) for file, read in reads]
+    starts = {part.file: _parse_start(part.record) for part in parts}
     placed = _place_parts(parts, starts)
     signals = _cut_at_edges(
         [
@@ -139,9 +133,9 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
             for signal in part.record.signals
         ]
     )
-    known = [start for start in starts.values() if start is not None]
     findings = [finding.at(part.file) for part in placed for finding in part.record.findings]
-    start = min(known) if len(known) == len(starts) else None
+    times = list(filter(None, starts.values()))
+    start = min(times) if len(times) == len(starts) else None
     info = replace(info, units={}, is_part=False)
     joined = make_record(placed[0].file, info, signals, findings=findings, start=start)
     notes = [
@@ -150,6 +144,17 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
         for note in part.record.annotations
     ]
     return replace(joined, annotations=sorted([*joined.annotations, *notes]))
+
+
+def _read_part(file: str, read: Read) -> Record:
+    record = read()
+    if isinstance(record, Records):
+        raise _misfit([file], "holds a recording a row", "expected one recording a file")
+    return record
+
+
+def _parse_start(record: Record) -> datetime | None:
+    return datetime.fromisoformat(record.start_time) if record.start_time else None
 
 
 def _misfit(files: Iterable[str], problem: str, wanted: str) -> UserError:
@@ -170,11 +175,11 @@ def _place_parts(
 
     An onset that is within a second of the start or the end of an earlier part is that.
     """
-    known = [start for start in starts.values() if start is not None]
-    if len(known) < len(parts):
+    times = list(filter(None, starts.values()))
+    if len(times) < len(parts):
         _require_one_length(parts)
         return list(parts)
-    first = min(known)
+    first = min(times)
     order = sorted(parts, key=lambda part: starts[part.file] or first)
     placed: list[PlacedPart] = []
     for part in order:

@@ -18,6 +18,7 @@ from bitimely_core.formats.source import locate_errors, report_faults
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
+from bitimely_core.recordings.channels import list_needed
 from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceRows, count_reasons
@@ -103,7 +104,9 @@ def _choose_channels(
         if header and count > 1:
             problem = f"the column {safe_text(header)} occurs {count} times"
             raise input_error(Reason.HEADER, problem, "expected once", field=header)
-    return places, list_channel_names(facts)
+    named = list_channel_names(facts)
+    needed = list_needed(named, info)
+    return [i for i, name in zip(places, named, strict=True) if name in needed], needed
 
 
 def list_channel_names(facts: table_facts.TableFacts) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -144,14 +144,19 @@ def find_alternatives(inputs: Mapping[str, Iterable[str]]) -> dict[str, list[str
     partial = [name for name, count in counts.items() if count < len(channels)]
     groups: dict[str, list[str]] = {}
     for key in (_find_word, fold_name):
-        by_key: dict[str, list[str]] = {}
-        for name in partial:
-            if not any(name in names for names in groups.values()):
-                by_key.setdefault(key(name), []).append(name)
-        for names in by_key.values():
+        grouped = set().union(*groups.values())
+        for names in _group_names([name for name in partial if name not in grouped], key):
             if len(names) > 1 and all(len(present.intersection(names)) < 2 for present in channels):
                 groups[_name_group(names, {*counts, *groups})] = names
     return groups
+
+
+def _group_names(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
+    """The names in groups of one key."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(key(name), []).append(name)
+    return list(groups.values())
 
 
 def _find_word(name: str) -> str:
