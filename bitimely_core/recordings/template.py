@@ -16,7 +16,7 @@ from bitimely_core.errors import Reason, UserError, clean, input_error
 from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, sniff_file
+from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
     Format,
@@ -25,6 +25,7 @@ from bitimely_core.recordings.mapping import (
     list_recording_keys,
 )
 from bitimely_core.recordings.sample_tables import list_channel_names
+from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
@@ -135,14 +136,13 @@ def _list_recordings(source: Source) -> list[str]:
         rel
         for rel in rels
         if rel not in left_out
-        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_text_of_samples(source, rel))
+        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_sample_text(source, rel))
     ]
     return chosen or arrays
 
 
-def _is_text_of_samples(source: Source, rel: str) -> bool:
-    facts = sniff_file(source, rel) if find_suffix(rel).startswith(".txt") else None
-    return facts is not None and table_facts.looks_like_samples(facts)
+def _is_sample_text(source: Source, rel: str) -> bool:
+    return find_suffix(rel).startswith(".txt") and is_text_of_samples(source, rel)
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:

@@ -31,7 +31,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats import edf_header, table_facts, wfdb
+from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.recordings import files
 from bitimely_core.recordings.mapping import (
@@ -43,6 +43,7 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.recordings.sample_tables import list_table_channels
+from bitimely_core.recordings.sniffed_tables import is_text_of_samples
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -228,10 +229,8 @@ def list_signal_files(source: Source) -> Iterator[str]:
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue
-        if find_suffix(rel).startswith(".txt"):
-            facts = files.sniff_file(source, rel)
-            if facts is None or not table_facts.looks_like_samples(facts):
-                continue
+        if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
+            continue
         if not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
             yield rel
 
