@@ -46,6 +46,7 @@ MOST_BREAKS = 0.1  # of the rows
 
 TIME_TEXT = r"(?:\d+:)?\d{1,2}:\d{2}(?:[.,:]\d+)?"
 ELAPSED = re.compile(r"\[?" + TIME_TEXT + r"\]?")
+HOURS_MINUTES = re.compile(r"\d{1,2}:\d{2}")
 HALF_DAY = re.compile(TIME_TEXT + r" ?[AaPp]\.?[Mm]\.?")
 DATE = re.compile(
     r"(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{4}|\d{2})"
@@ -102,9 +103,9 @@ def read_header_unit(header: str, unit_text: str = "") -> str:
     if stated:
         return stated
     words = split_words(header)
-    known = [UNIT_OF_WORD[word] for word in words if word in UNIT_OF_WORD]
-    is_long = [word for word in words if word in UNIT_OF_WORD and (len(word) > 1 or word == "s")]
-    return known[-1] if known and (is_long or words[-1] in UNIT_OF_WORD) else ""
+    units = [word for word in words if word in UNIT_OF_WORD]
+    is_certain = any(len(word) > 1 or word == "s" for word in units)
+    return UNIT_OF_WORD[units[-1]] if units and (is_certain or units[-1] == words[-1]) else ""
 
 
 # --- the unit of a column of numbers
@@ -146,7 +147,7 @@ def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
     choice = "s" if is_epochs else (usual or plausible)[0]
     # seconds below 1 are hardly anything else
     others = usual if choice == "s" and usual == ["s"] else plausible
-    rest = tuple(unit for unit in others if unit != choice)
+    rest = tuple(filter(choice.__ne__, others))
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 
 
@@ -229,16 +230,15 @@ def find_text_form(cells: Sequence[str], header: str = "") -> str:
     for those with AM and PM; "": in no way that is known.
     """
     texts = [cell for cell in cells if cell]
-    if texts and all(ELAPSED.fullmatch(cell) for cell in texts):
-        lacks_seconds = all(cell.count(":") == 1 and not re.search("[.,]", cell) for cell in texts)
-        return "elapsed hh:mm" if lacks_seconds and "mm:ss" not in header.lower() else "elapsed"
-    if texts and all(HALF_DAY.fullmatch(cell) for cell in texts):
-        return "half-day"
-    if not texts or not all(
-        DATE_TIME.fullmatch(cell) or TIME_DATE.fullmatch(cell) for cell in texts
-    ):
+    if not texts:
         return ""
-    return _find_date_form(texts)
+    if all(map(ELAPSED.fullmatch, texts)):
+        lacks_seconds = all(map(HOURS_MINUTES.fullmatch, texts)) and "mm:ss" not in header.lower()
+        return "elapsed hh:mm" if lacks_seconds else "elapsed"
+    if all(map(HALF_DAY.fullmatch, texts)):
+        return "half-day"
+    is_date = all(map(DATE_TIME.fullmatch, texts)) or all(map(TIME_DATE.fullmatch, texts))
+    return _find_date_form(texts) if is_date else ""
 
 
 def _find_date_form(texts: Sequence[str]) -> str:

@@ -33,8 +33,8 @@ from bitimely_core.formats.table_facts import looks_like_samples as looks_like_s
 from bitimely_core.formats.table_layout import (
     CELLS,
     DELIMITERS,
-    Head,
     Layout,
+    TableHead,
     find_grammar,
     find_layout,
     find_preamble_rate,
@@ -115,7 +115,7 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
 
 
 def _find_shape(
-    head: Head, delimiter: str, form: vendors.VendorForm | None
+    head: TableHead, delimiter: str, form: vendors.VendorForm | None
 ) -> tuple[TableShape, Layout]:
     """The marks of a text, and where its rows begin."""
     lines = head.lines

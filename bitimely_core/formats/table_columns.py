@@ -82,13 +82,13 @@ def apply_form(
     names = [*form.read_names(head), *[""] * len(columns)]
     unit, last = form.read_unit(head), form.count_last(head)
     numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
-    kept = set(numeric[-last:]) if last else set(numeric)
+    chosen = set(numeric[-last:]) if last else set(numeric)
     result = []
     for i, (column, name) in enumerate(zip(columns, names, strict=False)):
         if not column.header:
             column = column._replace(name=name, header=name)
         stated = form.find_unit(column.header or f"channel {i + 1}")
-        if column.kind == "number" and (i not in kept or (form.columns and stated is None)):
+        if column.kind == "number" and (i not in chosen or (form.columns and stated is None)):
             column = column._replace(kind="left out")
         result.append(column._replace(unit=column.unit or stated or unit))
     return tuple(result)

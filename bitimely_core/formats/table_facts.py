@@ -124,8 +124,8 @@ def describe_facts(facts: TableFacts) -> str:
         + (f" in {facts.columns[i].unit}" if facts.columns[i].unit else "")
         for n, i in enumerate(facts.list_channels(), 1)
     ]
-    more = f" and {len(names) - 12} more" if names[12:] else ""
-    parts.append(f"channels {', '.join(names[:12])}{more}")
+    rest = f" and {len(names) - 12} more" if names[12:] else ""
+    parts.append(f"channels {', '.join(names[:12])}{rest}")
     if left_out := facts.list_left_out():
         parts.append(f"not channels: {list_names(left_out, 8)}")
     return "; ".join(parts)

@@ -35,7 +35,7 @@ PREAMBLE_RATES = (
 )
 
 
-class Head(NamedTuple):
+class TableHead(NamedTuple):
     """The first lines of a text."""
 
     lines: list[str]
@@ -47,7 +47,7 @@ class Head(NamedTuple):
         return "\n".join([*self.lines, ""])
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> TableHead:
     """The first complete lines of a text, in UTF-8 or as stated, else in Latin-1.
 
     Raises UserError: empty_file, encoding and as `csv_text.open_text`.
@@ -63,7 +63,7 @@ def read_head(path: Path) -> Head:
         encoding = "latin-1"
     text = raw.decode(encoding if encoding == "latin-1" else UTF8)
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n", LINES)[:LINES]
-    return Head([line.rstrip("\r") for line in lines], encoding)
+    return TableHead([line.rstrip("\r") for line in lines], encoding)
 
 
 def _begins_like_utf16(path: Path) -> bool:
@@ -105,20 +105,25 @@ class Grammar(NamedTuple):
 def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
     """The marks under which most cells of the last lines are numbers or times."""
     marks = (stated,) if stated else DELIMITERS
-    grammars = []
+    has_quotes = any('"' in line for line in lines)
+    grammars: list[Grammar] = []
     for mark in marks:
         rows = [split_line(line, mark, quote) for line in lines]
-        width = Counter(map(len, rows)).most_common(1)[0][0]
-        rows = [row for row in rows if len(row) == width]
-        cells = [cell for row in rows for cell in row if cell.lower() not in MISSING]
-        is_plain = mark == "," and width > 1 and not any('"' in line for line in lines)
-        for decimal in (".",) if is_plain else (".", ","):
-            hits = sum(is_value(cell, decimal) for cell in cells) / max(1, len(cells))
-            grammars.append(Grammar(round(len(rows) / len(lines) * hits, 1), width, mark, decimal))
+        decimals = (".",) if mark == "," and not has_quotes else (".", ",")
+        grammars += [_rate_grammar(rows, mark, decimal) for decimal in decimals]
     best = max(grammars, key=lambda grammar: (grammar.fit, grammar.width))
     if best.fit == 0 and not stated:
         best = max(grammars, key=lambda grammar: grammar.width * (grammar.delimiter != " "))
     return best
+
+
+def _rate_grammar(rows: Sequence[list[str]], mark: str, decimal: str) -> Grammar:
+    """How well marks fit rows that were split by them."""
+    width = Counter(map(len, rows)).most_common(1)[0][0]
+    whole = [row for row in rows if len(row) == width]
+    cells = [cell for row in whole for cell in row if cell.lower() not in MISSING]
+    hits = sum(is_value(cell, decimal) for cell in cells) / max(1, len(cells))
+    return Grammar(round(len(whole) / len(rows) * hits, 1), width, mark, decimal)
 
 
 def _is_decimal_column(lines: Sequence[str], above: str) -> bool:
@@ -147,8 +152,8 @@ def find_grammar(
 
     `stated`: the delimiter; "": found. `is_single`: the table is known to have one column.
     """
-    filled = [line for line in lines if line.strip() and not _is_comment(line)]
-    tail = filled[len(filled) // 3 :][-CELLS:] or filled or [""]
+    filled = [line for line in lines if line.strip() and not _is_comment(line)] or [""]
+    tail = filled[len(filled) // 3 :][-CELLS:]
     grammar = _find_grammar(tail, stated, quote)
     if grammar.delimiter != "," or grammar.width != 2 or stated:
         return grammar
@@ -170,20 +175,27 @@ def find_layout(
         if len(row) == grammar.width and lines[i].strip() and not _is_comment(lines[i])
     ]
     body = [rows[i] for i in whole[len(whole) // 3 :][-CELLS:]]
-    valued = [
-        _is_value_column([row[k] for row in body], grammar.decimal) for k in range(grammar.width)
-    ]
+    valued = [_is_value_column(cells, grammar.decimal) for cells in zip(*body, strict=True)]
     if not any(valued):  # a table of texts: its first line has the names
         first = whole[0] if whole else 0
         return Layout(first + 1, first + 1, rows[first] if whole else [], [])
+    rows = _pad_names(rows, body)
     first = next((i for i in whole if _is_row(rows[i], valued, grammar.decimal)), whole[0])
     header, units = _find_header(lines, rows, first, grammar)
-    if header is None and _counts_up(rows[first]) and _has_fractions(body):
-        return Layout(first + 1, first + 1, rows[first], [])  # columns called 0, 1, 2 ...
-    if header is None:
-        return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
-    names = _strip_comment(lines[header], rows[header], grammar)
-    return Layout(header + 1 + bool(units), header + 1, names, units)
+    if header is not None:
+        names = _strip_comment(lines[header], rows[header], grammar)
+        return Layout(header + 1 + bool(units), header + 1, names, units)
+    if _counts_up(rows[first]) and _has_fractions(body):  # columns called 0, 1, 2 ...
+        return Layout(first + 1, first + 1, rows[first], [])
+    return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
+
+
+def _pad_names(rows: Sequence[list[str]], body: Sequence[list[str]]) -> Sequence[list[str]]:
+    """All lines, names with an empty cell at their end where rows end with a mark."""
+    width = len(body[0])
+    if width == 1 or any(row[-1] for row in body):
+        return rows
+    return [[*row, ""] if len(row) == width - 1 else row for row in rows]
 
 
 def _is_row(cells: Sequence[str], valued: Sequence[bool], decimal: str) -> bool:
@@ -245,16 +257,20 @@ def _is_comment(line: str) -> bool:
 def _is_header(line: str, cells: Sequence[str], grammar: Grammar) -> bool:
     """Whether a line has names: as many as a row has cells, and no numbers but column numbers."""
     cells = _strip_comment(line, cells, grammar)
-    if _is_comment(line) and grammar.width == 1:
+    if len(cells) == grammar.width + 1 > 2 and not cells[-1]:  # a mark after the last name
+        cells = cells[:-1]
+    is_bare_comment = _is_comment(line) and grammar.width == 1
+    if len(cells) != grammar.width or is_bare_comment or _is_preamble(cells):
         return False
-    has_end = bool(cells) and not cells[-1] and grammar.width > 1  # a mark after the last name
-    if abs(len(cells) - grammar.width) > has_end:
-        return False
-    texts = [cell for cell in cells if cell and not is_value(cell, grammar.decimal)]
-    numbers = [cell for cell in cells if cell and is_value(cell, grammar.decimal)]
+    filled = list(filter(None, cells))
+    numbers = [cell for cell in filled if is_value(cell, grammar.decimal)]
+    return len(numbers) < len(filled) and (not numbers or _counts_up(numbers))
+
+
+def _is_preamble(cells: Sequence[str]) -> bool:
+    """Whether a line is a key with its value."""
     is_pair = len(cells) == 1 and re.search(r"[:=,;\t]", cells[0]) is not None
-    is_pair = is_pair or (bool(cells) and cells[0].endswith(("=", ":")))  # a key of a preamble
-    return bool(texts) and not is_pair and (not numbers or _counts_up(numbers))
+    return is_pair or cells[0].endswith(("=", ":"))
 
 
 def _counts_up(cells: Sequence[str]) -> bool:

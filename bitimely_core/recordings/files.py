@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
-from bitimely_core.formats import sniffer, table_facts, tables, wfdb, wfdb_header
+from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
+from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
+from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import find_label_arrays, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
@@ -46,6 +47,12 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.sidecars import read_sidecars
+from bitimely_core.recordings.sniffed_tables import (
+    describe_tables,
+    is_sample_table,
+    is_timed_table,
+    sniff_file,
+)
 from bitimely_core.recordings.tables import (
     PARTICIPANTS,
     ReferenceTable,
@@ -82,7 +89,6 @@ LABELS_ALONE = Finding(
 )
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
-DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
 
@@ -128,12 +134,10 @@ def refuse_tables_alone(source: Source) -> None:
     kinds = {rel: SUFFIXES.get(find_suffix(rel)) for rel in source.files}
     if is_bids(source) or not {"edf", "wfdb", "mne"}.isdisjoint(kinds.values()):
         return
-    tables_there = [rel for rel, kind in kinds.items() if kind == "table"]
-    facts = {rel: sniff_file(source, rel) for rel in tables_there}
+    facts = {rel: sniff_file(source, rel) for rel, kind in kinds.items() if kind == "table"}
     if any(map(is_timed_table, facts.values())):
         return
-    texts = {rel for rel in tables_there if not _is_bare(rel, facts[rel])}
-    bare = [rel for rel, kind in kinds.items() if kind in {"table", "npy"} and rel not in texts]
+    bare = [rel for rel, kind in kinds.items() if kind == "npy" or _is_bare(rel, facts.get(rel))]
     if bare:
         rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
         problem = f"states no sampling rate{rest}"
@@ -142,74 +146,11 @@ def refuse_tables_alone(source: Source) -> None:
         )
 
 
-def _is_bare(rel: str, facts: table_facts.TableFacts | None) -> bool:
+def _is_bare(rel: str, facts: TableFacts | None) -> bool:
     """Whether a file may be a table without a rate; of .txt only those of numbers are."""
     if LAYOUT.fullmatch(PurePosixPath(rel).name):
-        return facts is not None and table_facts.looks_like_samples(facts)
-    return True
-
-
-def sniff_file(source: Source, rel: str) -> table_facts.TableFacts | None:
-    """How the table `rel` is written; None for what does not read as a table."""
-    if rel in source.rejected:
-        return None
-    try:
-        return sniffer.sniff_table(source.path(rel))
-    except UserError as error:
-        raise_system_error(error)
-        return None
-
-
-def is_timed_table(facts: table_facts.TableFacts | None) -> bool:
-    """Whether a table is one of samples with a rate, so that it is read without a map."""
-    return facts is not None and table_facts.looks_like_samples(facts) and bool(facts.found_rate)
-
-
-def _is_recording(source: Source, rel: str, rule: FileRule, *, has_map: bool) -> bool:
-    """Whether a table is a recording.
-
-    Without a map it must look like one and have a rate; with one its group says so, but a text
-    file (.txt) that no pattern names must look like one.
-    """
-    if not has_map:
-        return is_timed_table(sniff_file(source, rel))
-    is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
-    if is_named or not find_suffix(rel).startswith(".txt"):
-        return True
-    facts = sniff_file(source, rel)
-    return facts is not None and table_facts.looks_like_samples(facts)
-
-
-def _describe_tables(
-    source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
-) -> Iterator[Finding]:
-    """How the tables are read: a line a group of files, a warning where a unit was assumed."""
-    groups: dict[table_facts.TableFacts, list[tuple[str, str, str]]] = {}
-    rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
-    for rel, rule in rules[:DESCRIBED]:
-        if rule.series or rel in source.rejected:
-            continue
-        choice = table_facts.ClockChoice(rule.time, rule.clock)
-        try:
-            facts = sniffer.sniff_table(source.path(rel), rule.delimiter, choice)
-        except UserError as error:
-            raise_system_error(error)
-            continue  # its unit says why
-        is_stated = rule.rate is not None and table_facts.is_plain(facts)
-        line = "" if is_stated else f"read as: {table_facts.describe_facts(facts)}"
-        doubt = "" if rule.clock or rule.rate else table_facts.describe_doubt(facts)
-        groups.setdefault(table_facts.strip_values(facts), []).append((rel, line, doubt))
-    for members in groups.values():
-        rel, line, doubt = members[0]
-        more = f" ({len(members)} files)" if members[1:] else ""
-        count = len(members)
-        if line:
-            yield Finding(Reason.FORMAT, line + more, level="info", file=rel, count=count)
-        if doubt:
-            action = "Where that is wrong, state `clock` in [[files]] of --map"
-            yield input_warning(
-                Reason.SAMPLING_RATE, doubt + more, "", action, file=rel, count=count
-            )
+        return facts is not None and looks_like_samples(facts)
+    return SUFFIXES.get(find_suffix(rel)) == "table"
 
 
 def list_units(
@@ -234,7 +175,7 @@ def list_units(
     yield from beside.findings
     for rel in beside.list_taken() & recordings.keys():
         del recordings[rel]
-    yield from _describe_tables(source, recordings)
+    yield from describe_tables(source, recordings)
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
@@ -397,21 +338,24 @@ def _find_files(
     passed_over = {table.path for table in (chosen.table, chosen.annotations) if table}
     if bids:
         passed_over |= {rel for rel in source.files if rel.startswith(DERIVED)}
+    if bids and not has_map:
+        formats = tuple(kind for kind in formats if kind != "table")
     recordings: dict[str, tuple[Format, FileRule]] = {}
     for rel in [*source.files, *source.rejected]:
         if rel in passed_over or (bids and rel.endswith(".tsv")):
             continue
         choice = choose_format(rel, chosen)
-        if not choice or choice[0] not in formats:
-            continue
-        if choice[0] == "table" and bids and not has_map:
-            continue
-        if choice[0] != "table" or _is_recording(source, rel, choice[1], has_map=has_map):
+        if choice and choice[0] in formats:
             recordings[rel] = choice
+    no_samples = {
+        rel
+        for rel, (kind, rule) in recordings.items()
+        if kind == "table" and not is_sample_table(source, rel, rule, has_map=has_map)
+    }
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
     label_arrays = find_label_arrays(source, recordings)
-    for rel in segments | label_arrays.list_files():
+    for rel in no_samples | segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 

@@ -96,8 +96,8 @@ def _choose_channels(
     if info.channels:
         return _find_channels(facts, list(info.channels)), list(info.channels)
     if not places:
-        shown = list_names([column.header for column in columns if column.header], 12)
-        wanted = f"found the columns {shown or 'without names'}"
+        headers_text = list_names([column.header for column in columns if column.header], 12)
+        wanted = f"found the columns {headers_text or 'without names'}"
         raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
     headers = Counter(columns[i].header for i in places)
     for header, count in headers.items():
@@ -117,19 +117,19 @@ def list_channel_names(facts: table_facts.TableFacts) -> list[str]:
 
 def _find_channels(facts: table_facts.TableFacts, wanted: Sequence[str]) -> list[int]:
     """Places of columns by their name, header or number. Raises UserError: schema."""
-    known = dict(zip(list_channel_names(facts), facts.list_channels(), strict=True))
+    place_of = dict(zip(list_channel_names(facts), facts.list_channels(), strict=True))
     for i, column in enumerate(facts.columns):
-        known.setdefault(column.header, i)
-        known.setdefault(f"column {i + 1}", i)
-    missing = [name for name in wanted if name not in known]
+        place_of.setdefault(column.header, i)
+        place_of.setdefault(f"column {i + 1}", i)
+    missing = [name for name in wanted if name not in place_of]
     if missing:
         headers = [column.header for column in facts.columns if column.header]
         what = "columns" if missing[1:] else "column"
         verb = "are" if missing[1:] else "is"
         problem = f"the {what} {list_names(missing)} {verb} missing"
-        shown = list_names(headers or list_channel_names(facts))
-        raise input_error(Reason.SCHEMA, problem, f"found {shown}", field=missing[0])
-    return [known[name] for name in wanted]
+        headers_text = list_names(headers or list_channel_names(facts))
+        raise input_error(Reason.SCHEMA, problem, f"found {headers_text}", field=missing[0])
+    return [place_of[name] for name in wanted]
 
 
 def _choose_clock(
@@ -145,23 +145,26 @@ def _choose_clock(
 def _find_rate(
     facts: table_facts.TableFacts, info: RecordingInfo, clock: table_facts.Clock | None
 ) -> float | None:
-    """Hz that the map or the first lines state. Raises UserError where there is no clock, too."""
+    """Hz that the map or the first lines state.
+
+    Raises UserError (sampling_rate) where they state none and the clock gives none.
+    """
     rate = info.rate or (None if info.time else facts.rate)
-    if clock is not None and clock.unit == "samples" and rate is None:
-        wanted = "needs --map with a rate (`rate` in [[files]])"
-        raise input_error(Reason.SAMPLING_RATE, "its clock counts samples", wanted)
-    if clock is not None and not clock.unit and (info.time or rate is None):
-        name = facts.columns[clock.places[0]].header
+    needed = "needs --map with a rate (`rate` or `time` in [[files]])"
+    if clock is None:
+        if rate is None:
+            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", needed)
+        return rate
+    if clock.unit == "samples" and rate is None:
+        raise input_error(Reason.SAMPLING_RATE, "its clock counts samples", needed)
+    if not clock.unit and (info.time or rate is None):
         raise input_error(
             Reason.SAMPLING_RATE,
             f"its times are in no unit that is known: {clock.evidence}",
             "expected steps of 0.01 to 50,000 Hz",
             'Give `time` and `clock` in [[files]] of --map, such as clock = "ms", or `rate` alone',
-            field=name or None,
+            field=facts.columns[clock.places[0]].header or None,
         )
-    if clock is None and rate is None:
-        wanted = "needs --map with a rate (`rate` or `time` in [[files]])"
-        raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", wanted)
     return rate
 
 
@@ -174,40 +177,43 @@ def _time_signals(
     info: RecordingInfo,
 ) -> TimedSignals:
     """The channels of a table at their times."""
-    if clock is None or content.times is None or not clock.unit:
+    times = content.times
+    if clock is None or times is None or not clock.unit:
         assert rate is not None
         return TimedSignals(_cut_signals(table, rate, None), [], None, 0.0)
-    times = content.times
-    column = facts.columns[clock.places[-1]].header
-    seconds, values = times.seconds, table.values
     if clock.unit == "samples":
         assert rate is not None
-        seconds = seconds / rate
-    is_uneven = clocks.is_irregular(seconds) or (bool(facts.vendor) and clock.irregular)
+        times = times._replace(seconds=times.seconds / rate, origin=times.origin / rate)
+    column = facts.columns[clock.places[-1]].header
+    is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         return _grid_signals(table, times, column, rate)
     try:
-        timed = timing.measure_timing(seconds, values, column, content.first, rate)
+        timed = timing.measure_timing(times.seconds, table.values, column, content.first, rate)
     except UserError as error:
         if info.time or rate is None:
             raise
-        # the rate is stated, and this clock is not
-        problem = f"its column {safe_text(column)} says otherwise: {error.problem}"
-        whose = "of the map" if info.rate else "in its first lines"
-        action = f"the rate {whose}, {rate:g} Hz, is used"
-        finding = input_warning(Reason.SAMPLING_RATE, problem, action)
+        finding = _report_other_clock(error, column, rate, info)
         return TimedSignals(_cut_signals(table, rate, None), [finding], None, 0.0)
-    if timed.kept is not None:
-        table = table._replace(values=values[timed.kept])
+    if timed.used is not None:
+        table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, timed.findings, times.start, times.origin)
 
 
+def _report_other_clock(error: UserError, column: str, rate: float, info: RecordingInfo) -> Finding:
+    """The warning about a clock that nobody named, beside a rate that is stated."""
+    problem = f"its column {safe_text(column)} says otherwise: {error.problem}"
+    whose = "of the map" if info.rate else "in its first lines"
+    action = f"the rate {whose}, {rate:g} Hz, is used"
+    return input_warning(Reason.SAMPLING_RATE, problem, action)
+
+
 def _cut_signals(
-    table: NamedColumns, rate: float, stretches: Sequence[timing.Stretch] | None
+    table: NamedColumns, rate: float, stretches: Sequence[timing.RowStretch] | None
 ) -> list[Signal]:
     """The channels in each stretch without a gap."""
-    parts = stretches or [timing.Stretch(0, len(table.values), 0.0)]
+    parts = stretches or [timing.RowStretch(0, len(table.values), 0.0)]
     signals = []
     for k, (name, column) in enumerate(zip(table.names, table.values.T, strict=True)):
         samples = narrow_samples(column, name)

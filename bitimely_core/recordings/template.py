@@ -18,7 +18,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays
 from bitimely_core.recordings.channels import is_no_signal
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, sniff_file
+from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.joining import find_channel_folders
 from bitimely_core.recordings.mapping import (
     SUFFIXES,
@@ -29,6 +29,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import list_channel_names
+from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
@@ -143,14 +144,13 @@ def _list_recordings(source: Source) -> list[str]:
         rel
         for rel in rels
         if rel not in left_out
-        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_text_of_samples(source, rel))
+        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_sample_text(source, rel))
     ]
     return chosen or arrays
 
 
-def _is_text_of_samples(source: Source, rel: str) -> bool:
-    facts = sniff_file(source, rel) if find_suffix(rel).startswith(".txt") else None
-    return facts is not None and table_facts.looks_like_samples(facts)
+def _is_sample_text(source: Source, rel: str) -> bool:
+    return find_suffix(rel).startswith(".txt") and is_text_of_samples(source, rel)
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:

@@ -18,7 +18,7 @@ IRREGULAR_RATE = 20.0  # Hz: faster signals have a regular clock
 GRID_STEPS = (0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 
 
-class Stretch(NamedTuple):
+class RowStretch(NamedTuple):
     """Rows without a gap between them: `first` to `stop` - 1."""
 
     first: int
@@ -30,8 +30,8 @@ class Timing(NamedTuple):
     """A regular clock."""
 
     rate: float  # Hz
-    stretches: list[Stretch]
-    kept: np.ndarray | None  # bool [rows]: rows that repeat others are not; None: all
+    stretches: list[RowStretch]
+    used: np.ndarray | None  # bool [rows]: rows that repeat others are not; None: all
     findings: list[Finding]
 
 
@@ -65,9 +65,9 @@ def measure_timing(
     findings: list[Finding] = []
     _require_times(seconds, column, first, code)
     seconds = _spread_equal_times(seconds, findings)
-    kept = _drop_repeats(seconds, values, findings, column, first)
-    if kept is not None:
-        seconds = seconds[kept]
+    used = _drop_repeats(seconds, values, findings, column, first)
+    if used is not None:
+        seconds = seconds[used]
     if len(seconds) < 2 or not seconds[-1] > seconds[0]:
         raise input_error(code, "the times do not increase", field=column)
     steps = np.diff(seconds)
@@ -78,7 +78,7 @@ def measure_timing(
     stretches = _cut_stretches(seconds, breaks, rate)
     _report_gaps(stretches, seconds, rate, findings)
     _report_wander(seconds, stretches, rate, findings)
-    return Timing(rate, stretches, kept, findings)
+    return Timing(rate, stretches, used, findings)
 
 
 def _require_times(seconds: np.ndarray, column: str, first: int, code: Reason) -> None:
@@ -149,11 +149,11 @@ def _drop_repeats(
             field=column,
             row=line,
         )
-    kept = np.ones(len(seconds), bool)
-    kept[rows] = False
+    used = np.ones(len(seconds), bool)
+    used[rows] = False
     problem = f"{len(rows)} rows repeat the row above"
     findings.append(input_warning(Reason.DUPLICATES, problem, "used once", count=len(rows)))
-    return kept
+    return used
 
 
 def _measure_rate(seconds: np.ndarray) -> float:
@@ -180,7 +180,7 @@ def _compare_rate(steps: np.ndarray, stated: float, column: str) -> None:
         )
 
 
-def _cut_stretches(seconds: np.ndarray, breaks: np.ndarray, rate: float) -> list[Stretch]:
+def _cut_stretches(seconds: np.ndarray, breaks: np.ndarray, rate: float) -> list[RowStretch]:
     if len(breaks) >= MAX_SEGMENTS:
         raise input_error(
             Reason.TIMESTAMPS, f"{len(breaks)} gaps in time", f"expected fewer than {MAX_SEGMENTS}"
@@ -192,12 +192,12 @@ def _cut_stretches(seconds: np.ndarray, breaks: np.ndarray, rate: float) -> list
         place = round(onset * rate)
         if abs(onset * rate - place) < 0.1:  # times are rounded
             onset = place / rate
-        stretches.append(Stretch(first, stop, onset))
+        stretches.append(RowStretch(first, stop, onset))
     return stretches
 
 
 def _report_gaps(
-    stretches: list[Stretch], seconds: np.ndarray, rate: float, findings: list[Finding]
+    stretches: list[RowStretch], seconds: np.ndarray, rate: float, findings: list[Finding]
 ) -> None:
     gaps = len(stretches) - 1
     if not gaps:
@@ -214,7 +214,7 @@ def _report_gaps(
 
 
 def _report_wander(
-    seconds: np.ndarray, stretches: list[Stretch], rate: float, findings: list[Finding]
+    seconds: np.ndarray, stretches: list[RowStretch], rate: float, findings: list[Finding]
 ) -> None:
     """A warning where samples lie more than their distance off an even clock."""
     most = 0.0

@@ -31,7 +31,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats import edf_header, table_facts, wfdb
+from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
@@ -52,6 +52,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import list_table_channels
+from bitimely_core.recordings.sniffed_tables import is_text_of_samples
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -269,10 +270,8 @@ def list_signal_files(source: Source) -> Iterator[str]:
     for rel in sorted(set(rels) - segments):
         if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
             continue
-        if find_suffix(rel).startswith(".txt"):
-            facts = files.sniff_file(source, rel)
-            if facts is None or not table_facts.looks_like_samples(facts):
-                continue
+        if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
+            continue
         is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
         if not is_label and not holds_annotations_alone(source, rel):
             yield rel

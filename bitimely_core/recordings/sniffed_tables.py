@@ -1,0 +1,95 @@
+"""Which tables of a folder are recordings, and what is said of how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from bitimely_core.errors import Finding, Reason, UserError, input_warning
+from bitimely_core.formats import table_facts
+from bitimely_core.formats.sniffer import sniff_table
+from bitimely_core.formats.source import Source
+from bitimely_core.formats.table_facts import ClockChoice, TableFacts, looks_like_samples
+from bitimely_core.recordings.mapping import FileRule, Format, find_suffix
+from bitimely_core.system_errors import raise_system_error
+
+DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
+
+
+class TableRemark(NamedTuple):
+    """What is said of a table."""
+
+    rel: str
+    line: str  # how it is read; "": as its map states
+    doubt: str  # what was assumed of its clock; "": nothing
+
+
+def sniff_file(source: Source, rel: str, rule: FileRule | None = None) -> TableFacts | None:
+    """How the table `rel` is written; None for what does not read as a table."""
+    if rel in source.rejected:
+        return None
+    rule = rule or FileRule()
+    try:
+        return sniff_table(source.path(rel), rule.delimiter, ClockChoice(rule.time, rule.clock))
+    except UserError as error:
+        raise_system_error(error)
+        return None  # its unit says why
+
+
+def is_timed_table(facts: TableFacts | None) -> bool:
+    """Whether a table is one of samples with a rate, so that it is read without a map."""
+    return facts is not None and looks_like_samples(facts) and bool(facts.found_rate)
+
+
+def is_sample_table(source: Source, rel: str, rule: FileRule, *, has_map: bool) -> bool:
+    """Whether a table is a recording.
+
+    Without a map it must look like one and have a rate; with one its group says so, but a text
+    file (.txt) that no pattern names must look like one.
+    """
+    if not has_map:
+        return is_timed_table(sniff_file(source, rel))
+    is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
+    if is_named or not find_suffix(rel).startswith(".txt"):
+        return True
+    return is_text_of_samples(source, rel)
+
+
+def is_text_of_samples(source: Source, rel: str) -> bool:
+    """Whether a file is a table that looks like samples."""
+    facts = sniff_file(source, rel)
+    return facts is not None and looks_like_samples(facts)
+
+
+def describe_tables(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
+) -> Iterator[Finding]:
+    """How the tables are read: a line a group of files, a warning where a unit was assumed."""
+    rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
+    groups: dict[TableFacts, list[TableRemark]] = {}
+    for rel, rule in rules[:DESCRIBED]:
+        facts = None if rule.series else sniff_file(source, rel, rule)
+        if facts is not None:
+            key = table_facts.strip_values(facts)
+            groups.setdefault(key, []).append(_describe_table(rel, rule, facts))
+    for remarks in groups.values():
+        yield from _report_group(remarks[0], len(remarks))
+
+
+def _describe_table(rel: str, rule: FileRule, facts: TableFacts) -> TableRemark:
+    is_stated = rule.rate is not None and table_facts.is_plain(facts)
+    line = "" if is_stated else f"read as: {table_facts.describe_facts(facts)}"
+    doubt = "" if rule.clock or rule.rate else table_facts.describe_doubt(facts)
+    return TableRemark(rel, line, doubt)
+
+
+def _report_group(remark: TableRemark, count: int) -> Iterator[Finding]:
+    """The line and the warning of the tables of one group."""
+    files = f" ({count} files)" if count > 1 else ""
+    if remark.line:
+        line = remark.line + files
+        yield Finding(Reason.FORMAT, line, level="info", file=remark.rel, count=count)
+    if remark.doubt:
+        action = "Where that is wrong, state `clock` in [[files]] of --map"
+        problem, file = remark.doubt + files, remark.rel
+        yield input_warning(Reason.SAMPLING_RATE, problem, "", action, file=file, count=count)
