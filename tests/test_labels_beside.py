@@ -124,7 +124,9 @@ FORMS = {
         for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
     ),
     "luna with classes above": "# N1 | a stage\n# N2 | another\n"
-    + "".join(f"{w} . . {30 * i} {30 * i + 30} .\n" for i, w in enumerate("W N1 N2 N2 R".split())),
+    + "".join(
+        f"{w} . . {30 * i} {30 * i + 30} .\n" for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
+    ),
     "line ends of old computers": "\r".join(DIGITS),
     "luna without names": "".join(
         f"{w}\t.\t.\t{30 * i}\t{30 * i + 30}\t.\n"
