@@ -123,6 +123,11 @@ FORMS = {
         f"{w}\t.\t.\t0+00:0{i // 2}:{30 * (i % 2):02d}\te:{i + 1}\tnote=Doe\n"
         for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
     ),
+    "luna with classes above": "# N1 | a stage\n# N2 | another\n"
+    + "".join(
+        f"{w} . . {30 * i} {30 * i + 30} .\n" for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
+    ),
+    "line ends of old computers": "\r".join(DIGITS),
     "luna without names": "".join(
         f"{w}\t.\t.\t{30 * i}\t{30 * i + 30}\t.\n"
         for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
@@ -194,6 +199,19 @@ def test_an_annotation_file_of_wfdb_beside_an_edf(tmp_path: Path) -> None:
         (sample / 100, 0.0, symbol)
         for sample, symbol in zip(oracle.sample, oracle.symbol, strict=True)
     ]
+
+
+def test_remarks_in_a_table_beside_are_no_labels(tmp_path: Path) -> None:
+    """Codes are kept however seldom they are, sentences are counted."""
+    write_night(tmp_path / "raw" / "s1.edf")
+    rows = "0,30,Sleep stage W\n10,3,Arousal\n20,0,Mrs Doe coughs\n"
+    write(tmp_path / "raw" / "s1.csv", "onset,duration,description\n" + rows)
+    said = messages(attempt("generic", tmp_path / "raw", tmp_path / "cache"))
+    found = labels(recordings(tmp_path / "cache")["s1"])
+    assert found == [(0.0, 30.0, "W"), (10.0, 3.0, "Arousal")]
+    assert ("no known label: 1" in said, "Doe" in said) == (True, False)
+    attempt("generic", tmp_path / "raw", tmp_path / "kept", keep_phi=True)
+    assert len(labels(recordings(tmp_path / "kept")["s1"])) == 3
 
 
 # --- which recording

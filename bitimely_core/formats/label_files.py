@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -48,6 +49,7 @@ STAGE_NAMES = {  # columns of texts in which digits are stages
     "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
     "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio",
 }  # fmt: skip
+PROSE_NAMES = {"description", "annotation", "annotations", "text", "comment", "note", "notes"}
 SCALES = {"ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0}
 NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 CODE = re.compile(r"-?\d{1,2}(?:\.0+)?")
@@ -81,6 +83,7 @@ class LabelText(NamedTuple):
     dropped: int = 0  # rows that state no time or no text
     codes: frozenset[str] = frozenset()  # digits that stand for stages
     is_listed: bool = False  # letters and digits alone are stages
+    is_prose: bool = False  # texts can be sentences
 
 
 class Columns(NamedTuple):
@@ -93,6 +96,7 @@ class Columns(NamedTuple):
     text: tuple[int, ...]  # the first with a text counts
     scale: float = 1.0  # of onset and duration: seconds each
     is_stage: bool = False
+    is_prose: bool = False  # texts can be sentences
 
 
 def read_label_text(path: Path) -> LabelText | None:
@@ -108,8 +112,7 @@ def read_label_text(path: Path) -> LabelText | None:
 
 def parse_label_text(text: str) -> LabelText | None:
     """The labels in a text, None for another content."""
-    lines = [line.rstrip("\r") for line in text.split("\n")]
-    lines = [line for line in lines if line.strip()]
+    lines = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()]
     return _parse_stage_lines(lines) or _parse_table(lines)
 
 
@@ -154,20 +157,22 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
         cells = [_split(line, splitter) for line in lines]
         for number, row in enumerate(cells[:HEAD]):
             columns = _find_columns(row, is_text=splitter is None)
-            if columns:
-                return _parse_rows(cells[number + 1 :], columns)
+            table = _parse_rows(cells[number + 1 :], columns) if columns else None
+            if table:
+                return table
         body = [row for row in cells if not row[0].startswith(("#", "%"))]
         columns = _guess_columns(body)
-        if columns:
-            return _parse_rows(body, columns)
+        table = _parse_rows(body, columns) if columns else None
+        if table:
+            return table
     return None
 
 
 def _split(line: str, splitter: str | None) -> list[str]:
+    cells = line.split(splitter)
     if splitter and '"' in line:
-        cells = next(csv.reader([line], delimiter=splitter), [])
-    else:
-        cells = line.split(splitter)
+        with suppress(csv.Error):  # a cell that is too long
+            cells = next(csv.reader([line], delimiter=splitter), cells)
     return [cell.strip().strip('"').strip() for cell in cells]
 
 
@@ -196,7 +201,8 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
     if not texts or (onset < 0 and not is_stage):
         return None
     scale = _read_scale(names[onset]) if onset >= 0 else 1.0
-    return Columns(onset, duration, stop, epoch, texts, scale, is_stage)
+    is_prose = folded[texts[0]] in PROSE_NAMES
+    return Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
 
 
 def _find_places(folded: Sequence[str], role: str) -> tuple[int, ...]:
@@ -263,7 +269,8 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
     form, clock, rows = _place_rows(rows, columns, is_clock)
     is_listed = columns.is_stage and _are_stages([row.text for row in rows])
     codes = _list_codes(rows) if is_listed else frozenset()
-    return LabelText(form, clock, rows, len(parsed) - len(rows), codes, is_listed)
+    dropped = len(parsed) - len(rows)
+    return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
 
 
 def _parse_row(

@@ -86,7 +86,8 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     if info.keep_phi or (words is None and not source.is_free):
         # what the folder's label files say of a 4 is said once for all
         named = [note for note in doubtful if source.is_listed and note.label != "4"]
-        return LabelledNotes(reading.stages, reading.marks, reading.others, ambiguous=named)
+        others, prose = _part_prose(reading.others, source, info)
+        return LabelledNotes(reading.stages, reading.marks, others, prose, named)
     return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
 
 
@@ -96,6 +97,17 @@ def _part(
     """The notes whose folded texts are among `folded`, and the others."""
     is_named = [fold_text(note.label) in folded for note in notes]
     return list(compress(notes, is_named)), list(compress(notes, map(not_, is_named)))
+
+
+def _part_prose(
+    notes: Sequence[Annotation], source: LabelSource, info: RecordingInfo
+) -> tuple[Sequence[Annotation], Sequence[Annotation]]:
+    """The notes to keep, and the sentences among those of a column of remarks."""
+    if not source.is_prose or info.keep_phi:
+        return notes, ()
+    counts = Counter(note.label for note in notes)
+    is_code = [_may_show(note.label, counts[note.label]) for note in notes]
+    return list(compress(notes, is_code)), list(compress(notes, map(not_, is_code)))
 
 
 def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annotation]:

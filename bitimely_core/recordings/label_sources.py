@@ -34,6 +34,7 @@ class LabelSource(NamedTuple):
     name: str  # the file
     notes: list[Annotation]
     is_free: bool = False  # texts can hold names: only known ones are kept
+    is_prose: bool = False  # texts can be sentences: codes of a vocabulary are kept
     is_listed: bool = False  # letters and digits alone are stages
     words: Mapping[str, str] = {}  # further texts -> stage
     findings: tuple[Finding, ...] = ()
@@ -112,7 +113,12 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         findings.append(report_dropped(table.dropped))
     words = {"4": file.four} if file.four else {}
     return LabelSource(
-        file.rel, notes, is_listed=table.is_listed, words=words, findings=tuple(findings)
+        file.rel,
+        notes,
+        is_prose=table.is_prose,
+        is_listed=table.is_listed,
+        words=words,
+        findings=tuple(findings),
     )
 
 
