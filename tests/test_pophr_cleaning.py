@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from bitimely_core.claims import clean, codes, dates, labels, splits
-from bitimely_core.claims.codes import Codebook
+from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.pass2_write import resolve_duplicates

@@ -25,7 +25,8 @@ from bitimely_core.claims import (
     steps,
 )
 from bitimely_core.claims.choices import SequenceChoices, check_range, check_value, parse_landmark
-from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
+from bitimely_core.claims.codebook import Codebook
+from bitimely_core.claims.codes import FAMILIES, STEPS
 from bitimely_core.claims.label_rules import (
     LabelRule,
     RuleTable,

@@ -15,6 +15,7 @@ from bitimely_core import privacy
 from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RULE_REASONS
+from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
@@ -36,6 +37,8 @@ REQUIREMENTS = {  # what was expected of rows that are left out
     Reason.AMBIGUOUS_CODE: "expected a code with its leading zeros",
     Reason.WRONG_VOCABULARY: "expected a code of the row's own vocabulary",
     Reason.BAD_CODE: "expected an ICD code",
+    Reason.NOT_DIAGNOSED: "ruled out, suspected or past, by the letter beside the code: dropped",
+    Reason.REVERSED: "reversed or replaced by another claim: dropped with it",
     Reason.IDENTIFIER: "expected a subject",
     Reason.UNMAPPED_CODE: "no PheCode: used only by the label rules",
     Reason.DUPLICATES: "exact copies, used once",
@@ -57,10 +60,14 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
         if account is None:
             digest = run.hashes.get(table.file, content)
         else:
+            kind = "codes" if account.added else table.kind
             for reason, n in sorted(account.reasons.items()):
+                shapes = account.shapes.get(reason)
                 finding = Finding(
                     reason,
-                    f"{n} {table.kind}",
+                    f"{n} {kind} (they look like {list_shapes(shapes)})"
+                    if shapes
+                    else f"{n} {kind}",
                     REQUIREMENTS.get(reason, ""),
                     level="warning" if reason in RULE_REASONS else "error",
                     file=table.file,
@@ -70,9 +77,19 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
                 findings[table.file].append(finding)
             dropped, quarantined = account.split()
             dropped = dict(Counter(table.dropped) + Counter(dropped))
-            table = replace(table, dropped=dropped, quarantined=quarantined)
+            seen = table.seen + account.added
+            table = replace(table, kind=kind, seen=seen, dropped=dropped, quarantined=quarantined)
+            findings[table.file] += _report_cells(table.file, account.added)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
+
+
+def _report_cells(file: str, added: int) -> list[Finding]:
+    """A warning of cells with several codes, if there are any."""
+    problem = f"{added} codes stand behind others in one cell"
+    rule = "each is a diagnosis of its row"
+    warning = input_warning(Reason.CODE_FORM, problem, rule, file=file, count=added)
+    return [warning] if added else []
 
 
 def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:
