@@ -1,6 +1,6 @@
 """Finds how the codes of a source are written, by what the map knows under each reading.
 
-The evidence is the first block of each table: so a source is read alike in one pass, in parts and
+The evidence is the first rows of each table: so a source is read alike in one pass, in parts and
 on a cluster. What is assumed is said, with the option that settles it.
 """
 
@@ -19,6 +19,7 @@ from bitimely_core.claims.sources.survey import EventReader
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 
 FULL_MAP = 5000  # codes: a map with so many knows most diagnoses, a shorter one few on purpose
+SAMPLE_ROWS = 100_000
 LEAST_ROWS = 11  # rows without which a share says nothing
 KNOWN_SHARE = 0.8  # of a few codes in another form, for them to be codes
 UNKNOWN_LONG = 1 / 3  # share of long codes that the map lacks, above which some are procedures
@@ -30,25 +31,27 @@ NAMES = {"icd9": "ICD-9", "icd10": "ICD-10"}
 
 @dataclass
 class CodeSample:
-    """The cells of the first blocks of the tables, as written, by vocabulary."""
+    """The cells of the first rows of the tables, as written, by vocabulary."""
 
     cells: dict[str, Counter[str]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # the first with the vocabulary
 
 
 def sample_codes(events: EventReader, vocab: str) -> CodeSample:
-    """The cells of codes of the first block of each table. `vocab`: of rows without one."""
+    """The cells of codes of the first `SAMPLE_ROWS` rows of each table, or a few more. `vocab`: of rows without one."""
     sample = CodeSample()
     for table in events.tables:
-        frame = next(EventReader([table])(), None)
-        if frame is None:
-            continue
-        counts = frame.select("vocab", "code").drop_nulls("code").group_by("vocab", "code").len()
-        for name, code, n in counts.iter_rows():
-            name = name or vocab
-            if name in FAMILIES:
-                sample.cells.setdefault(name, Counter())[code] += n
-                sample.files.setdefault(name, table.file)
+        rows = 0
+        for frame in EventReader([table])():
+            cells = frame.select("vocab", "code").drop_nulls("code")
+            for written, code, n in cells.group_by("vocab", "code").len().iter_rows():
+                name = written or vocab
+                if name in FAMILIES:
+                    sample.cells.setdefault(name, Counter())[code] += n
+                    sample.files.setdefault(name, table.file)
+            rows += frame.height
+            if rows >= SAMPLE_ROWS:
+                break
     return sample
 
 
