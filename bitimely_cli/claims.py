@@ -102,7 +102,8 @@ class ClaimsReadOptions(OptionGroup):
     date_format: Annotated[
         Text,
         read_option(
-            "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y, or excel for serial numbers."
+            "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y; of numbers sas, stata, unix, r, "
+            "excel, excel-1904, year, yyyymm."
         ),
     ] = None
     icd10_from: Annotated[

@@ -265,7 +265,7 @@ def test_a_column_that_has_lost_its_zeros_is_refused(
 
 def judge_forms(claims: ClaimsSource) -> None:
     """What the command asks of the codes of a source, with a map that knows none."""
-    sample = code_forms.sample_codes(claims.events, claims.survey.vocab)
+    sample = code_forms.sample_columns(claims.events, claims.survey.vocab)
     code_forms.judge_forms(sample, {}, pads=False, max_bad=0.5)
 
 

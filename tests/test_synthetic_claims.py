@@ -411,8 +411,7 @@ def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
         rows, counted = clean.clean_rows(
             frame,
             book,
-            vocab=claims.survey.vocab,
-            source=claims.source,
+            form=clean.RowForm(claims.survey.vocab, claims.source),
             life_dates=life_dates,
             copy_key=True,
         )

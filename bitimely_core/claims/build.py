@@ -218,7 +218,10 @@ def _clean_events(
     if events.is_empty():
         events = events.cast({"subject_id": registered.schema["subject_id"]})
     rows, account = clean.clean_rows(
-        events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day")
+        events,
+        book,
+        form=clean.RowForm(vocab),
+        life_dates=registered.select("subject_id", "birth_day"),
     )
     ids = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
     cohort = ids.join(registered, on="subject_id", how="left").sort("subject_id")

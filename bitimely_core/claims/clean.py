@@ -53,6 +53,7 @@ class RowAccount(BaseModel):
     """Rows by outcome. Accounts of several frames add up with `+=`."""
 
     rows: int = 0
+    unknown_days: Counter[int] = Field(default_factory=Counter)  # day that stands for one -> rows
     added: int = 0  # rows for the second and further codes of a cell
     faults: Counter[str] = Field(default_factory=Counter)  # by the names of `RowFault`
     reasons: Counter[Reason] = Field(default_factory=Counter)  # as the ingest report names them
@@ -66,6 +67,7 @@ class RowAccount(BaseModel):
     def __iadd__(self, other: RowAccount) -> RowAccount:
         self.rows += other.rows
         self.added += other.added
+        self.unknown_days.update(other.unknown_days)
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
         self.steps.update(other.steps)
@@ -113,15 +115,25 @@ class RowAccount(BaseModel):
         )
 
 
+class RowForm(NamedTuple):
+    """How rows are read."""
+
+    vocab: str = "icd9"  # of rows without one
+    source: str = "outpatient"  # of rows without one
+    minutes: bool = False  # add the column `minute` Int16: of the day, 0 for a date without time
+    unknown_days: frozenset[int] = frozenset()  # days that stand for an unknown date
+
+
+PLAIN_ROWS = RowForm()
+
+
 def clean_rows(
     frame: pl.DataFrame,
     book: Codebook,
     *,
-    vocab: str = "icd9",
-    source: str = "outpatient",
+    form: RowForm = PLAIN_ROWS,
     life_dates: pl.DataFrame | None = None,
     copy_key: bool = False,
-    minutes: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows of one frame as integers, in its order, and the account of all.
 
@@ -134,16 +146,14 @@ def clean_rows(
         frame: subject_id, date, code, optional vocab, source, claim, position, value, row (its
             number in the file).
         book: reads the codes; grows.
-        vocab: of rows without one.
-        source: of rows without one.
+        form: how the rows are read.
         life_dates: subject_id, birth_day, optional death_day, index_day; Int32, nullable.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
-        minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
     _require_texts(frame)
     texts = {
         name: _number_column(frame, name, default)
-        for name, default in (("code", None), ("vocab", vocab), ("source", source))
+        for name, default in (("code", None), ("vocab", form.vocab), ("source", form.source))
     }
     if isinstance(frame.schema["date"], pl.String | pl.Categorical):
         texts["date"] = _number_column(frame, "date", None)
@@ -156,11 +166,14 @@ def clean_rows(
         frame = frame[row]
         texts = {name: text._replace(number=text.number[row]) for name, text in texts.items()}
     positions = np.array([reading.position for reading in readings], np.int32)
+    if "date" in texts:
+        day = texts["date"].map(dates.parse_day, pl.Int32)
+    else:
+        day = dates.parse_days(frame["date"])
+    day, unknown = _blank_unknown_days(day, form.unknown_days)
     table = frame.select(
         "subject_id",
-        texts["date"].map(dates.parse_day, pl.Int32).alias("day")
-        if "date" in texts
-        else dates.parse_days(frame["date"]).alias("day"),
+        day.alias("day"),
         pl.Series("code", positions[reading_index]),
         texts["source"]
         .map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
@@ -168,7 +181,7 @@ def clean_rows(
         "row",
         *(["value"] if "value" in frame.columns else []),
     )
-    if minutes:
+    if form.minutes:
         minute = dates.read_minutes(pl.col("date").cast(pl.String))
         table = table.hstack(frame.select(minute=minute))
     columns = table.columns
@@ -187,10 +200,22 @@ def clean_rows(
     account = _count_lost(faults, lost)
     account.rows = frame.height
     account.added = frame.height - cell_rows
+    account.unknown_days.update(unknown)
     valid = (table.filter(number < 0) if lost.height else table).select(columns)
     for position, n in valid["code"].value_counts().iter_rows():
         account.steps[book.codes[position].step] += n
     return valid, account
+
+
+def _blank_unknown_days(
+    days: pl.Series, unknown: frozenset[int]
+) -> tuple[pl.Series, dict[int, int]]:
+    """Days without those that stand for an unknown date, and the rows of each of these."""
+    is_unknown = days.is_in(sorted(unknown)).fill_null(value=False)
+    if not is_unknown.any():
+        return days, {}
+    counts = days.filter(is_unknown).alias("day").value_counts(name="rows")
+    return days.set(is_unknown, None), dict(counts.iter_rows())
 
 
 def _require_texts(frame: pl.DataFrame) -> None:

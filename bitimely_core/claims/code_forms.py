@@ -16,6 +16,7 @@ from bitimely_core.claims import code_cells, codes
 from bitimely_core.claims.code_cells import EXACT, CodeForm
 from bitimely_core.claims.codes import FAMILIES, PhecodeTable, list_shapes, shape_text
 from bitimely_core.claims.sources.survey import EventReader
+from bitimely_core.claims.unknown_dates import count_days
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 
 FULL_MAP = 5000  # codes: a map with so many knows most diagnoses, a shorter one few on purpose
@@ -30,16 +31,17 @@ NAMES = {"icd9": "ICD-9", "icd10": "ICD-10"}
 
 
 @dataclass
-class CodeSample:
-    """The cells of the first rows of the tables, as written, by vocabulary."""
+class ColumnSample:
+    """Codes and dates of the first rows of the tables."""
 
-    cells: dict[str, Counter[str]] = field(default_factory=dict)
+    cells: dict[str, Counter[str]] = field(default_factory=dict)  # vocabulary -> code as written
     files: dict[str, str] = field(default_factory=dict)  # the first with the vocabulary
+    days: Counter[int] = field(default_factory=Counter)  # rows by day
 
 
-def sample_codes(events: EventReader, vocab: str) -> CodeSample:
-    """The cells of codes of the first `SAMPLE_ROWS` rows of each table, or a few more. `vocab`: of rows without one."""
-    sample = CodeSample()
+def sample_columns(events: EventReader, vocab: str) -> ColumnSample:
+    """The first `SAMPLE_ROWS` rows of each table, or a few more. `vocab`: of rows without one."""
+    sample = ColumnSample()
     for table in events.tables:
         rows = 0
         for frame in EventReader([table])():
@@ -49,6 +51,7 @@ def sample_codes(events: EventReader, vocab: str) -> CodeSample:
                 if name in FAMILIES:
                     sample.cells.setdefault(name, Counter())[code] += n
                     sample.files.setdefault(name, table.file)
+            sample.days.update(count_days(frame["date"]))
             rows += frame.height
             if rows >= SAMPLE_ROWS:
                 break
@@ -102,7 +105,7 @@ class JudgedForms(NamedTuple):
 
 
 def judge_forms(
-    sample: CodeSample, tables: Mapping[str, PhecodeTable], *, pads: bool, max_bad: float
+    sample: ColumnSample, tables: Mapping[str, PhecodeTable], *, pads: bool, max_bad: float
 ) -> JudgedForms:
     """How the codes of each vocabulary are written.
 

@@ -43,6 +43,7 @@ from bitimely_core.claims import (
     spill,
     splits,
     subjects,
+    unknown_dates,
 )
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
@@ -313,11 +314,9 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     if options.split_file:
         placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
     codemap = _read_map(run.source, claims, options)
+    sample = code_forms.sample_columns(claims.events, claims.survey.vocab)
     forms = code_forms.judge_forms(
-        code_forms.sample_codes(claims.events, claims.survey.vocab),
-        codemap.tables,
-        pads=options.pad_undotted,
-        max_bad=run.run_options["max_bad"],
+        sample, codemap.tables, pads=options.pad_undotted, max_bad=run.run_options["max_bad"]
     )
     claims.survey.findings += forms.findings
     table = label_rules.load_rules(options.rules or "ccdss")
@@ -332,6 +331,7 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
         rules=label_rules.parse_rules(table),
         flags=tuple(name for name in label_columns if name not in {"subject_id", "index_date"}),
         book=Codebook(codemap.tables, strict=True, forms=forms.forms),
+        unknown_days=unknown_dates.find_unknown_days(sample.days),
         key=load_key(options.id_key, run.out),
         shards=count_shards(sum(run.sizes.values())),
         home=run.out / PARTS,

@@ -14,10 +14,12 @@ from typing import TypeVar
 from bitimely_core import privacy
 from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.clean import RULE_REASONS
+from bitimely_core.claims.clean import RULE_REASONS, RowAccount
 from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.sources.columns import warn_of_rows
+from bitimely_core.claims.unknown_dates import describe_days
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.schemas.ingest import (
     CachedUnit,
@@ -79,17 +81,30 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
             dropped = dict(Counter(table.dropped) + Counter(dropped))
             seen = table.seen + account.added
             table = replace(table, kind=kind, seen=seen, dropped=dropped, quarantined=quarantined)
-            findings[table.file] += _report_cells(table.file, account.added)
+            findings[table.file] += _report_cells(table.file, account)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
 
 
-def _report_cells(file: str, added: int) -> list[Finding]:
-    """A warning of cells with several codes, if there are any."""
-    problem = f"{added} codes stand behind others in one cell"
-    rule = "each is a diagnosis of its row"
-    warning = input_warning(Reason.CODE_FORM, problem, rule, file=file, count=added)
-    return [warning] if added else []
+def _report_cells(file: str, account: RowAccount) -> list[Finding]:
+    """Warnings of cells with several codes and of days that stand for an unknown date."""
+    unknown = account.unknown_days
+    return [
+        *warn_of_rows(
+            account.added,
+            Reason.CODE_FORM,
+            "codes stand behind others in one cell",
+            "each is a diagnosis of its row",
+            file=file,
+        ),
+        *warn_of_rows(
+            unknown.total(),
+            Reason.DATE,
+            f"rows are of {describe_days(unknown)}",
+            "which stands for an unknown date: they are left out",
+            file=file,
+        ),
+    ]
 
 
 def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:

@@ -46,6 +46,7 @@ class ClaimsJob:
     rules: tuple[LabelRule, ...]
     flags: tuple[str, ...]  # label columns of the source
     book: Codebook
+    unknown_days: frozenset[int]  # of rows of claims: they stand for an unknown date
     key: bytes
     shards: int
     home: Path  # of unfinished work

@@ -47,6 +47,7 @@ from bitimely_core.claims.sources.subject_tables import (
     parse_labels,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
+from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
@@ -328,7 +329,7 @@ def _read_index_dates(labels: pl.DataFrame, form: str, accounts: TableAccounts) 
 
     A row whose index date cannot be read is excluded: claims after such a date could not be.
     """
-    labels = labels.with_columns(reformat_dates(labels[INDEX_DATE], form))
+    labels = labels.with_columns(blank_dates(reformat_dates(labels[INDEX_DATE], form), DEFAULTS))
     written = labels[INDEX_DATE]
     is_unread = written.is_not_null() & dates.parse_days(written).is_null()
     unread, labels = labels.filter(is_unread)["row"], labels.filter(~is_unread)
