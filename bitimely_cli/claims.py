@@ -77,6 +77,7 @@ class ClaimsReadOptions(OptionGroup):
         Texts,
         read_option(
             "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. "
+            "status=.. amount=.. (of reversals, none: not used). "
             "May be repeated.",
             "KEY=NAME",
         ),

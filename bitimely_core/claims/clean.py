@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from bitimely_core.claims import dates
+from bitimely_core.claims import dates, reversals
 from bitimely_core.claims.codebook import Codebook, CodeReading
 from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, RowFault, shape_text
 from bitimely_core.claims.distinct import number_texts
@@ -179,7 +179,7 @@ def clean_rows(
         .map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
         .alias("source"),
         "row",
-        *(["value"] if "value" in frame.columns else []),
+        *(name for name in ("value", *reversals.KINDS) if name in frame.columns),
     )
     if form.minutes:
         minute = dates.read_minutes(pl.col("date").cast(pl.String))

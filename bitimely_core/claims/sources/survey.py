@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims import codes
+from bitimely_core.claims import codes, reversals
 from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.columns import (
@@ -91,6 +91,7 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
+    kinds |= reversals.KINDS if "reversal" in frame.columns else {}
     absent = kinds.keys() - frame.columns
     nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
     return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
