@@ -384,6 +384,15 @@ def test_a_column_of_something_else_is_refused(
     assert not any(cell in caught.value.finding.line() for cell in cells)
 
 
+def test_codes_of_the_other_vocabulary_are_named_with_what_to_give(ingest: Ingest) -> None:
+    lines = [f"p{i},2005-01-{day:02d},E11.9" for i in range(12) for day in range(1, 7)]
+    refused = ingest(lines)
+    assert refused.code == 4
+    assert "72 of 72 rows hold codes of ICD-10" in refused.screen
+    assert "--col vocab=icd10" in refused.screen
+    assert ingest(lines, "--col", "vocab=icd10").count_codes() == {"ICD10//E11.9": 72}
+
+
 def test_the_map_survives_its_own_reading(tables: Tables) -> None:
     """Every code of the maps is read as itself, in a column of such codes."""
     for vocab, table in tables.items():

@@ -260,7 +260,7 @@ def test_a_column_that_has_lost_its_zeros_is_refused(
         judge_forms(claims)
     error = caught.value
     assert (error.code, error.exit_code) == ("ambiguous_code", 4)
-    assert "38.9" in error.finding.line()
+    assert "'99.9'" in error.finding.line()
 
 
 def judge_forms(claims: ClaimsSource) -> None:

@@ -348,9 +348,11 @@ def _count_lost(faults: Sequence[RowFault], lost: pl.DataFrame) -> RowAccount:
         texts = [f"row {row}" for row in first["row"]]
         if reason not in ROW_REASONS:
             texts = list(map(safe_text, first["code"]))
-            shapes = account.shapes.setdefault(reason, Counter())
+            shapes = Counter[str]()
             for text, n in rows["code"].cast(pl.String).value_counts().iter_rows():
                 shapes[shape_text(text or "")] += n
+            if reason != Reason.EMPTY_CODE:
+                account.shapes.setdefault(reason, Counter()).update(shapes)
         account.add_examples(reason, texts)
     return account
 

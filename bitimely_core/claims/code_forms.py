@@ -40,11 +40,12 @@ class ColumnSample:
 
 
 def sample_columns(events: EventReader, vocab: str) -> ColumnSample:
-    """The first `SAMPLE_ROWS` rows of each table, or a few more. `vocab`: of rows without one."""
+    """The first rows of each table, about `SAMPLE_ROWS`. `vocab`: of rows without one."""
     sample = ColumnSample()
     for table in events.tables:
         rows = 0
-        for frame in EventReader([table])():
+        for block in EventReader([table])():
+            frame = block.head(SAMPLE_ROWS)
             cells = frame.select("vocab", "code").drop_nulls("code")
             for written, code, n in cells.group_by("vocab", "code").len().iter_rows():
                 name = written or vocab
@@ -160,14 +161,12 @@ def _refuse_lost_zeros(column: _Column) -> None:
         return
     if column.is_map_full and 2 * short.count(column.has) < short.rows:
         return
-    examples = ", ".join(sorted(short.cells)[:5])
     raise input_error(
         Reason.AMBIGUOUS_CODE,
-        f"codes have lost their leading zeros ({examples}), no code begins with 0",
+        f"codes have lost their leading zeros (they look like {short.shapes}), none begins with 0",
         "expected three digits before the point",
         "Write the table again from its origin, with the codes as text; if only zeros before the "
         "first digit are missing, --pad-undotted puts them back",
-        found=min(short.cells),
     )
 
 
@@ -217,7 +216,17 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
     unknown = column.select(lambda text: not _is_known(text, form, column.table))
     if column.rows < LEAST_ROWS or unknown.rows <= max_bad * column.rows:
         return
-    name = NAMES[form.family]
+    name, other = NAMES[form.family], codes.get_other_family(form.vocab)
+    others = unknown.count(lambda text: codes.normalise_code(text, other)[0])
+    if 2 * others > unknown.rows:
+        raise input_error(
+            Reason.WRONG_VOCABULARY,
+            f"{others} of {column.rows} rows hold codes of {NAMES[other]} (they look like "
+            f"{unknown.shapes})",
+            f"expected codes of {name}",
+            f"Give --col vocab={other}, or --col vocab=NAME of the column that states the "
+            "vocabulary, or --icd10-from DATE",
+        )
     raise input_error(
         Reason.BAD_CODE,
         f"{unknown.rows} of {column.rows} rows hold no code of {name} that the map knows (they "
