@@ -77,6 +77,7 @@ class ClaimsReadOptions(OptionGroup):
         Texts,
         read_option(
             "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. "
+            "status=.. amount=.. (of reversals, none: not used). "
             "May be repeated.",
             "KEY=NAME",
         ),
@@ -102,7 +103,8 @@ class ClaimsReadOptions(OptionGroup):
     date_format: Annotated[
         Text,
         read_option(
-            "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y, or excel for serial numbers."
+            "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y; of numbers sas, stata, unix, r, "
+            "excel, excel-1904, year, yyyymm."
         ),
     ] = None
     icd10_from: Annotated[

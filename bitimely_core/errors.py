@@ -113,6 +113,9 @@ class Reason(StrEnum):
     EMPTY_CODE = "empty_code"
     UNMAPPED_CODE = "unmapped_code"
     BAD_CODE = "bad_code"
+    CODE_FORM = "code_form"
+    NOT_DIAGNOSED = "not_diagnosed"
+    REVERSED = "reversed"
     MIN_CODES = "min_codes"
     MAP_DAMAGED = "map_damaged"
     # splits

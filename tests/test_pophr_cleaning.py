@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from bitimely_core.claims import clean, codes, dates, labels, splits
-from bitimely_core.claims.codes import Codebook
+from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.pass2_write import resolve_duplicates
@@ -156,7 +156,7 @@ def test_vocabularies_and_sources_of_rows() -> None:
     ]
     book = Codebook(TABLES)
     kept, _ = clean.clean_rows(
-        frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician"
+        frame(rows, "subject_id date code vocab source"), book, form=clean.RowForm("icd9cm", "physician")
     )
     assert [SOURCES[i] for i in kept["source"]] == ["inpatient", "physician", "other"]
     assert [book.codes[i].text for i in kept["code"]] == [

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import SAMPLES, needs_sample
 
-from bitimely_core.claims import codes, dates
+from bitimely_core.claims import codebook, codes, dates
 from bitimely_core.errors import Reason
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
@@ -219,12 +219,12 @@ def test_icd9_external_causes() -> None:
 
 
 def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
-    book = codes.Codebook({"icd9": {"250.00": ("250.2",)}}, strict=True)
+    book = codebook.Codebook({"icd9": {"250.00": ("250.2",)}}, strict=True)
     places = [book.read("icd9", raw).position for raw in ("25000", "250.00", " 250.00")]
     assert places == [0, 0, 0]
     assert book.codes == [codes.IcdCode("icd9", "250.00", ("250.2",), "exact")]
     assert book.codes[0].text == "ICD9//250.00"
-    assert book.read("icd9", "E119") == codes.CodeReading(
+    assert book.read("icd9", "E119") == codebook.CodeReading(
         -1, codes.RowFault("unmapped", Reason.WRONG_VOCABULARY)
     )
     assert len(book.codes) == 1

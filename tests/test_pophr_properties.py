@@ -12,7 +12,7 @@ import pytest
 from engines import SPARK_ENGINE
 from naive_builder import RULES, assert_same_result, build_naively, random_params, random_tables
 
-from bitimely_core.claims import clean, codes, label_rules, phecode_maps, prevalence, splits, steps
+from bitimely_core.claims import clean, codebook, codes, label_rules, phecode_maps, prevalence, splits, steps
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.claims.choices import SequenceChoices, parse_landmark
 
@@ -172,7 +172,7 @@ def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
     """All subjects as one shard, by the functions that the commands call."""
     own = label_rules.parse_rules(RULES)
     tables = phecode_maps.group_phecodes(phemap.iter_rows())
-    book = codes.Codebook(tables)
+    book = codebook.Codebook(tables)
     rows, _ = clean.clean_rows(events, book)
     cohort = rows.select("subject_id").unique().sort("subject_id")
     placed = [

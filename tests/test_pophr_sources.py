@@ -29,8 +29,8 @@ from claims_folders import (
 from samples import BAD_INPUTS, needs_sample
 
 from bitimely_core import workflows
-from bitimely_core.claims import dates
-from bitimely_core.claims.sources import SOURCES
+from bitimely_core.claims import code_forms, dates
+from bitimely_core.claims.sources import SOURCES, ClaimsSource
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
 from bitimely_core.formats.text import use_encoding
@@ -241,7 +241,7 @@ def test_codes_of_both_vocabularies_are_not_guessed(
     ("written", "refused"),
     [
         (["38.9", "428.0", "V58.67"], True),
-        (["38.9", "038.9"], False),  # both forms side by side are repaired
+        (["38.9", "038.9"], False),  # beside kept zeros it is a procedure
         (["8.5", "0085"], False),
         (["428.0", "V01.1"], False),
         (["2.5E+02", "428.0"], False),  # bad rows, no lost zeros
@@ -252,21 +252,31 @@ def test_a_column_that_has_lost_its_zeros_is_refused(
     tmp_path: Path, written: list[str], refused: bool
 ) -> None:
     write_files(tmp_path, claims__csv=HEAD + "".join(f"a,2001-01-01,{code}\n" for code in written))
+    claims, _ = read_folder(tmp_path)
     if not refused:
-        read_folder(tmp_path)
+        judge_forms(claims)
         return
-    error = catch_refusal(tmp_path)
+    with pytest.raises(UserError) as caught:
+        judge_forms(claims)
+    error = caught.value
     assert (error.code, error.exit_code) == ("ambiguous_code", 4)
-    assert "38.9" in error.finding.line()
+    assert "'99.9'" in error.finding.line()
+
+
+def judge_forms(claims: ClaimsSource) -> None:
+    """What the command asks of the codes of a source, with a map that knows none."""
+    sample = code_forms.sample_columns(claims.events, claims.survey.vocab)
+    code_forms.judge_forms(sample, {}, pads=False, max_bad=0.5)
 
 
 def test_lost_zeros_are_looked_for_in_icd_9_alone(tmp_path: Path) -> None:
-    read_folder(
+    claims, _ = read_folder(
         write_files(
             tmp_path,
             claims__csv="patient_id,date,icd,vocab\na,2001-01-01,38.9,icd10\na,2001-01-01,428.0,icd9\n",
         )
     )
+    judge_forms(claims)
 
 
 def test_types_that_have_lost_what_was_written(tmp_path: Path) -> None:
@@ -696,6 +706,7 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
         root = tmp_path / case["command"]["dir"]
         try:
             claims, events = read_folder(root)
+            judge_forms(claims)
         except UserError as error:
             refused[name] = (str(error.code), error.exit_code)
             continue

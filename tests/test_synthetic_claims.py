@@ -385,7 +385,7 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
 
 
 def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
-    from bitimely_core.claims import clean, codes, dates, phecode_maps, sources
+    from bitimely_core.claims import clean, codebook, codes, dates, phecode_maps, sources
     from bitimely_core.claims.job import CleaningFindings
     from bitimely_core.claims.pass2_write import resolve_duplicates
     from bitimely_core.formats.source import scan_folder
@@ -403,7 +403,7 @@ def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
         on="subject_id",
         how="left",
     )
-    book = codes.Codebook(
+    book = codebook.Codebook(
         phecode_maps.read_map([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True
     )
     frames, account = [], clean.RowAccount()
@@ -411,8 +411,7 @@ def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
         rows, counted = clean.clean_rows(
             frame,
             book,
-            vocab=claims.survey.vocab,
-            source=claims.source,
+            form=clean.RowForm(claims.survey.vocab, claims.source),
             life_dates=life_dates,
             copy_key=True,
         )

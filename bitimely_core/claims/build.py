@@ -25,7 +25,8 @@ from bitimely_core.claims import (
     steps,
 )
 from bitimely_core.claims.choices import SequenceChoices, check_range, check_value, parse_landmark
-from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
+from bitimely_core.claims.codebook import Codebook
+from bitimely_core.claims.codes import FAMILIES, STEPS
 from bitimely_core.claims.label_rules import (
     LabelRule,
     RuleTable,
@@ -217,7 +218,10 @@ def _clean_events(
     if events.is_empty():
         events = events.cast({"subject_id": registered.schema["subject_id"]})
     rows, account = clean.clean_rows(
-        events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day")
+        events,
+        book,
+        form=clean.RowForm(vocab),
+        life_dates=registered.select("subject_id", "birth_day"),
     )
     ids = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
     cohort = ids.join(registered, on="subject_id", how="left").sort("subject_id")

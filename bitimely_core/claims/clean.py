@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,16 +17,9 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from bitimely_core.claims import dates
-from bitimely_core.claims.codes import (
-    FAMILIES,
-    OTHER,
-    STEPS,
-    UNMAPPED,
-    Codebook,
-    CodeReading,
-    RowFault,
-)
+from bitimely_core.claims import dates, reversals
+from bitimely_core.claims.codebook import Codebook, CodeReading
+from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, RowFault, shape_text
 from bitimely_core.claims.distinct import number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
@@ -41,6 +35,7 @@ NO_SUBJECT = RowFault("identifier", Reason.IDENTIFIER)
 BAD_DATE = RowFault("bad_date", Reason.DATE)
 BEFORE_BIRTH = RowFault("before_birth", Reason.DATE_OUTSIDE_LIFE)
 AFTER_DEATH = RowFault("after_death", Reason.DATE_OUTSIDE_LIFE)
+RULE_FAULTS = ("not_diagnosed", "reversed")  # of rows that are dropped by a rule on their claim
 # reasons whose examples are numbers of rows; those of the others are codes
 ROW_REASONS = {Reason.IDENTIFIER, Reason.DATE, Reason.DATE_OUTSIDE_LIFE}
 # reasons that are documented rules; those of the others are faults of the data
@@ -49,6 +44,8 @@ RULE_REASONS = {
     Reason.DUPLICATES,
     Reason.UNMAPPED_CODE,
     Reason.LABEL_LEAKAGE,
+    Reason.NOT_DIAGNOSED,
+    Reason.REVERSED,
 }
 
 
@@ -56,20 +53,28 @@ class RowAccount(BaseModel):
     """Rows by outcome. Accounts of several frames add up with `+=`."""
 
     rows: int = 0
+    unknown_days: Counter[int] = Field(default_factory=Counter)  # day that stands for one -> rows
+    added: int = 0  # rows for the second and further codes of a cell
     faults: Counter[str] = Field(default_factory=Counter)  # by the names of `RowFault`
     reasons: Counter[Reason] = Field(default_factory=Counter)  # as the ingest report names them
     # of valid rows: exact, trailing_zero, parent, unmapped
     steps: Counter[str] = Field(default_factory=Counter)
     # the first 5: codes as written, or row numbers; never ids or dates
     examples: dict[Reason, list[str]] = {}
+    # of codes that are left out: shape of the text -> rows
+    shapes: dict[Reason, Counter[str]] = {}
 
     def __iadd__(self, other: RowAccount) -> RowAccount:
         self.rows += other.rows
+        self.added += other.added
+        self.unknown_days.update(other.unknown_days)
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
         self.steps.update(other.steps)
         for reason, examples in other.examples.items():
             self.add_examples(reason, examples)
+        for reason, shapes in other.shapes.items():
+            self.shapes.setdefault(reason, Counter()).update(shapes)
         return self
 
     def add_examples(self, reason: Reason, examples: Iterable[str]) -> None:
@@ -93,6 +98,10 @@ class RowAccount(BaseModel):
         mapped = {step: self.steps[step] for step in STEPS}
         if self.steps[OTHER]:
             mapped[OTHER] = self.steps[OTHER]
+        bad_code = {
+            kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")
+        }
+        bad_code |= {kind: self.faults[kind] for kind in RULE_FAULTS if self.faults[kind]}
         return ClaimsFunnel(
             rows=self.rows,
             identifier=self.faults.get("identifier"),
@@ -100,23 +109,31 @@ class RowAccount(BaseModel):
             before_birth=self.faults["before_birth"],
             after_death=self.faults.get("after_death"),
             future=self.faults.get("future"),
-            bad_code={
-                kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")
-            },
+            bad_code=bad_code,
             mapped=mapped,
             unmapped=self.faults[UNMAPPED] + self.steps[UNMAPPED],
         )
+
+
+class RowForm(NamedTuple):
+    """How rows are read."""
+
+    vocab: str = "icd9"  # of rows without one
+    source: str = "outpatient"  # of rows without one
+    minutes: bool = False  # add the column `minute` Int16: of the day, 0 for a date without time
+    unknown_days: frozenset[int] = frozenset()  # days that stand for an unknown date
+
+
+PLAIN_ROWS = RowForm()
 
 
 def clean_rows(
     frame: pl.DataFrame,
     book: Codebook,
     *,
-    vocab: str = "icd9",
-    source: str = "outpatient",
+    form: RowForm = PLAIN_ROWS,
     life_dates: pl.DataFrame | None = None,
     copy_key: bool = False,
-    minutes: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows of one frame as integers, in its order, and the account of all.
 
@@ -129,36 +146,42 @@ def clean_rows(
         frame: subject_id, date, code, optional vocab, source, claim, position, value, row (its
             number in the file).
         book: reads the codes; grows.
-        vocab: of rows without one.
-        source: of rows without one.
+        form: how the rows are read.
         life_dates: subject_id, birth_day, optional death_day, index_day; Int32, nullable.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
-        minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
     _require_texts(frame)
     texts = {
         name: _number_column(frame, name, default)
-        for name, default in (("code", None), ("vocab", vocab), ("source", source))
+        for name, default in (("code", None), ("vocab", form.vocab), ("source", form.source))
     }
     if isinstance(frame.schema["date"], pl.String | pl.Categorical):
         texts["date"] = _number_column(frame, "date", None)
-    readings, reading_index = _read_codes(texts["vocab"], texts["code"], book)
-    positions = np.array([reading.position for reading in readings], np.int32)
     if "row" not in frame.columns:
         frame = frame.with_columns(row=pl.int_range(1, pl.len() + 1, dtype=pl.Int64))
+    cells, cell_index = _read_codes(texts["vocab"], texts["code"], book)
+    cell_rows = frame.height
+    row, readings, reading_index = _separate_codes(cells, cell_index)
+    if row is not None:
+        frame = frame[row]
+        texts = {name: text._replace(number=text.number[row]) for name, text in texts.items()}
+    positions = np.array([reading.position for reading in readings], np.int32)
+    if "date" in texts:
+        day = texts["date"].map(dates.parse_day, pl.Int32)
+    else:
+        day = dates.parse_days(frame["date"])
+    day, unknown = _blank_unknown_days(day, form.unknown_days)
     table = frame.select(
         "subject_id",
-        texts["date"].map(dates.parse_day, pl.Int32).alias("day")
-        if "date" in texts
-        else dates.parse_days(frame["date"]).alias("day"),
+        day.alias("day"),
         pl.Series("code", positions[reading_index]),
         texts["source"]
         .map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
         .alias("source"),
         "row",
-        *(["value"] if "value" in frame.columns else []),
+        *(name for name in ("value", *reversals.KINDS) if name in frame.columns),
     )
-    if minutes:
+    if form.minutes:
         minute = dates.read_minutes(pl.col("date").cast(pl.String))
         table = table.hstack(frame.select(minute=minute))
     columns = table.columns
@@ -176,10 +199,23 @@ def clean_rows(
     lost = table.select("row", frame["code"], number).filter(number >= 0)
     account = _count_lost(faults, lost)
     account.rows = frame.height
+    account.added = frame.height - cell_rows
+    account.unknown_days.update(unknown)
     valid = (table.filter(number < 0) if lost.height else table).select(columns)
     for position, n in valid["code"].value_counts().iter_rows():
         account.steps[book.codes[position].step] += n
     return valid, account
+
+
+def _blank_unknown_days(
+    days: pl.Series, unknown: frozenset[int]
+) -> tuple[pl.Series, dict[int, int]]:
+    """Days without those that stand for an unknown date, and the rows of each of these."""
+    is_unknown = days.is_in(sorted(unknown)).fill_null(value=False)
+    if not is_unknown.any():
+        return days, {}
+    counts = days.filter(is_unknown).alias("day").value_counts(name="rows")
+    return days.set(is_unknown, None), dict(counts.iter_rows())
 
 
 def _require_texts(frame: pl.DataFrame) -> None:
@@ -213,9 +249,9 @@ def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _Numb
 
 def _read_codes(
     vocab: _NumberedTexts, code: _NumberedTexts, book: Codebook
-) -> tuple[list[CodeReading], NDArray[np.int32]]:
-    """The readings of the distinct pairs of vocabulary and code, and of each row the index of its
-    own.
+) -> tuple[list[tuple[CodeReading, ...]], NDArray[np.int32]]:
+    """The readings of the distinct pairs of vocabulary and code, one a code of the cell, and of each
+    row the index of its pair.
     """
     unknown = [text for text in vocab.texts if text not in (*FAMILIES, OTHER)]
     if unknown:
@@ -230,9 +266,29 @@ def _read_codes(
     ]
     # the order of the book is that of the codes
     order = sorted(range(len(written)), key=lambda i: (written[i][0], written[i][1] or ""))
-    readings = {i: book.read(*written[i]) for i in order}
+    readings = {i: book.read_cell(*written[i]) for i in order}
     index = np.cumsum(present, dtype=np.int32) - np.int32(1)  # of a pair among those present
     return [readings[i] for i in range(len(written))], index[pair]
+
+
+def _separate_codes(
+    cells: Sequence[tuple[CodeReading, ...]], cell_index: NDArray[np.int32]
+) -> tuple[NDArray[np.int64] | None, list[CodeReading], NDArray[np.int32]]:
+    """One row for each code of a cell: the row it stands in, the readings, and of each new row the
+    index of its reading.
+
+    The rows are None where no cell has several codes.
+    """
+    readings = list(chain.from_iterable(cells))
+    if len(readings) == len(cells):
+        return None, readings, cell_index
+    sizes = np.array(list(map(len, cells)), np.int32)
+    first_reading = np.cumsum(sizes, dtype=np.int32) - sizes
+    row_sizes = sizes[cell_index]
+    row = np.repeat(np.arange(len(cell_index)), row_sizes)
+    first_row = np.cumsum(row_sizes) - row_sizes
+    place = np.arange(len(row)) - first_row[row]  # of a code in its cell
+    return row, readings, (first_reading[cell_index][row] + place).astype(np.int32)
 
 
 def _find_faults(
@@ -292,6 +348,11 @@ def _count_lost(faults: Sequence[RowFault], lost: pl.DataFrame) -> RowAccount:
         texts = [f"row {row}" for row in first["row"]]
         if reason not in ROW_REASONS:
             texts = list(map(safe_text, first["code"]))
+            shapes = Counter[str]()
+            for text, n in rows["code"].cast(pl.String).value_counts().iter_rows():
+                shapes[shape_text(text or "")] += n
+            if reason != Reason.EMPTY_CODE:
+                account.shapes.setdefault(reason, Counter()).update(shapes)
         account.add_examples(reason, texts)
     return account
 

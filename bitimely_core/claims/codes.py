@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from bitimely_core.errors import Reason
@@ -31,6 +30,8 @@ ICD9_EXTERNAL = re.compile(r"E(0[012]\d|030|[89]\d\d)(\.\d)?", re.ASCII)
 ICD10 = re.compile(r"[A-Z]\d[A-Z0-9][A-Z0-9]{0,4}", re.ASCII)
 NOT_ICD10 = re.compile(r"[^A-Z0-9]")
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?E[+-]?\d+", re.ASCII)
+SHOWN_SHAPES = 3
+SHAPE_CHARACTERS = 12
 PHECODE = re.compile(r"([A-Z_]*)(\d+(?:\.\d+)?)", re.ASCII)
 
 PhecodeTable = Mapping[str, tuple[str, ...]]
@@ -192,68 +193,20 @@ def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable
     return next((table for name, table in tables.items() if FAMILIES[name] == FAMILIES[vocab]), {})
 
 
+def shape_text(text: str) -> str:
+    """A text without its letters and digits: x99.9 is the shape of E11.9."""
+    shape = re.sub(r"\d", "9", text.strip()[:SHAPE_CHARACTERS])
+    return re.sub(r"[^\W\d_]", "x", shape)
+
+
+def list_shapes(shapes: Mapping[str, int]) -> str:
+    """The most frequent shapes, for a message."""
+    common = sorted(shapes, key=lambda shape: (-shapes[shape], shape))[:SHOWN_SHAPES]
+    return ", ".join(map(repr, common))
+
+
 class RowFault(NamedTuple):
     """Why a row is left out."""
 
     name: str  # its column of the funnel: bad_date, missing, bad_format ...
     reason: Reason  # in the ingest report
-
-
-class CodeReading(NamedTuple):
-    """The code of one distinct vocabulary and text, or why it has none."""
-
-    position: int  # in `Codebook.codes`, -1 when it cannot be read
-    fault: RowFault | None = None
-
-
-@dataclass
-class Codebook:
-    """The distinct codes of a data set. A spelling is read when it is first seen, and so is its
-    code looked up.
-
-    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in
-    `clean.clean_rows` empty subject ids).
-    """
-
-    tables: Mapping[str, PhecodeTable]
-    fallback: Sequence[str] = STEPS
-    pad_undotted: bool = False
-    strict: bool = False
-    codes: list[IcdCode] = field(default_factory=list)
-    _readings: dict[tuple[str, str | None], CodeReading] = field(default_factory=dict)
-    _positions: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def resume(self, codes: Sequence[IcdCode]) -> None:
-        """Continue after these codes, which another book has read from the same tables."""
-        self.codes = list(codes)
-        self._positions = {(code.vocab, code.code): i for i, code in enumerate(codes)}
-
-    def read(self, vocab: str, raw: str | None) -> CodeReading:
-        """The code that `raw` spells, or why it spells none."""
-        key = (vocab, raw)
-        if key not in self._readings:
-            code = self._find_code(vocab, raw)
-            if isinstance(code, RowFault):
-                self._readings[key] = CodeReading(-1, code)
-            else:
-                position = self._positions.setdefault((code.vocab, code.code), len(self.codes))
-                if position == len(self.codes):
-                    self.codes.append(code)
-                self._readings[key] = CodeReading(position)
-        return self._readings[key]
-
-    def _find_code(self, vocab: str, raw: str | None) -> IcdCode | RowFault:
-        if vocab == OTHER:
-            text = (raw or "").strip()
-            if not text:
-                return RowFault("missing", Reason.EMPTY_CODE)
-            token = make_token(text)
-            return IcdCode(OTHER, token, (token,), OTHER)
-        code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
-        if code is None:
-            name = fault or ""
-            return RowFault(name, classify_fault(raw, vocab, name))
-        if self.strict and is_foreign_code(code, vocab):
-            return RowFault(UNMAPPED, Reason.WRONG_VOCABULARY)
-        table = choose_table(self.tables, vocab)
-        return IcdCode(vocab, code, *find_phecodes(code, table, self.fallback))

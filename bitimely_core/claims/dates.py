@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import lru_cache
 
 import numpy as np
@@ -27,9 +27,15 @@ DATE_FORMS = re.compile(
     r"|([0-9]{4})([0-9]{2})([0-9]{2})"
 )
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
-# forms of serial numbers of spreadsheets -> the number of 1970-01-01
-SERIALS = {"excel": 25569, "excel-1904": 24107}
-SERIAL = re.compile(r"([0-9]{3,6})(?:\.[0-9]+)?")
+# forms of numbers -> the days from their first day to 1970-01-01. They count days, or seconds or
+# milliseconds where that is a day of people
+EPOCHS = {"excel": 25569, "excel-1904": 24107, "sas": 3653, "stata": 3653, "unix": 0, "r": 0}
+SERIALS = ("excel", "excel-1904")  # of spreadsheets: days only
+TICKS = (1, 86_400, 86_400_000)  # of a day
+YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
+NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH)
+ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
+NUMBER = re.compile(r"(-?[0-9]{1,14})(?:\.[0-9]+)?")
 # forms that an unknown one may have: orders of the letters of `strptime`, what separates them
 ORDERS = ("dmy", "mdy", "ymd", "ydm")
 GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}")
@@ -39,6 +45,7 @@ TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, 
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 # days that a form may read for it to be suggested
 PLAUSIBLE = range(date(1800, 1, 1).toordinal() - EPOCH, date(2100, 1, 1).toordinal() - EPOCH)
+FIRST_CLAIM, FIRST_BIRTH, LAST_YEAR = 1980, 1890, datetime.now(UTC).year
 
 
 def to_day(when: date) -> int:
@@ -54,7 +61,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
         text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
             After the first a time of day and a zone may follow. They are left out: the date is that
             of the clock that wrote it.
-        form: a `strptime` format that the trimmed text has instead, or a key of `SERIALS`.
+        form: a `strptime` format that the trimmed text has instead, or one of `NUMBER_FORMS`.
         near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
     """
     if text is None:
@@ -62,9 +69,11 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
     try:
         if form is None:
             return _parse_iso_day(text.strip())
-        if form in SERIALS:
-            serial = SERIAL.fullmatch(text.strip())
-            return int(serial[1]) - SERIALS[form] if serial else None
+        if form in NUMBER_FORMS:
+            number = NUMBER.fullmatch(text.strip())
+            if number is None or DATE_FORMS.fullmatch(text.strip()):
+                return None  # eight digits are a date in any file
+            return _parse_number(int(number[1]), form)
         when = datetime.strptime(text.strip(), form).date()
         if near is not None and "%y" in form:
             when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
@@ -82,23 +91,48 @@ def _parse_iso_day(text: str) -> int | None:
     return to_day(date(int(year), int(month), int(day or 1)))
 
 
+def _parse_number(number: int, form: str) -> int | None:
+    """The day of a number in one of `NUMBER_FORMS`. Raises ValueError: as `_parse_iso_day`."""
+    if form == YEAR:
+        return to_day(date(number, 7, 1))
+    if form == YEAR_MONTH:
+        return to_day(date(number // 100, number % 100, 1))
+    for ticks in TICKS[: 1 if form in SERIALS else None]:
+        day = number // ticks - EPOCHS[form]
+        if day in PLAUSIBLE:
+            return day
+    return None
+
+
+def is_year(text: str) -> bool:
+    """Whether a text is a year in which a person of the data may be born."""
+    return bool(re.fullmatch(r"[0-9]{4}(\.0)?", text)) and FIRST_BIRTH <= int(text[:4]) <= LAST_YEAR
+
+
+def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int, int]]:
+    """The forms under which numbers are days of a range, each with its first and last year.
+
+    Up to one number in twenty may be another day: a slip, or one that stands for an unknown date.
+    """
+    numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
+    years = {}
+    for form in NUMBER_FORMS if 2 * len(numbers) > len(texts) else ():
+        read = [parse_day(number, form) for number in numbers]
+        within = sorted(day for day in read if day is not None and day in days)
+        if form not in ALIASES and len(within) >= 0.95 * len(numbers):
+            years[form] = (get_year(within[0]), get_year(within[-1]))
+    return years
+
+
 def suggest_forms(texts: Sequence[str]) -> list[str]:
     """The forms of `parse_day` that read the most of some texts, the most likely one first.
 
     [] where no form reads more than half of them.
     """
     plain = [text.strip() for text in texts]
-    if 2 * sum(map(_is_serial_number, plain)) > len(plain):
-        return list(SERIALS)
     without_time = [TIME_OF_DAY.sub("", text) for text in plain]
     date_forms = _choose_forms(_iter_date_forms(), without_time)
     return _choose_forms(map("".join, itertools.product(date_forms, ("", *TIME_FORMS))), plain)
-
-
-def _is_serial_number(text: str) -> bool:
-    """Whether a text may be the number by which a spreadsheet holds a day up to 2099."""
-    is_number = SERIAL.fullmatch(text) is not None and text[0] != "0"
-    return is_number and float(text) < SERIALS["excel"] + PLAUSIBLE.stop
 
 
 def _iter_date_forms() -> Iterator[str]:
@@ -116,6 +150,12 @@ def _choose_forms(forms: Iterable[str], texts: Sequence[str]) -> list[str]:
         counts[form] = sum(day is not None and day in PLAUSIBLE for day in days)
     most = max(counts.values(), default=0)
     return [form for form, n in counts.items() if n == most] if 2 * most > len(texts) else []
+
+
+def get_plausible(name: str) -> range:
+    """The days that a column of dates may hold: births from 1890 on, others from 1980, to now."""
+    first = FIRST_BIRTH if name == "birth" else FIRST_CLAIM
+    return range(to_day(date(first, 1, 1)), to_day(datetime.now(UTC).date()) + 2)
 
 
 def parse_days(texts: pl.Series) -> pl.Series:

@@ -32,6 +32,7 @@ from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import (
     cluster,
+    code_forms,
     ingest_report,
     label_rules,
     map_files,
@@ -42,8 +43,9 @@ from bitimely_core.claims import (
     spill,
     splits,
     subjects,
+    unknown_dates,
 )
-from bitimely_core.claims.codes import Codebook
+from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.subjects import CleanedSource
@@ -312,6 +314,11 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     if options.split_file:
         placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
     codemap = _read_map(run.source, claims, options)
+    sample = code_forms.sample_columns(claims.events, claims.survey.vocab)
+    forms = code_forms.judge_forms(
+        sample, codemap.tables, pads=options.pad_undotted, max_bad=run.run_options["max_bad"]
+    )
+    claims.survey.findings += forms.findings
     table = label_rules.load_rules(options.rules or "ccdss")
     label_columns = [] if claims.labels is None else claims.labels.columns
     return ClaimsJob(
@@ -323,7 +330,8 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
         rule_table=table,
         rules=label_rules.parse_rules(table),
         flags=tuple(name for name in label_columns if name not in {"subject_id", "index_date"}),
-        book=Codebook(codemap.tables, pad_undotted=options.pad_undotted, strict=True),
+        book=Codebook(codemap.tables, strict=True, forms=forms.forms),
+        unknown_days=unknown_dates.find_unknown_days(sample.days),
         key=load_key(options.id_key, run.out),
         shards=count_shards(sum(run.sizes.values())),
         home=run.out / PARTS,

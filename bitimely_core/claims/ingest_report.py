@@ -14,9 +14,12 @@ from typing import TypeVar
 from bitimely_core import privacy
 from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
-from bitimely_core.claims.clean import RULE_REASONS
+from bitimely_core.claims.clean import RULE_REASONS, RowAccount
+from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.sources.columns import warn_of_rows
+from bitimely_core.claims.unknown_dates import describe_days
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.schemas.ingest import (
     CachedUnit,
@@ -36,6 +39,8 @@ REQUIREMENTS = {  # what was expected of rows that are left out
     Reason.AMBIGUOUS_CODE: "expected a code with its leading zeros",
     Reason.WRONG_VOCABULARY: "expected a code of the row's own vocabulary",
     Reason.BAD_CODE: "expected an ICD code",
+    Reason.NOT_DIAGNOSED: "ruled out, suspected or past, by the letter beside the code: dropped",
+    Reason.REVERSED: "reversed or replaced by another claim: dropped with it",
     Reason.IDENTIFIER: "expected a subject",
     Reason.UNMAPPED_CODE: "no PheCode: used only by the label rules",
     Reason.DUPLICATES: "exact copies, used once",
@@ -57,10 +62,14 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
         if account is None:
             digest = run.hashes.get(table.file, content)
         else:
+            kind = "codes" if account.added else table.kind
             for reason, n in sorted(account.reasons.items()):
+                shapes = account.shapes.get(reason)
                 finding = Finding(
                     reason,
-                    f"{n} {table.kind}",
+                    f"{n} {kind} (they look like {list_shapes(shapes)})"
+                    if shapes
+                    else f"{n} {kind}",
                     REQUIREMENTS.get(reason, ""),
                     level="warning" if reason in RULE_REASONS else "error",
                     file=table.file,
@@ -70,9 +79,32 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
                 findings[table.file].append(finding)
             dropped, quarantined = account.split()
             dropped = dict(Counter(table.dropped) + Counter(dropped))
-            table = replace(table, dropped=dropped, quarantined=quarantined)
+            seen = table.seen + account.added
+            table = replace(table, kind=kind, seen=seen, dropped=dropped, quarantined=quarantined)
+            findings[table.file] += _report_cells(table.file, account)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
+
+
+def _report_cells(file: str, account: RowAccount) -> list[Finding]:
+    """Warnings of cells with several codes and of days that stand for an unknown date."""
+    unknown = account.unknown_days
+    return [
+        *warn_of_rows(
+            account.added,
+            Reason.CODE_FORM,
+            "codes stand behind others in one cell",
+            "each is a diagnosis of its row",
+            file=file,
+        ),
+        *warn_of_rows(
+            unknown.total(),
+            Reason.DATE,
+            f"rows are of {describe_days(unknown)}",
+            "which stands for an unknown date: they are left out",
+            file=file,
+        ),
+    ]
 
 
 def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
-from bitimely_core.claims.codes import Codebook, IcdCode
+from bitimely_core.claims.codebook import Codebook
+from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule, RuleTable
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.phecode_maps import PhecodeMap
@@ -45,6 +46,7 @@ class ClaimsJob:
     rules: tuple[LabelRule, ...]
     flags: tuple[str, ...]  # label columns of the source
     book: Codebook
+    unknown_days: frozenset[int]  # of rows of claims: they stand for an unknown date
     key: bytes
     shards: int
     home: Path  # of unfinished work

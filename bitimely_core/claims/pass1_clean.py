@@ -77,11 +77,14 @@ def _clean_block(
     valid, account = clean.clean_rows(
         frame,
         job.book,
-        vocab=job.claims.survey.vocab,
-        source=job.claims.source,
+        form=clean.RowForm(
+            job.claims.survey.vocab,
+            job.claims.source,
+            job.options.time_unit == "minute",
+            job.unknown_days,
+        ),
         life_dates=life_dates,
         copy_key=True,
-        minutes=job.options.time_unit == "minute",
     )
     findings.add_account(file, account)
     for counts, name in (

@@ -36,6 +36,7 @@ from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJ
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.phecode_maps import SEXES
 from bitimely_core.claims.pseudonyms import to_keys
+from bitimely_core.claims.reversals import find_reversed
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.claims.subjects import CleanedSource
 from bitimely_core.errors import Reason, safe_text
@@ -50,6 +51,8 @@ ROWS = {  # columns of the rows of a shard
     "late": pl.Boolean,
 }
 MEASURES = ("value", "minute")  # further columns, which not every ingest has
+# reasons for which the second pass removes valid rows -> their fault
+LATE_FAULTS = {Reason.DATE_OUTSIDE_LIFE: "future", Reason.REVERSED: "reversed"}
 LABEL_KINDS = ("y", "onset")  # columns of a label: y_<name>, onset_<name>
 DAY_MINUTES = 1440
 
@@ -170,6 +173,10 @@ def resolve_duplicates(
         is_future = pl.col("day") > findings.latest
         _add_lost(accounts, findings, Reason.DATE_OUTSIDE_LIFE, rows.filter(is_future))
         rows = rows.filter(~is_future)
+    if "reversal" in rows.columns:
+        is_reversed = find_reversed(rows)
+        _add_lost(accounts, findings, Reason.REVERSED, rows.filter(is_reversed))
+        rows = rows.filter(~is_reversed)
     order, copy = _find_copies(rows, len(findings.codes))
     silent = np.array([not code.phecodes for code in findings.codes], bool)[rows["code"].to_numpy()]
     if "late" not in rows.columns:
@@ -198,8 +205,8 @@ def _add_lost(
             codes = part["code"].head(EXAMPLES)
             examples = [safe_text(findings.codes[code].code) for code in codes]
         account.add_examples(reason, examples)
-        if reason == Reason.DATE_OUTSIDE_LIFE:  # the first pass has counted them as valid
-            account.faults["future"] += part.height
+        if fault := LATE_FAULTS.get(reason):  # the first pass has counted them as valid
+            account.faults[fault] += part.height
             account.steps.subtract(findings.codes[code].step for code in part["code"])
 
 

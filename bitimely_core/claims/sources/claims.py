@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 
 import polars as pl
 
-from bitimely_core.claims import dates
+from bitimely_core.claims import dates, reversals
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
@@ -47,7 +47,8 @@ from bitimely_core.claims.sources.subject_tables import (
     parse_labels,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
-from bitimely_core.errors import Reason, input_error, safe_text, usage_error
+from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
@@ -60,8 +61,13 @@ EVENT_COLUMNS = {
     "source": ("source",),
     "claim": ("claim", "claim_id"),
     "position": ("position",),
+    "status": reversals.STATUS_NAMES,
+    "amount": reversals.AMOUNT_NAMES,
 }
-OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position"}
+OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position", "status", "amount"}
+REVERSING = ("status", "amount")  # columns that are used where they reverse claims
+NO_COLUMN = "none"  # --col amount=none: the column is not used
+PEEKED_ROWS = 100_000  # by which a column is judged
 PATIENT_COLUMNS = {
     "subject": SUBJECT_NAMES,
     "birth": ("birth_date", "month_of_birth", "birth"),
@@ -91,9 +97,11 @@ def _shape_block(
     words: Mapping[str, str],
     form: str,
     since: int | None,
+    words_of_status: dict[str, int] | None,
 ) -> EventBlock:
     """Columns under the names of `ClaimsSource.events`, one row for each code.
 
+    `words_of_status`: word -> kind of a row, where the table has columns of reversals.
     `wide`: columns of codes where there are several. `words`: of the column `source`, in lower case
     -> a kind of claims. `form`: of dates. `since`: day from which on codes are ICD-10.
     """
@@ -108,6 +116,8 @@ def _shape_block(
         )
     if "source" in events.columns:
         events = events.with_columns(_translate_words(events["source"], words))
+    if words_of_status is not None:
+        events = reversals.mark_reversals(events, words_of_status)
     if "position" in events.columns:
         position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
         events = events.with_columns(position)
@@ -177,7 +187,10 @@ def _open_events(
         del wanted["code"]
     elif "code" not in renamed:
         _refuse_two_code_columns(names, file)
+    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    wanted = {key: accepted for key, accepted in wanted.items() if key not in unused}
     table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide)
+    table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
     if since is not None and (constant or "vocab" in table.columns):
         raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
@@ -187,11 +200,57 @@ def _open_events(
         words={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         form=options.date_format,
         since=since,
+        words_of_status=(
+            reversals.list_words(table.columns.get("status", ""))
+            if set(REVERSING) & set(table.columns)
+            else None
+        ),
     )
     events = SourceTable(table=table, shape=shape, wide=wide, categories=_list_categories(table))
     vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
-    findings = report_spelling(file, table.columns, wanted)
+    spelled = {key: wanted[key] for key in wanted if key not in REVERSING}
+    findings = [*report_spelling(file, table.columns, spelled), *reversing]
     return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
+
+
+def _choose_reversing(table: OpenTable, given: set[str]) -> tuple[OpenTable, list[Finding]]:
+    """The table with its columns of reversals, and what is to be said of them.
+
+    Columns that an option names are used. Others are where they hold reversals of other rows, by
+    the first rows; a column of negative amounts that reverses none is named.
+    """
+    guessed = [key for key in REVERSING if key in table.columns and key not in given]
+    if not guessed:
+        return table, []
+    dropped = {key: name for key, name in table.columns.items() if key not in guessed}
+    keys = [key for key in ("subject", "date", "code") if key in table.columns]
+    words = reversals.list_words(table.columns.get("status", ""))
+    peeked = _peek(table, [*keys, *(key for key in REVERSING if key in table.columns)])
+    marked = reversals.mark_reversals(peeked, words)
+    if not (marked["reversal"] != reversals.USUAL).any():
+        return table._replace(columns=dropped), []
+    names = " and ".join(safe_text(table.columns[key]) for key in guessed)
+    flags = " ".join(f"--col {key}={safe_text(table.columns[key])}" for key in guessed)
+    if reversals.is_reversing(marked, keys):
+        problem, rule = f"{names} mark reversals of other rows", "both are left out"
+        hint = f"Give {' '.join(f'--col {key}={NO_COLUMN}' for key in guessed)} to use them"
+    else:
+        table = table._replace(columns=dropped)
+        problem = f"{names} may mark reversed or replaced claims"
+        rule, hint = "they are used as all others", f"Give {flags} to leave them out"
+    return table, [input_warning(Reason.REVERSED, problem, rule, hint, file=table.file)]
+
+
+def _peek(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
+    """The first rows of some columns, under their keys."""
+    columns = {key: table.columns[key] for key in keys}
+    frames, rows = [], 0
+    for frame in table._replace(columns=columns).read_blocks():
+        frames.append(frame.select(keys).cast(pl.String))
+        rows += frame.height
+        if rows >= PEEKED_ROWS:
+            break
+    return pl.concat(frames)
 
 
 def _rename_accepted(
@@ -328,7 +387,7 @@ def _read_index_dates(labels: pl.DataFrame, form: str, accounts: TableAccounts) 
 
     A row whose index date cannot be read is excluded: claims after such a date could not be.
     """
-    labels = labels.with_columns(reformat_dates(labels[INDEX_DATE], form))
+    labels = labels.with_columns(blank_dates(reformat_dates(labels[INDEX_DATE], form), DEFAULTS))
     written = labels[INDEX_DATE]
     is_unread = written.is_not_null() & dates.parse_days(written).is_null()
     unread, labels = labels.filter(is_unread)["row"], labels.filter(~is_unread)

@@ -15,6 +15,7 @@ import polars as pl
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources.source_table import OpenTable
+from bitimely_core.claims.unknown_dates import MISSING
 from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
@@ -182,9 +183,12 @@ class DateCounts:
         counts = counts.with_columns(pl.col("text").cast(pl.String))
         days = dates.parse_days(counts["text"])
         odd = counts.filter(days.is_null()).sort("text")
+        is_missing = [MISSING.fullmatch(text.strip()) is not None for text in odd["text"]]
+        missing = int(odd.filter(is_missing)["rows"].sum())
+        odd = odd.filter([not missing for missing in is_missing])
         unread = int(odd["rows"].sum())
         self.bad += unread
-        self.good += column.count() - unread
+        self.good += column.count() - unread - missing
         is_zoned = pl.col("text").str.strip_chars().str.contains(dates.ZONED)
         self.zoned += int(counts.filter(is_zoned)["rows"].sum())
         wanted = min(odd.height, DATE_SAMPLES - len(self.samples))
@@ -228,6 +232,20 @@ def report_spelling(
     )
 
 
+def _advise_forms(samples: Sequence[str], name: str) -> str:
+    """The options that read some dates, those for numbers with the years that they give."""
+    years = dates.list_number_forms(samples, dates.get_plausible(name))
+    if years:
+        flags = [
+            f"--date-format {form} (then they are of {first} to {last})"
+            for form, (first, last) in years.items()
+        ]
+    else:
+        forms = dates.suggest_forms(samples)[:3] or ["%d/%m/%Y"]
+        flags = [f"--date-format '{form}'" for form in forms]
+    return " or ".join(flags)
+
+
 def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
     """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days.
 
@@ -238,8 +256,7 @@ def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
     # no date of a patient is shown
     shape = re.sub(r"\d", "9", counts.samples[0].strip()[:DATE_CHARACTERS])
     shape = safe_text(re.sub(r"[^\W\d_]", "x", shape))
-    forms = dates.suggest_forms(counts.samples)[:3] or ["%d/%m/%Y"]
-    flags = " or ".join(f"--date-format '{form}'" for form in forms)
+    flags = _advise_forms(counts.samples, name)
     rows = f"{counts.bad} of {counts.good + counts.bad} dates are in an unknown form"
     raise input_error(
         Reason.DATE,

@@ -45,13 +45,13 @@ def parse_switch_day(options: ClaimsOptions) -> int | None:
 
 def _check_date_form(form: str) -> None:
     """Raises UserError (config, exit 2) for a form that does not show day, month and year."""
-    if not form or form in dates.SERIALS:
+    if not form or form in dates.NUMBER_FORMS:
         return
     with suppress(ValueError):
         if dates.parse_day(SAMPLE_DATE.strftime(form), form) == dates.to_day(SAMPLE_DATE):
             return
     expected = "expected day, month and year in the letters of strptime, as %d/%m/%Y"
-    expected += f", or {' or '.join(dates.SERIALS)}"
+    expected += f", or {', '.join(dates.NUMBER_FORMS)}"
     raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
 
 

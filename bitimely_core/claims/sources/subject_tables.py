@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from bitimely_core.claims import dates
+from bitimely_core.claims import dates, unknown_dates
 from bitimely_core.claims.sources.columns import (
     SUBJECT_DATE_COLUMNS,
     DateCounts,
@@ -115,7 +115,17 @@ def make_subjects(
     frame = frame.with_columns(pl.lit(None, pl.String).alias(name) for name in sorted(absent))
     for name in SUBJECT_DATE_COLUMNS:
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
-        frame = frame.with_columns(reformat_dates(frame[name], form, near))
+        is_year = name == "birth" and _holds_years(frame[name])
+        accounts.findings += warn_of_rows(
+            frame[name].count() if is_year else 0,
+            Reason.METADATA,
+            "rows state only the year of birth",
+            f"1 July is taken (found {_describe_years(frame[name])})" if is_year else "",
+            file=file,
+            field=name,
+        )
+        written = reformat_dates(frame[name], dates.YEAR if is_year else form, near)
+        frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
         accounts.findings += report_zones(counts.zoned, file, name)
@@ -127,6 +137,43 @@ def make_subjects(
     numbers = sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
     stated = pl.when(sex.is_not_null()).then(numbers)
     return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex=stated)
+
+
+def _holds_years(texts: pl.Series) -> bool:
+    """Whether a column of births holds years alone."""
+    written = [text.strip() for text in texts.drop_nulls().unique()]
+    years = [text for text in written if not unknown_dates.MISSING.fullmatch(text)]
+    return bool(years) and all(map(dates.is_year, years))
+
+
+def _describe_years(texts: pl.Series) -> str:
+    """The decades of some years: 1920 to 1989."""
+    years = [int(text[:4]) for text in texts.drop_nulls().str.strip_chars() if dates.is_year(text)]
+    return f"{min(years) // 10 * 10} to {max(years) // 10 * 10 + 9}"
+
+
+def _blank_unknown_dates(
+    texts: pl.Series, name: str, file: str, accounts: TableAccounts
+) -> pl.Series:
+    """A column of dates without words for a missing one and without placeholders, which a warning
+    names.
+
+    Deaths and observation periods have all known placeholders, births those far from others.
+    """
+    counts = unknown_dates.count_days(texts)
+    unknown = unknown_dates.find_unknown_days(counts)
+    if name != "birth":
+        unknown |= unknown_dates.DEFAULTS
+    days = {day: n for day, n in counts.items() if day in unknown}
+    accounts.findings += warn_of_rows(
+        sum(days.values()),
+        Reason.DATE,
+        f"rows hold {unknown_dates.describe_days(days)}",
+        "which stands for an unknown date: they count as unknown",
+        file=file,
+        field=name,
+    )
+    return unknown_dates.blank_dates(texts, unknown)
 
 
 def parse_labels(

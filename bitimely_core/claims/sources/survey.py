@@ -6,7 +6,6 @@ vocabulary nothing states.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims import codes
+from bitimely_core.claims import codes, reversals
 from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.columns import (
@@ -34,7 +33,6 @@ from bitimely_core.types import SourceRows
 EXAMPLES = 5  # rows that a message shows
 # what a spreadsheet runs as a formula, or a terminal obeys
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"
-SHORT_CODE = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
 # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
 SHARED_CODES = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}
 EVENT_KINDS: dict[str, pl.DataType] = {
@@ -93,6 +91,7 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
+    kinds |= reversals.KINDS if "reversal" in frame.columns else {}
     absent = kinds.keys() - frame.columns
     nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
     return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
@@ -184,12 +183,6 @@ class SourceSurvey(TableAccounts):
         self.findings += report_zones(dates.zoned, *dated)
         if dates.last is not None:
             self.last = dates.last if self.last is None else max(self.last, dates.last)
-        icd9 = [
-            texts
-            for vocab, texts in tally.codes.items()
-            if codes.FAMILIES.get(vocab or self.vocab) == "icd9"
-        ]
-        _refuse_lost_zeros(set().union(*icd9), table.file)
         if plain := tally.codes.get(None):
             _refuse_ambiguous_codes(plain, table.file, self.vocab, self.stated)
         self.events += tally.events
@@ -265,23 +258,6 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
                 file=table.file,
                 field=name,
             )
-
-
-def _refuse_lost_zeros(texts: Collection[str], file: str) -> None:
-    """Refuse ICD-9 codes without their leading zeros: 38.9 for 038.9, and none that begins with
-    0.
-    """
-    short = sorted(text.strip() for text in texts if SHORT_CODE.fullmatch(text))
-    if short and not any(text.lstrip(" '\"").startswith("0") for text in texts):
-        examples = ", ".join(map(safe_text, short[:5]))
-        raise input_error(
-            Reason.AMBIGUOUS_CODE,
-            f"codes have lost their leading zeros ({examples}), no code begins with 0",
-            "expected three digits before the dot",
-            "Write the table again from its origin, with the codes as text",
-            file=file,
-            found=short[0],
-        )
 
 
 def _refuse_ambiguous_codes(texts: Collection[str], file: str, vocab: str, stated: Stated) -> None:

@@ -1,0 +1,558 @@
+"""Codes, dates and reversals as claims have them: the shared cases by the command line, and further
+members of each class.
+
+Expected values come from the README of the cases, or from Python's and pandas' own arithmetic.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from claims_folders import HEAD, read_folder, write_files
+from samples import SAMPLES, SHARED
+
+from bitimely_cli.main import main
+from bitimely_core.claims import (
+    code_cells,
+    code_forms,
+    codebook,
+    codes,
+    dates,
+    phecode_maps,
+    reversals,
+    unknown_dates,
+)
+from bitimely_core.errors import UserError
+
+CASES = SHARED / "cases" / "claims_files"
+ICD9_MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+ICD10_MAP = SAMPLES / "phecode" / "variants" / "phecode_icd10.csv"
+
+pytestmark = pytest.mark.skipif(
+    not (CASES.exists() and ICD9_MAP.exists()), reason="the shared cases and maps are not there"
+)
+
+
+# --- the cases by the command line
+
+
+class Outcome:
+    """What the command left: exit code, screen, and the tables of the cache."""
+
+    def __init__(self, code: int, screen: str, cache: Path) -> None:
+        self.code, self.screen, self.cache = code, screen, cache
+
+    def count_cases(self) -> dict[str, int]:
+        labels = pl.concat(map(pl.read_parquet, self.cache.glob("labels-*.parquet")))
+        cases = labels.filter(pl.col("value") == 1)["name"].value_counts().iter_rows()
+        return {"chf": 0, "copd": 0, "diabetes": 0} | {str(name): n for name, n in cases}
+
+    def read_events(self) -> pl.DataFrame:
+        return pl.concat(map(pl.read_parquet, sorted(self.cache.glob("events-*.parquet"))))
+
+    def list_days(self) -> list[int]:
+        time = self.read_events()["time"]
+        return sorted((when.date() - date(1970, 1, 1)).days for when in time)
+
+    def count_codes(self) -> Counter[str]:
+        return Counter(self.read_events()["code"].cast(pl.String).to_list())
+
+
+Ingest = Callable[..., Outcome]
+
+
+@pytest.fixture
+def ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ingest:
+    """Runs the command as the README of the cases states it, on a copy or on lines of claims."""
+
+    def run(source: str | Sequence[str], *options: str, header: str = HEAD.strip()) -> Outcome:
+        folder, workspace = (
+            tmp_path / "source",
+            tmp_path / f"workspace{len(list(tmp_path.iterdir()))}",
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(source, str):
+            shutil.copytree(CASES / source, folder)
+        else:
+            folder.mkdir()
+            (folder / "claims.csv").write_text("\n".join([header, *source]) + "\n")
+        command = ["ingest", "pophr", str(folder), "--workspace", str(workspace)]
+        command += ["--phecode-map", str(ICD9_MAP), "--phecode-map", str(ICD10_MAP)]
+        command += ["--map-repair", "phecode-zeros", "--default-source", "physician"]
+        command += ["--min-codes", "5", "--no-select", "--small-counts", *options]
+        capsys.readouterr()
+        code = main(command)
+        printed = capsys.readouterr()
+        screen = " ".join((printed.out + printed.err).split())
+        return Outcome(code, screen, workspace / "cache" / "pophr")
+
+    return run
+
+
+def read_case(name: str) -> list[dict[str, str]]:
+    with (CASES / name / "claims.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+RIGHT = {"chf": 10, "copd": 46, "diabetes": 30}
+
+
+def test_case_04_two_codes_in_a_cell(ingest: Ingest) -> None:
+    outcome = ingest("04_two_codes_in_cell")
+    written = Counter[str]()
+    for row in read_case("04_two_codes_in_cell"):
+        written.update(f"ICD10//{code}" for code in row["icd10"].replace(",", ";").split(";"))
+    assert outcome.code == 0
+    assert outcome.count_codes() == written
+    assert outcome.count_cases() == RIGHT
+    assert "160 codes stand behind others in one cell" in outcome.screen
+
+
+def test_case_17c_ruled_out_and_suspected_are_no_diagnoses(ingest: Ingest) -> None:
+    outcome = ingest("17c_icd10gm_ruled_out")
+    rows = read_case("17c_icd10gm_ruled_out")
+    assert outcome.code == 0
+    assert outcome.count_cases() == RIGHT | {"diabetes": 0}
+    confirmed = Counter(f"ICD10//{row['icd10'][:-2]}" for row in rows if row["icd10"][-1] == "G")
+    assert outcome.count_codes() == confirmed
+    assert "90 rows (they look like 'x99.9 x'), ruled out, suspected" in outcome.screen
+
+
+def test_case_18c_procedures_are_no_diagnoses(ingest: Ingest) -> None:
+    outcome = ingest("18c_icd9proc_with_zeros_elsewhere")
+    procedures = {"38.93", "99.15", "96.04", "88.72", "37.22", "3893", "36415", "99213"}
+    written = [row["icd9"] for row in read_case("18c_icd9proc_with_zeros_elsewhere")]
+    kept = Counter(f"ICD9//{code}" for code in written if code not in procedures)
+    assert outcome.code == 3
+    assert outcome.count_codes() == kept
+    assert outcome.count_cases() == RIGHT
+    assert "280 rows (they look like '99.99', '99999', '9999')" in outcome.screen
+    assert "Give --pad-undotted" in outcome.screen
+
+
+def test_case_01b_days_of_sas(ingest: Ingest) -> None:
+    refused = ingest("01b_sas_numeric_no_births")
+    assert refused.code == 4
+    assert "--date-format sas (then they are of 2005 to 2007)" in refused.screen
+    assert "excel" not in refused.screen
+    outcome = ingest("01b_sas_numeric_no_births", "--date-format", "sas", "--keep-dates")
+    days = [int(row["date"]) for row in read_case("01b_sas_numeric_no_births")]
+    expected = [date(1960, 1, 1) + timedelta(day) for day in days]
+    assert outcome.code == 0
+    assert outcome.list_days() == sorted((day - date(1970, 1, 1)).days for day in expected)
+    assert max(expected) == date(2007, 12, 21)
+
+
+def test_case_02_days_of_r(ingest: Ingest) -> None:
+    refused = ingest("02_r_numeric_dates")
+    assert refused.code == 4
+    assert "--date-format unix (then they are of 2005 to 2007)" in refused.screen
+    outcome = ingest("02_r_numeric_dates", "--date-format", "unix", "--keep-dates")
+    assert outcome.code == 0
+    days = sorted(int(row["date"]) for row in read_case("02_r_numeric_dates"))
+    assert outcome.list_days() == days
+    assert outcome.count_cases() == RIGHT
+
+
+def test_case_69_years_of_birth(ingest: Ingest) -> None:
+    outcome = ingest("69_birth_year", "--keep-dates")
+    assert outcome.code == 0
+    assert outcome.count_cases() == RIGHT
+    assert "60 rows state only the year of birth, 1 July is taken" in outcome.screen
+    people = pl.concat(map(pl.read_parquet, outcome.cache.glob("subjects-*.parquet")))
+    assert set(people["birth_day"]) == {(date(1950, 7, 1) - date(1970, 1, 1)).days}
+
+
+@pytest.mark.parametrize("case", ["11b_death_1900", "11c_death_dot"])
+def test_cases_11_deaths_that_are_missing(ingest: Ingest, case: str) -> None:
+    outcome = ingest(case)
+    assert outcome.code == 0
+    assert outcome.count_cases() == RIGHT
+    assert outcome.read_events().height == 840
+    assert ("1900-01-01, which stands for an unknown date" in outcome.screen) == (case[2] == "b")
+
+
+def test_case_09c_placeholders_of_uk_biobank(ingest: Ingest) -> None:
+    outcome = ingest("09c_ukb_realistic", "--col", "subject=eid", "--keep-dates")
+    special = {"1900-01-01", "1901-01-01", "1902-02-02", "1903-03-03", "2037-07-07"}
+    rows = [row for row in read_case("09c_ukb_realistic") if row["date"] not in special]
+    days = [(date.fromisoformat(row["date"]) - date(1970, 1, 1)).days for row in rows]
+    assert outcome.code == 3
+    assert outcome.list_days() == sorted(days)
+    assert all(text in outcome.screen for text in special)
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--col", "status=adj", "--col", "amount=none"], ["--col", "amount=paid"]]
+)
+def test_case_12_reversals(ingest: Ingest, options: list[str]) -> None:
+    outcome = ingest("12_reversals", *options)
+    rows = read_case("12_reversals")
+    voided = {(row["claim_id"]) for row in rows if row["adj"] == "R"}
+    left = [row for row in rows if row["claim_id"] not in voided]
+    assert outcome.code == 0
+    assert outcome.read_events().height == len(left)
+    assert outcome.count_cases() == RIGHT | {"diabetes": 15}
+    assert "90 rows, reversed or replaced" in outcome.screen
+
+
+def test_case_12_reversals_that_shall_be_used(ingest: Ingest) -> None:
+    outcome = ingest("12_reversals", "--col", "status=none", "--col", "amount=none")
+    assert outcome.count_cases() == RIGHT
+
+
+# --- codes
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, dict[str, tuple[str, ...]]]:
+    paths = [ICD9_MAP, ICD10_MAP]
+    return phecode_maps.read_map(paths, repair="phecode-zeros").tables
+
+
+Tables = dict[str, dict[str, tuple[str, ...]]]
+
+
+def read_column(tables: Tables, vocab: str, cells: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The codes or faults of each cell of a column, each in 20 rows."""
+    sample = code_forms.ColumnSample({vocab: Counter(dict.fromkeys(cells, 20))}, {vocab: "claims"})
+    judged = code_forms.judge_forms(
+        sample, tables, pads=options.pop("pads", False), max_bad=options.pop("max_bad", 1.0)
+    )
+    book = codebook.Codebook(tables, strict=True, forms=judged.forms)
+    return {
+        cell: [
+            book.codes[reading.position].code
+            if reading.fault is None
+            else str(reading.fault.reason)
+            for reading in book.read_cell(vocab, cell)
+        ]
+        for cell in cells
+    }
+
+
+@pytest.mark.parametrize(
+    ("vocab", "cell", "expected"),
+    [
+        ("icd10", "E11.9|I10", ["E11.9", "I10"]),
+        ("icd10", "E11.9 ; ", ["E11.9"]),
+        ("icd10", "I10 E78.5", ["I10", "E78.5"]),
+        ("icd10", "E11.9/I10", ["E11.9", "I10"]),
+        ("icd10", "E10.3+ H36.0*", ["E10.3", "H36.0"]),
+        ("icd10", "E10.3†H36.0*", ["E10.3", "H36.0"]),
+        ("icd10", "E11.9,NA", ["E11.9"]),
+        ("icd10", "I10 G; E11.9 A", ["I10", "not_diagnosed"]),
+        ("icd9", "250.00;401.9", ["250.00", "401.9"]),
+        ("icd9", "250.00 401.9 ", ["250.00", "401.9"]),
+        ("icd9", "250,00", ["250.00"]),  # a decimal comma
+        ("icd9", "428 0", ["428.0"]),
+        ("icd10", "E11,9", ["E11.9"]),
+        ("icd10", "I 50.9", ["I50.9"]),
+        ("icd10", "E10-E14", ["bad_code"]),  # a block
+        ("icd10", "E10 - E14", ["bad_code"]),
+        ("icd10", "I10 HTN", ["bad_code"]),
+        ("icd10", "E11.9;unsure", ["bad_code"]),
+        ("icd9", "120/80", ["bad_code"]),
+    ],
+)
+def test_cells_with_several_codes_or_none(
+    tables: Tables, vocab: str, cell: str, expected: list[str]
+) -> None:
+    plain = {"icd9": ["401.9", "038.9"], "icd10": ["K21.9", "J44.9"]}[vocab]
+    assert read_column(tables, vocab, [*plain, cell])[cell] == expected
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("E11.9 V", "not_diagnosed"),  # Germany
+        ("E11.9 Z", "not_diagnosed"),
+        ("M17.1 G R", "M17.1"),
+        ("M17.1 L G", "M17.1"),
+        ("U07.1!", "U07.1"),
+        ("I10X", "I10"),  # HES
+        ("I10-", "I10"),
+        ("I10.-", "I10"),
+        ("QE119", "not_diagnosed"),  # Canada
+        ("DE119", "E11.9"),  # Denmark
+        ("I10.x00", "I10"),  # China
+        ("E11.900x001", "E11.900"),
+        ("C80.+0", "C80"),  # France
+        ("S72.001A", "S72.001A"),  # ICD-10-CM
+        ("T36.0X1A", "T36.0X1A"),
+    ],
+)
+def test_qualifiers_of_national_forms(tables: Tables, cell: str, expected: str) -> None:
+    assert read_column(tables, "icd10", ["K21.9", "J44.9", cell])[cell] == [expected]
+
+
+def test_letters_directly_behind_codes_are_what_the_column_shows(tables: Tables) -> None:
+    german = read_column(tables, "icd10", ["E119G", "I10G", "J449A", "M545V", "K219GR", "N390Z"])
+    assert german == {
+        "E119G": ["E11.9"],
+        "I10G": ["I10"],
+        "J449A": ["not_diagnosed"],
+        "M545V": ["not_diagnosed"],
+        "K219GR": ["K21.9"],
+        "N390Z": ["not_diagnosed"],
+    }
+    english = read_column(tables, "icd10", ["E103D", "H360A", "I10X", "J449", "I509", "E119"])
+    assert english["H360A"] == ["H36.0"]  # the asterisk, not ruled out
+    american = read_column(tables, "icd10", ["F32.A", "I10", "E11.9", "J44.9", "S72.001A"])
+    assert american["F32.A"] == ["F32.A"]
+    assert read_column(tables, "icd10cm", ["E119A", "I509A"])["E119A"] == ["E11.9A"]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "cell"),
+    [
+        ("icd10", "C10E."),  # Read
+        ("icd10", "G20.."),
+        ("icd10", "A10BA02"),  # ATC
+        ("icd10", "C09AA05"),
+        ("icd10", "B2151ZZ"),  # ICD-10-PCS
+        ("icd10", "J1234"),  # HCPCS
+        ("icd10", "99213"),  # CPT
+        ("icd10", "2345-7"),  # LOINC
+        ("icd10", "73211009"),  # SNOMED CT
+        ("icd9", "J1234"),
+        ("icd9", "73211009"),
+        ("icd9", "00002-1434-80"),  # NDC
+        ("icd9", "4548-4"),
+        ("icd9", "C10E."),
+    ],
+)
+def test_codes_of_other_vocabularies_are_no_diagnoses(
+    tables: Tables, vocab: str, cell: str
+) -> None:
+    plain = {"icd9": ["401.9", "038.9", "250.00"], "icd10": ["K21.9", "J44.9", "E11.9"]}[vocab]
+    read = read_column(tables, vocab, [*plain, cell])
+    assert read[cell][0] in {"bad_code", "wrong_vocabulary"}
+    assert all(read[code] == [code] for code in plain)
+
+
+def test_procedures_without_points_are_those_that_the_map_lacks(tables: Tables) -> None:
+    diagnoses = {"25000": "250.00", "4019": "401.9", "41401": "414.01", "V5867": "V58.67"}
+    procedures = ["99213", "36415", "85025", "99214"]
+    read = read_column(tables, "icd9", [*diagnoses, *procedures])
+    assert {cell: read[cell] for cell in diagnoses} == {
+        cell: [code] for cell, code in diagnoses.items()
+    }
+    assert all(read[cell] == ["wrong_vocabulary"] for cell in procedures)
+    # a second site that leaves out the points
+    mixed = read_column(tables, "icd9", ["250.00", "401.9", "428.0", "496", "41401", "V5867"])
+    assert mixed["41401"] == ["414.01"]
+
+
+def test_lost_zeros_are_put_back_on_request(tables: Tables) -> None:
+    cells = ["38.9", "8.5", "250.00", "401.9"]
+    with pytest.raises(UserError, match="--pad-undotted") as caught:
+        read_column(tables, "icd9", cells)
+    assert (caught.value.code, caught.value.exit_code) == ("ambiguous_code", 4)
+    read = read_column(tables, "icd9", cells, pads=True)
+    assert (read["38.9"], read["8.5"]) == (["038.9"], ["008.5"])
+    # procedures: the map lacks them with zeros
+    alone = read_column(tables, "icd9", ["38.93", "99.15", "250.00", "401.9"])
+    assert alone["38.93"] == ["wrong_vocabulary"]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "cells", "shape"),
+    [
+        ("icd9", ["38.93", "99.15", "88.72", "250.00", "401.9"], "'99.99'"),
+        ("icd9", ["99213", "36415", "99214", "4019"], "'99999'"),
+        ("icd10", ["C10E.", "H33..", "14L..", "XaIP9"], "'x99..'"),
+        ("icd10", ["73211009", "38341003", "I10"], "'99999999'"),
+    ],
+)
+def test_a_column_of_something_else_is_refused(
+    tables: Tables, vocab: str, cells: list[str], shape: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read_column(tables, vocab, cells, max_bad=0.5)
+    assert caught.value.exit_code == 4
+    assert shape in caught.value.finding.line()
+    assert not any(cell in caught.value.finding.line() for cell in cells)
+
+
+def test_codes_of_the_other_vocabulary_are_named_with_what_to_give(ingest: Ingest) -> None:
+    lines = [f"p{i},2005-01-{day:02d},E11.9" for i in range(12) for day in range(1, 7)]
+    refused = ingest(lines)
+    assert refused.code == 4
+    assert "72 of 72 rows hold codes of ICD-10" in refused.screen
+    assert "--col vocab=icd10" in refused.screen
+    assert ingest(lines, "--col", "vocab=icd10").count_codes() == {"ICD10//E11.9": 72}
+
+
+def test_the_map_survives_its_own_reading(tables: Tables) -> None:
+    """Every code of the maps is read as itself, in a column of such codes."""
+    for vocab, table in tables.items():
+        form = code_cells.CodeForm(vocab)
+        read = {code: code_cells.read_cell(code, form, table) for code in table}
+        assert [code for code, cells in read.items() if cells != (code_cells.CellCode(code),)] == []
+
+
+def test_each_code_of_a_cell_is_a_row_of_the_report(ingest: Ingest) -> None:
+    lines = [f"p{i},2005-01-{day:02d},250.00;401.9" for i in range(12) for day in range(1, 7)]
+    outcome = ingest([*lines, "p0,2005-02-01,250.00;250.00", "p1,2005-02-01,250.00;whatever"])
+    report = json.loads((outcome.cache / "ingest_report.json").read_text())
+    table = report["rows"][0]
+    assert (table["kind"], table["seen"], table["used"]) == ("codes", 72 * 2 + 3, 72 * 2 + 1)
+    assert table["dropped_by_reason"] == {"duplicates": 1}
+    assert table["quarantined_by_reason"] == {"bad_code": 1}
+    assert outcome.count_codes() == {"ICD9//250.00": 73, "ICD9//401.9": 72}
+
+
+# --- dates
+
+
+@pytest.mark.parametrize(
+    ("form", "epoch", "ticks"),
+    [
+        ("sas", date(1960, 1, 1), 1),
+        ("sas", date(1960, 1, 1), 86_400),
+        ("stata", date(1960, 1, 1), 1),
+        ("stata", date(1960, 1, 1), 86_400_000),
+        ("unix", date(1970, 1, 1), 1),
+        ("unix", date(1970, 1, 1), 86_400),
+        ("r", date(1970, 1, 1), 86_400_000),
+        ("excel", date(1899, 12, 30), 1),
+        ("excel-1904", date(1904, 1, 1), 1),
+    ],
+)
+def test_numbers_of_programs_are_their_days(form: str, epoch: date, ticks: int) -> None:
+    for text in ("1985-03-01", "2005-09-09", "2019-12-31"):
+        day = date.fromisoformat(text)
+        number = (day - epoch).days * ticks
+        assert dates.parse_day(str(number), form) == (day - date(1970, 1, 1)).days
+        if ticks > 1:  # within the day
+            number += ticks // 2
+            assert dates.parse_day(f"{number}.0", form) == (day - date(1970, 1, 1)).days
+    assert dates.parse_day("20050909", form) is None  # a date as it is
+
+
+@pytest.mark.parametrize(
+    ("texts", "forms"),
+    [
+        (["18000", "18300"], {"unix": (2019, 2020), "sas": (2009, 2010)}),
+        (["8000", "8300"], {"unix": (1991, 1992), "sas": (1981, 1982)}),
+        (["44000", "44300"], {"excel": (2020, 2021), "excel-1904": (2024, 2025)}),
+        (["1126224000", "1189296000"], {"unix": (2005, 2007), "sas": (1995, 1997)}),
+        (["2005", "2007"], {"year": (2005, 2007)}),
+        (["200509", "200711"], {"yyyymm": (2005, 2007)}),
+        (["123", "456"], {}),
+    ],
+)
+def test_the_advice_is_the_forms_under_which_a_column_is_plausible(
+    texts: list[str], forms: dict[str, tuple[int, int]]
+) -> None:
+    assert dates.list_number_forms(texts, dates.get_plausible("date")) == forms
+
+
+@pytest.mark.parametrize(
+    "word",
+    [".", ".A", ".z", "._", "NULL", "NA", "NaT", "\\N", "0000-00-00", "99/99/9999", "00.00.0000"],
+)
+def test_words_of_programs_for_no_date(tmp_path: Path, word: str) -> None:
+    patients = f"patient_id,birth_date,death_date\na,1950-01-02,{word}\nb,{word},{word}\n"
+    claims, _ = read_folder(
+        write_files(tmp_path, claims__csv=HEAD + "a,2001-02-03,428.0\n", patients__csv=patients)
+    )
+    assert claims.subjects is not None
+    assert claims.subjects["birth"].to_list() == ["1950-01-02", None]
+    assert claims.subjects["death"].to_list() == [None, None]
+    assert claims.findings == []
+
+
+def to_days(*texts: str) -> list[int]:
+    return [(date.fromisoformat(text) - date(1970, 1, 1)).days for text in texts]
+
+
+def test_placeholders_lie_far_from_other_dates() -> None:
+    usual = dict.fromkeys(range(*to_days("2005-01-01", "2007-01-01")), 5)
+    special = to_days("1900-01-01", "1753-01-01", "9999-12-31", "2037-07-07")
+    assert set(special) <= unknown_dates.find_unknown_days(usual)
+    # a day of nobody's calendar on which rows pile up, and one that is merely rare
+    piled, rare = to_days("1950-05-05", "1950-09-09")
+    unknown = unknown_dates.find_unknown_days(usual | {piled: 90})
+    assert piled in unknown
+    assert rare not in unknown_dates.find_unknown_days(usual | {rare: 2})
+    # people of more than a hundred years, and dates that were shifted
+    old = dict.fromkeys(range(*to_days("1899-06-01", "1910-01-01"), 30), 1)
+    assert to_days("1901-01-01")[0] not in unknown_dates.find_unknown_days(old)
+    shifted = dict.fromkeys(range(*to_days("2030-01-01", "2190-01-01"), 30), 1)
+    assert to_days("2037-07-07")[0] not in unknown_dates.find_unknown_days(shifted)
+
+
+def test_births_of_months_and_years(tmp_path: Path) -> None:
+    files = {"claims__csv": HEAD + "a,2001-02-03,428.0\n"}
+    for text, options, born in (
+        ("1950", {}, "1950-07-01"),
+        ("1950.0", {}, "1950-07-01"),
+        ("195006", {"date_format": "yyyymm"}, "1950-06-01"),
+        ("1950-06", {}, "1950-06-01"),
+    ):
+        table = f"patient_id,birth_date\na,{text}\n"
+        claims, events = read_folder(write_files(tmp_path, **files, patients__csv=table), **options)
+        assert claims.subjects is not None
+        assert dates.parse_days(claims.subjects["birth"]).to_list() == to_days(born)
+        assert events["date"].to_list() == ["2001-02-03"]
+
+
+# --- reversals
+
+
+def test_reversals_remove_as_many_rows_as_there_are(ingest: Ingest) -> None:
+    """Against pandas: the sum of the signs of each claim line is what is left of it."""
+    lines = [
+        "a,2005-01-01,250.00,100.00,paid",
+        "a,2005-01-01,250.00,(100.00),paid",
+        "a,2005-01-01,250.00,120.00,paid",  # billed again
+        "b,2005-01-01,250.00,80,paid",
+        "b,2005-01-01,401.9,80,paid",
+        "b,2005-01-01,401.9,-20,paid",  # less, not void
+        "c,2005-01-01,250.00,50,paid",
+        "c,2005-01-01,250.00,50.00-,paid",
+    ]
+    outcome = ingest(
+        lines, "--min-codes", "1", "--col", "amount=net", header="patient_id,date,icd9,net,kind"
+    )
+    assert outcome.code == 0
+    assert outcome.count_codes() == {"ICD9//250.00": 2, "ICD9//401.9": 1}
+
+
+def test_frequency_codes_void_and_replace(ingest: Ingest) -> None:
+    header = "patient_id,date,icd9,claim_id,clm_freq_cd"
+    lines = [
+        "a,2005-01-01,250.00,1,1",
+        "a,2005-01-01,250.00,1,8",  # void
+        "b,2005-01-01,250.00,2,1",
+        "b,2005-01-01,401.9,2,7",  # replaces the line with another diagnosis
+        "c,2005-01-01,428.0,3,1",
+    ]
+    outcome = ingest(lines, "--min-codes", "1", header=header)
+    assert outcome.count_codes() == {"ICD9//401.9": 1, "ICD9//428.0": 1}
+    assert "clm_freq_cd" in outcome.screen
+
+
+def test_columns_that_may_mark_reversals_are_named(ingest: Ingest) -> None:
+    lines = [f"p{i},2005-01-0{i},250.00,{-i}" for i in range(1, 9)]
+    outcome = ingest(lines, "--min-codes", "1", header="patient_id,date,icd9,paid")
+    assert outcome.read_events().height == len(lines)
+    assert "Give --col amount='paid' to leave them out" in outcome.screen
+
+
+def test_words_of_the_claims_and_claims_line_feed() -> None:
+    frame = pl.DataFrame({"status": ["0", "1", "2", None]})
+    words = reversals.list_words("CLM_ADJSMT_TYPE_CD")
+    assert reversals.mark_reversals(frame, words)["reversal"].to_list() == [0, 1, 2, 0]
+    assert codes.shape_text("E11.9 A") == "x99.9 x"
