@@ -171,8 +171,7 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert (use["recordings"], use["channels"]) == (1, {"C4-M1": 1})
     assert (use["seconds"], use["labelled_seconds"], use["unknown_texts"]) == (240.0, 90.0, 1)
     groups = {group["kind"]: group for group in use["files_left"]}
-    assert groups.keys() == {".txt", ".csv"}
-    assert groups[".txt"]["examples"] == ["hypnogram.txt"]
+    assert groups.keys() == {".csv"}
     assert groups[".csv"]["reason"] == "they need --map"
     assert run("tokenize", "generic/staging", "--json") == 0
     use = json.loads(capsys.readouterr().out)["use"]
@@ -182,7 +181,7 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W")])
-    Path("map.toml").write_text('[labels]\n"sleep W" = "W"\n')
+    Path("map.toml").write_text('[labels]\n"sleep W" = "awake"\n')
     assert run("ingest", "generic", "raw", "--map", "map.toml") == 4
     assert "none of 1 annotations has a text of [labels]" in capsys.readouterr().err
     Path("table.csv").write_text("recording,label\nnight-x,ill\n")

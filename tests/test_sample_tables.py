@@ -62,12 +62,12 @@ DIALECTS = {
     "tabs and UTF-16": (
         "a.txt",
         lines("Zeit [ms]\tEKG [µV]\n", lambda i, v: f"{2 * i}\t{comma(v)}").encode("utf-16"),
-        [("EKG", "µV", 500.0)],
+        [("EKG", "uV", 500.0)],
     ),
     "latin-1": (
         "a.csv",
         lines("Zeit [ms];EKG [µV]\n", lambda i, v: f"{2 * i};{comma(v)}").encode("latin-1"),
-        [("EKG", "µV", 500.0)],
+        [("EKG", "uV", 500.0)],
     ),
     "sep line and round brackets": (
         "a.csv",
@@ -441,11 +441,11 @@ SIGNALS = (
     ' "ECG"], "sampling rate": 500, "channels": [2]}}\n# EndOfHeader\n'
 )
 FORMS = {
-    "Apple ECG": ("ecg_2020-01-01.csv", lines(APPLE, lambda _, v: f"{v}"), [("Lead I", "µV", 512)]),
+    "Apple ECG": ("ecg_2020-01-01.csv", lines(APPLE, lambda _, v: f"{v}"), [("Lead I", "uV", 512)]),
     "Apple ECG in German": (
         "ecg.csv",
         lines(APPLE.replace("Sample Rate,512 hertz", "Messrate,512 Hertz"), lambda _, v: comma(v)),
-        [("Lead I", "µV", 512)],
+        [("Lead I", "uV", 512)],
     ),
     "ActiGraph (raw acceleration)": (
         "a.csv",

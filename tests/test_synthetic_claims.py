@@ -385,7 +385,7 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
 
 
 def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
-    from bitimely_core.claims import clean, codebook, codes, dates, phecode_maps, sources
+    from bitimely_core.claims import clean, codebook, dates, phecode_maps, sources
     from bitimely_core.claims.job import CleaningFindings
     from bitimely_core.claims.pass2_write import resolve_duplicates
     from bitimely_core.formats.source import scan_folder

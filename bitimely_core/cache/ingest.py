@@ -361,11 +361,15 @@ def load_previous_parts(
 
 
 def _compare_settings(old: CacheSettings, run: IngestRun, path: Path) -> None:
-    """Raises UserError (settings_differ, exit 2) with a finding for each key that differs."""
+    """Raises UserError (settings_differ, exit 2) with a finding for each key that differs.
+
+    A map is an input, as the files are: what it changes is read again.
+    """
     hint = "Give the same options, another folder, or --force-new to read everything again"
     if run.dataset.facts.kind == "recordings":
         hint = f"To replace it: {run.command} --force-new"
-    raise_differences(old.flatten(), run.settings.flatten(), path, hint)
+    before, now = (settings.flatten() | {"map": None} for settings in (old, run.settings))
+    raise_differences(before, now, path, hint)
 
 
 def _open_notes(run: IngestRun, *, force_new: bool, is_part: bool = False) -> Path:

@@ -400,7 +400,9 @@ def _find_reference(
         return None
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
+    stated = chosen.annotations.path if chosen.annotations else ""
     rels = [rel for rel in source.files if SUFFIXES.get(find_suffix(rel)) == "table"]
+    rels = [rel for rel in rels if rel != stated]
     reference = find_reference_table(source, rels, keys)
     if isinstance(reference, ReferenceTable):
         recordings.pop(reference.rule.path, None)

@@ -67,9 +67,11 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
     if end < length + EPOCH:
         return []
     fits = [step for step in (1, 2, 4, 5, 10, 15, 20, 60) if _fits(notes, step, length)]
-    hint = f"If its epochs last {fits[0]} s, write epoch = {fits[0]} in [labels] of the map"
+    hint = ""
+    if fits:
+        hint = f"If its epochs last {fits[0]} s, write epoch = {fits[0]} in [labels] of the map"
     problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
-    return [input_warning(code, problem, "what is beyond is dropped", hint if fits else "")]
+    return [input_warning(code, problem, "what is beyond is dropped", hint)]
 
 
 def _fits(notes: list[Annotation], step: float, length: float) -> bool:

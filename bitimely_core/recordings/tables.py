@@ -258,9 +258,11 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
     columns = [[cell.strip() for cell in cells] for cells in zip(*rows, strict=True)]
     counts = [len({keys[cell] for cell in cells if cell in keys}) for cells in columns]
     named = max(counts)
-    if 2 * named <= len(set(keys.values())):
-        return None
     place = counts.index(named)
+    rows_of_recordings = sum(cell in keys for cell in columns[place])
+    # several rows a recording are annotations
+    if 2 * named <= len(set(keys.values())) or rows_of_recordings > 1.5 * named:
+        return None
     filled = {
         name: [
             cell

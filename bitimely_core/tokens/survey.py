@@ -347,7 +347,7 @@ LEFT_OUT = {  # key of `left_out` -> its reason
     "unit": LeftOut(
         Reason.UNIT,
         "recordings in another unit than most were left out",
-        hint="State the right units in [units] of the map at ingest (generic)",
+        hint="State the right units in the map at ingest (generic): [units]",
     ),
     "too_short": LeftOut(Reason.LENGTH, "recordings or segments are shorter than a window"),
     "times_behind": LeftOut(

@@ -250,7 +250,7 @@ def _scan_files(
 
 def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[LabelFile, ...]]:
     """Recording -> its label files, where labels are read."""
-    if plan.labels is None:
+    if not plan.opens_labels:
         return {}
     rels = dict.fromkeys(list_signal_files(source), FileRule())
     return find_labels(source, rels, NO_RULES, bids=files.is_bids(source)).files
