@@ -7,6 +7,8 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -15,14 +17,20 @@ from bitimely_core.config import validate
 from bitimely_core.errors import Reason, UserError, clean, input_error
 from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables, wfdb
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, split_mark
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays
 from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.joining import find_channel_folders
+from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
+from bitimely_core.recordings.labels import find_labels
 from bitimely_core.recordings.mapping import (
+    NO_RULES,
     SUFFIXES,
+    FileRule,
     Format,
+    LabelFile,
     RecordingMap,
     find_suffix,
     list_recording_keys,
@@ -32,6 +40,9 @@ from bitimely_core.recordings.sample_tables import list_channel_names
 from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
+MOST_WORDS = 100  # texts of labels that are listed
+# by which label files are read for their texts alone
+ANY_TIME = RecordingTime(datetime(2000, 1, 1, 20), 7 * 86400.0, 1.0)
 FILES = 200  # of a group whose headers are read
 NIGHTS = 20  # of a group whose annotations are read
 ROWS = 1000  # of a table
@@ -80,6 +91,13 @@ ROLES = {  # key of [table] -> usual names of its column
 }
 
 
+class LabelWord(NamedTuple):
+    """A text of annotations."""
+
+    text: str
+    is_listed: bool = False  # in a list of stages, in which letters and digits alone are stages
+
+
 class TableContent(NamedTuple):
     """The first rows of a table: name of a column -> its cells."""
 
@@ -94,8 +112,14 @@ def write_template(source: Source) -> str:
     """
     rels = _list_recordings(source)
     contents = _read_tables(source, rels)
-    beside = _find_label_tables(rels, contents)
-    groups = _group_files(rel for rel in rels if rel not in beside)
+    tables_beside = _find_label_tables(rels, contents)
+    candidates = [rel for rel in rels if rel not in tables_beside]
+    rules = dict.fromkeys(candidates, FileRule())
+    labels = find_labels(source, rules, NO_RULES, bids=is_bids(source), skipped={*tables_beside})
+    candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
+    others = [rel for rel in candidates if rel in contents and not _holds_samples(source, rel)]
+    chosen = [rel for rel in candidates if rel not in others] or candidates
+    groups = _group_files(chosen)
     if not groups:
         problem, wanted = "no recordings there", f"expected {', '.join(SUFFIXES)}"
         raise input_error(Reason.NO_INPUT, problem, wanted, file=str(source.root))
@@ -103,23 +127,66 @@ def write_template(source: Source) -> str:
         "# Map of a folder for: bitimely ingest generic FOLDER --map THIS-FILE",
         "# All keys: docs/generic.md. Lines with TO STATE hold what no file says.",
     ]
-    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
-    texts: Counter[str] = Counter()
+    lines += [f"# {clean(rel, 100)} is no table of samples: not read" for rel in others[:LISTED]]
+    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in chosen})
+    texts: Counter[LabelWord] = Counter()
     for (folder, ending), members in groups.items():
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         match = JOINING_LINE if members[0] in joined else MATCH_LINE
         lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
         lines += _describe_group(source, members, texts)
-    for rel, column in beside.items():
+        lines += _describe_label_files([labels.files.get(rel, ()) for rel in members], texts)
+    for rel, column in tables_beside.items():
         lines += ["", *_describe_table(rel, column, contents[rel])]
-    if texts:
-        lines += ["", LABELS_LINE]
-    for text, times in texts.most_common(100):
-        lines.append(f"# {_quote(text)} = {_quote(text)}  # {times} times")
+    lines += _describe_words(texts)
     text = "\n".join(lines) + "\n"
     validate(RecordingMap, tomllib.loads(text), "the map")
     return text
+
+
+def _holds_samples(source: Source, rel: str) -> bool:
+    facts = sniff_file(source, rel)
+    return facts is not None and table_facts.looks_like_samples(facts)
+
+
+def _describe_label_files(
+    files: Sequence[Sequence[LabelFile]], texts: Counter[LabelWord]
+) -> list[str]:
+    """Lines on the label files of a group of recordings; their texts are counted in `texts`."""
+    named = [same for same in files if same]
+    if not named:
+        return ['# labels = "folder/{stem}*"  # TO STATE where label files have other names']
+    for same in named[:NIGHTS]:
+        for file in same:
+            with suppress(UserError):  # the ingest says what is wrong with it
+                source = read_label_file(file, ANY_TIME, None, None)
+                texts.update(LabelWord(note.label, source.is_listed) for note in source.notes)
+    return [
+        f"# labels: {len(named)} of {len(files)} have a file of labels, "
+        f"such as {clean(named[0][0].rel, 100)}"
+    ]
+
+
+def _describe_words(texts: Counter[LabelWord]) -> list[str]:
+    """Lines of [labels]: each text with its count, and the stage that it is read as."""
+    if not texts:
+        return []
+    lines = ["", LABELS_LINE]
+    for word, times in texts.most_common(MOST_WORDS):
+        text = split_mark(word.text)[0]
+        stage = name_listed_stage(text) if word.is_listed else name_stage(text)
+        counted = f"{times} times" if times > 1 else "once"
+        if stage:
+            lines.append(f"# {_quote(word.text)} = {_quote(stage)}  # {counted}, read so")
+        elif stage == "":
+            lines.append(f"# {_quote(word.text)}  # {counted}, an epoch that is not scored")
+        else:
+            line = f"# {_quote(word.text)} = {_quote(word.text)}"
+            lines.append(f"{line}  # {counted}; TO STATE where it is a stage or a class")
+    if len(texts) > MOST_WORDS:
+        lines.append(f"# and {len(texts) - MOST_WORDS} further texts")
+    return lines
 
 
 def _list_recordings(source: Source) -> list[str]:
@@ -223,7 +290,7 @@ def _find_file_column(content: TableContent, keys: set[str]) -> str:
     return ""
 
 
-def _describe_group(source: Source, rels: Sequence[str], texts: Counter[str]) -> list[str]:
+def _describe_group(source: Source, rels: Sequence[str], texts: Counter[LabelWord]) -> list[str]:
     """Lines of a group of files: rates and channels; their annotations are counted in `texts`."""
     kind = SUFFIXES[find_suffix(rels[0])]
     if kind == "table":
@@ -251,14 +318,14 @@ def _describe_group(source: Source, rels: Sequence[str], texts: Counter[str]) ->
 
 
 def _read_header(
-    source: Source, rel: str, kind: Format, texts: Counter[str] | None
+    source: Source, rel: str, kind: Format, texts: Counter[LabelWord] | None
 ) -> list[tuple[str, float]]:
     """Channels and rates by the header of a file; its annotations are counted in `texts`."""
     if kind == "edf":
         path = source.path(rel)
         header = edf_header.read_header(path, required=())
         if texts is not None:
-            texts.update(note.label for note in edf.read_annotations(path, header)[0])
+            texts.update(LabelWord(n.label) for n in edf.read_annotations(path, header)[0])
         return [(channel.label, header.rate(channel)) for channel in header.channels]
     if kind != "wfdb":
         return []
@@ -266,7 +333,7 @@ def _read_header(
     beside = f"{rel.removesuffix('.hea')}.atr"
     if texts is not None and beside in source.files:
         notes = read_annotations(source.path(beside), record.frame_rate)
-        texts.update(note.label for note in notes.list_codes("both"))
+        texts.update(LabelWord(note.label) for note in notes.list_codes("both"))
     return [(channel.name, record.rate(channel)) for channel in record.channels]
 
 
