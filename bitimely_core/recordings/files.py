@@ -122,18 +122,16 @@ def list_units(
     """The units of a folder, findings about the folder, and the account of its tables."""
     bids = is_bids(source)
     recordings, label_arrays, passed_over = _find_files(source, chosen, formats, bids=bids)
-    has_view = len(formats) > 1 and not bids  # data sets of one format have no view of classes
-    reference = _find_reference(source, chosen, recordings) if has_view else None
+    headed = True
+    reference = _find_reference(source, chosen, recordings, formats)
     if isinstance(reference, ReferenceTable):
-        yield reference.finding
         chosen = chosen.model_copy(update={"table": reference.rule})
         passed_over.add(reference.rule.path)
-    elif reference:
-        yield reference
+        headed, reference = reference.headed, reference.finding
+    yield from [reference] if reference else []
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
-    headed = not isinstance(reference, ReferenceTable) or reference.headed
     findings, rows = _read_table(source, chosen, headed=headed)
     yield from findings
     for rel in recordings:
@@ -143,7 +141,7 @@ def list_units(
         findings, notes = read_annotations(source, chosen.annotations)
         yield from findings
     labels = LabelTables(rows, notes)
-    scored = list_scored(source)
+    annotation_files = _list_annotation_files(source, recordings, label_arrays)
     unfilled = _find_unfilled(source, recordings)
     yield from unmatched.report_unfilled(unfilled)
     units: list[IngestUnit] = []
@@ -153,12 +151,11 @@ def list_units(
             units.append(_make_faulty_unit(rel, names[rel], source.rejected[rel]))
             continue
         info = describe_recording(rel, names[rel], keys.keys[rel], rule, chosen, labels, options)
-        if kind == "edf":
-            info = replace(info, annotation_files=choose_scored(rel, scored))
-        elif rel in label_arrays:
-            info = replace(info, annotation_files=(label_arrays[rel],))
-        elif kind == "wfdb":
-            info = replace(info, unfilled=PurePosixPath(rel).parent.as_posix() in unfilled)
+        info = replace(
+            info,
+            annotation_files=annotation_files.get(rel, ()),
+            unfilled=PurePosixPath(rel).parent.as_posix() in unfilled,
+        )
         infos[rel] = info
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=rule.annotators))
@@ -191,6 +188,22 @@ def _find_files(
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 
 
+def _states_classes(rule: FileRule) -> bool:
+    return bool(rule.label or rule.label_column or "(?P<label>" in rule.match)
+
+
+def _list_annotation_files(
+    source: Source,
+    recordings: Mapping[str, tuple[Format, FileRule]],
+    label_arrays: Mapping[str, str],
+) -> dict[str, tuple[str, ...]]:
+    """Recording -> the files of scored events, or the array of labels, that belong to it."""
+    scored = list_scored(source)
+    files = {rel: (labels,) for rel, labels in label_arrays.items()}
+    edfs = [rel for rel, (kind, _) in recordings.items() if kind == "edf"]
+    return files | {rel: choose_scored(rel, scored) for rel in edfs}
+
+
 def _find_unfilled(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
 ) -> dict[str, list[str]]:
@@ -221,13 +234,18 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
 
 
 def _find_reference(
-    source: Source, chosen: RecordingMap, recordings: dict[str, tuple[Format, FileRule]]
+    source: Source,
+    chosen: RecordingMap,
+    recordings: dict[str, tuple[Format, FileRule]],
+    formats: tuple[Format, ...],
 ) -> ReferenceTable | Finding | None:
-    """The table of classes beside recordings whose classes no map states; it is no recording."""
-    states_classes = any(
-        rule.label or rule.label_column or "(?P<label>" in rule.match for rule in chosen.files
-    )
-    if chosen.table or states_classes:
+    """The table of classes beside recordings whose classes no map states; it is no recording.
+
+    A BIDS folder has its own, and data sets of one format have no view of classes.
+    """
+    if chosen.table or any(map(_states_classes, chosen.files)):
+        return None
+    if is_bids(source) or len(formats) == 1:
         return None
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
