@@ -418,9 +418,10 @@ def predict(
             help="Channel of the run = channel of the files, or a TOML file; may be repeated.",
         ),
     ] = None,
-    at: Annotated[
+    times: Annotated[
         Path | None,
         Option(
+            "--at",
             metavar="FILE",
             help="Times of a run on points, such as beats: a table of seconds, or annotations of "
             "WFDB or EDF+. Default: the annotations without a duration beside the recording.",
@@ -456,7 +457,7 @@ def predict(
             run,
             files,
             channel_map=channel_map or (),
-            at=at,
+            times=times,
             calibrate_on=calibrate_on,
             out=out,
             jobs=jobs,

@@ -104,7 +104,7 @@ def test_windows_around_points_are_those_of_evaluate(
     assert predict(home, tmp_path / "out", record, *options) == 0
     require_equal(scored, pl.read_parquet(tmp_path / "out" / "predictions.parquet"))
     frame = bitimely.from_pretrained("beats", workspace=home / "ws").predict(
-        record, at=options[1] if options else None
+        record, times=options[1] if options else None
     )
     require_equal(scored, frame)
 

@@ -16,7 +16,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -96,14 +96,22 @@ def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.n
                 problem = f"{safe_text(name)} is a {variable.kind}"
                 raise refuse(problem, "expected an array of real numbers")
             return _decode(variable, data)
-        numeric = [variable for variable in variables.values() if variable.kind in NUMBERS]
-        if len(numeric) > 1:
-            numeric = [variable for variable in numeric if not variable.is_vector_of(beside)]
+        numeric = _list_numeric(variables.values(), beside)
         if len(numeric) != 1:
             problem = f"has {len(numeric)} arrays of real numbers"
             hint = "Name it: `variable` in [[files]] of the map"
             raise refuse(problem, f"expected one; {content}", hint)
         return _decode(numeric[0], data)
+
+
+def _list_numeric(
+    variables: Iterable[MatlabVariable], beside: Collection[str]
+) -> list[MatlabVariable]:
+    """The arrays of real numbers; where there are several, without vectors named in `beside`."""
+    numeric = [variable for variable in variables if variable.kind in NUMBERS]
+    if len(numeric) == 1:
+        return numeric
+    return [variable for variable in numeric if not variable.is_vector_of(beside)]
 
 
 def read_vector(path: Path, names: Collection[str], length: int) -> np.ndarray | None:

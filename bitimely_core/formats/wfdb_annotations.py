@@ -123,7 +123,7 @@ def read_rows(
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
         raise refuse(f"does not read as annotations ({type(error).__name__})") from None
-    if not math.isfinite(rate) or rate <= 0:
+    if not 0 < rate < math.inf:
         problem, wanted = "states no sampling frequency", "expected the header of its record"
         raise refuse(problem, wanted, hint="Put the .hea file of the record beside it")
     if any(time < 0 for time in times):
@@ -144,22 +144,22 @@ def encode_annotations(
         rate: Hz, of the record.
     """
     samples = np.rint(np.asarray(times) * rate).astype(np.int64)
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", record)
     with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         import wfdb
 
-        known = set(wfdb.io.annotation.ann_label_table["symbol"]) - {COMMENT, " "}
+        symbols = set(wfdb.io.annotation.ann_label_table["symbol"]) - {COMMENT, " "}
         wfdb.wrann(
-            re.sub(r"[^A-Za-z0-9_-]", "-", record),
+            name,
             WRITTEN,
             samples,
-            symbol=[name if name in known else COMMENT for name in classes],
-            aux_note=["" if name in known else name for name in classes],
+            symbol=[text if text in symbols else COMMENT for text in classes],
+            aux_note=["" if text in symbols else text for text in classes],
             fs=rate,
             write_dir=folder,
         )
-        (file,) = Path(folder).iterdir()
-        return file.read_bytes()
+        return (Path(folder) / f"{name}.{WRITTEN}").read_bytes()
 
 
 def _list_first_notes(path: Path) -> list[str]:

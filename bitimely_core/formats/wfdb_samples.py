@@ -267,10 +267,10 @@ def verify_checksums(
 
     Raises UserError: checksum, initial_value.
     """
-    channels = group.channels
-    if unfilled and not any(c.checksum for c in channels):
+    if unfilled:
         _report_unfilled(group, values, findings)
         return
+    channels = group.channels
     unfilled = not any(c.checksum or c.initial for c in channels)
     damaged = _find_damaged(channels, values)
     if damaged:

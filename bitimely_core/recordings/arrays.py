@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
@@ -45,11 +46,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
             raise input_error(Reason.DIMENSIONS, problem, wanted)
         if values.ndim == 3:
             inside = _load_npy(labels) if labels else inside
-            names = None if inside is None else _name_classes(inside)
-            if names is not None and len(names) != len(values):
-                problem = f"{len(names)} labels of {len(values)} epochs"
-                raise input_error(Reason.DIMENSIONS, problem, "expected one each")
-            return _make_epochs(np.asarray(values), rel, info, names)
+            return _make_epochs(np.asarray(values), rel, info, inside)
         table = np.asarray(values).reshape(len(values), -1)
         turned = is_turned(table.shape, info)
         signals = _make_array_signals(table.T if turned else table, info)
@@ -80,12 +77,16 @@ def _report_turned(shape: tuple[int, ...]) -> Finding:
 
 
 def _make_epochs(
-    values: np.ndarray, rel: str, info: RecordingInfo, names: Sequence[str | None] | None
+    values: np.ndarray, rel: str, info: RecordingInfo, labels: np.ndarray | None
 ) -> Record:
     """Epochs [epochs, channels, samples] or [epochs, samples, channels] as segments.
 
-    `names`: their classes. Raises UserError: dimensions, physical_range.
+    `labels`: their classes. Raises UserError: dimensions, physical_range.
     """
+    names = [None] * len(values) if labels is None else _name_classes(labels)
+    if len(names) != len(values):
+        problem = f"{len(names)} labels of {len(values)} epochs"
+        raise input_error(Reason.DIMENSIONS, problem, "expected one each")
     if not is_turned(values.shape[1:], info):
         values = values.transpose(0, 2, 1)
     count, channels, length = values.shape
@@ -96,7 +97,7 @@ def _make_epochs(
         for onset, epoch in zip(onsets, values, strict=True)
         for signal in _make_array_signals(epoch.T, info)
     ]
-    events = name_epochs(onsets, seconds, names or [None] * count)
+    events = name_epochs(onsets, seconds, names)
     finding = report_epochs(count, seconds, timed=False)
     requirement = f"of {channels} channels; {finding.requirement}"
     findings = [
@@ -135,29 +136,50 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     folder. Of several the one is taken whose name is that of the epochs but for words such as `X`
     and `labels`; beside an array that is no epochs its name must have such a word.
     """
-    shapes = {rel: _read_shape(source, rel) for rel in rels if find_suffix(rel) == ".npy"}
-    tables = {_name_place(rel, shape): rel for rel, shape in shapes.items() if len(shape) > 1}
-    flat: dict[tuple[PurePosixPath, int], list[str]] = {}
-    for rel in source.files if tables else ():
-        place = _name_place(rel, _read_shape(source, rel)) if find_suffix(rel) == ".npy" else None
-        if place in tables and rel not in tables.values() and _holds_labels(source.path(rel)):
+    arrays = [rel for rel in rels if find_suffix(rel) == ".npy"]
+    shapes = {rel: _read_shape(source, rel) for rel in arrays}
+    places = {_name_place(rel, shape) for rel, shape in shapes.items() if len(shape) > 1}
+    flat = _list_flat_arrays(source, places) if places else {}
+    epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
+    of_epochs = _pair_labels(epochs, flat)
+    named = filter(_is_called_labels, chain.from_iterable(flat.values()))
+    return LabelArrays(of_epochs, set(named) - set(of_epochs.values()))
+
+
+Place = tuple[PurePosixPath, int]
+"""The folder of an array, and its length."""
+
+
+def _list_flat_arrays(source: Source, places: Container[Place]) -> dict[Place, list[str]]:
+    """The arrays of a folder that can hold labels, by their place, where it is one of `places`."""
+    flat: dict[Place, list[str]] = {}
+    for rel in source.files:
+        if find_suffix(rel) != ".npy":
+            continue
+        place = _name_place(rel, _read_shape(source, rel))
+        if place in places and _holds_labels(source.path(rel)):
             flat.setdefault(place, []).append(rel)
-    epochs = [rel for rel, shape in shapes.items() if len(shape) == 3]
-    places = Counter(_name_place(rel, shapes[rel]) for rel in epochs)
-    of_epochs: dict[str, str] = {}
-    for rel in epochs:
-        place = _name_place(rel, shapes[rel])
+    return flat
+
+
+def _pair_labels(epochs: Mapping[str, Place], flat: Mapping[Place, list[str]]) -> dict[str, str]:
+    """Array of epochs -> the array of its labels, where it is clear which one that is."""
+    counts = Counter(epochs.values())
+    pairs: dict[str, str] = {}
+    for rel, place in epochs.items():
         beside = flat.get(place, [])
         same = [other for other in beside if _strip_words(other) == _strip_words(rel)]
-        chosen = same or (beside if places[place] == 1 else [])
+        chosen = same or (beside if counts[place] == 1 else [])
         if len(chosen) == 1:
-            of_epochs[rel] = chosen[0]
-    named = {rel for same in flat.values() for rel in same if LABEL_WORDS & set(_list_words(rel))}
-    return LabelArrays(of_epochs, named - set(of_epochs.values()))
+            pairs[rel] = chosen[0]
+    return pairs
 
 
-def _name_place(rel: str, shape: tuple[int, ...]) -> tuple[PurePosixPath, int]:
-    """The folder of an array, and its length."""
+def _is_called_labels(rel: str) -> bool:
+    return not LABEL_WORDS.isdisjoint(_list_words(rel))
+
+
+def _name_place(rel: str, shape: tuple[int, ...]) -> Place:
     return PurePosixPath(rel).parent, shape[0] if shape else -1
 
 
@@ -194,15 +216,15 @@ def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | No
     if find_suffix(path.name) != ".npz":
         return _load_npy(path), None
     arrays = _load_npz(path)
-    labels = [name for name, a in arrays.items() if name.lower() in LABEL_WORDS and a.ndim == 1]
-    samples = [name for name, a in arrays.items() if name not in labels and a.ndim > 0]
-    if variable:
-        samples = [name for name in samples if name == variable]
+    labels = {name for name in arrays if name.lower() in LABEL_WORDS and arrays[name].ndim == 1}
+    samples = {name for name in arrays if arrays[name].ndim > 0} - labels
+    samples &= {variable} if variable else samples
     if len(samples) != 1:
         problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
         hint = "Name that of the samples: `variable` in [[files]] of the map"
         raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
-    return arrays[samples[0]], arrays[labels[0]] if len(labels) == 1 else None
+    classes = [arrays[name] for name in labels]
+    return arrays[samples.pop()], classes[0] if len(classes) == 1 else None
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
@@ -254,8 +276,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
             labels = matlab.read_vector(path, LABEL_WORDS, len(values))
-            names = None if labels is None else _name_classes(labels)
-            return _make_epochs(values, rel, info, names)
+            return _make_epochs(values, rel, info, labels)
         if is_turned(values.shape, info):
             values = values.T
         signals = _make_array_signals(values, info)

@@ -162,15 +162,14 @@ def list_units(
     recordings, label_arrays, passed_over = _find_files(
         source, chosen, formats, bids=bids, has_map=has_map
     )
-    has_view = len(formats) > 1 and not bids  # data sets of one format have no view of classes
-    reference = _find_reference(source, chosen, recordings) if has_view else None
+    headed = True
+    reference = _find_reference(source, chosen, recordings, formats)
     if isinstance(reference, ReferenceTable):
-        yield reference.finding
         chosen = chosen.model_copy(update={"table": reference.rule})
         passed_over.add(reference.rule.path)
         recordings.pop(reference.rule.path, None)
-    elif reference:
-        yield reference
+        headed, reference = reference.headed, reference.finding
+    yield from [reference] if reference else []
     beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
     yield from beside.findings
     for rel in beside.list_taken() & recordings.keys():
@@ -179,7 +178,6 @@ def list_units(
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
-    headed = not isinstance(reference, ReferenceTable) or reference.headed
     findings, rows = _read_table(source, chosen, headed=headed)
     yield from findings
     for rel in recordings:
@@ -360,6 +358,10 @@ def _find_files(
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 
 
+def _states_classes(rule: FileRule) -> bool:
+    return bool(rule.label or rule.label_column or "(?P<label>" in rule.match)
+
+
 def _find_unfilled(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]]
 ) -> dict[str, list[str]]:
@@ -390,13 +392,18 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
 
 
 def _find_reference(
-    source: Source, chosen: RecordingMap, recordings: dict[str, tuple[Format, FileRule]]
+    source: Source,
+    chosen: RecordingMap,
+    recordings: dict[str, tuple[Format, FileRule]],
+    formats: tuple[Format, ...],
 ) -> ReferenceTable | Finding | None:
-    """The table of classes beside recordings whose classes no map states; it is no recording."""
-    states_classes = any(
-        rule.label or rule.label_column or "(?P<label>" in rule.match for rule in chosen.files
-    )
-    if chosen.table or states_classes:
+    """The table of classes beside recordings whose classes no map states; it is no recording.
+
+    A BIDS folder has its own, and data sets of one format have no view of classes.
+    """
+    if chosen.table or any(map(_states_classes, chosen.files)):
+        return None
+    if is_bids(source) or len(formats) == 1:
         return None
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}

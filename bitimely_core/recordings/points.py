@@ -59,21 +59,29 @@ def read_times(path: Path, recordings: Sequence[Path] = ()) -> PointTimes:
     """
     if not path.is_file():
         raise usage_error("no such file", code=Reason.NOT_FOUND, file=str(path), field="--at")
-    kind = SUFFIXES.get(find_suffix(path.name))
+    kind = "table" if find_suffix(path.name) == ".txt" else SUFFIXES.get(find_suffix(path.name))
     with locate_errors(path):
-        if kind == "table" or find_suffix(path.name) == ".txt":
+        if kind == "table":
             by_recording = _read_table_times(path)
         elif kind == "edf":
-            notes = edf.read_recording(path, required=()).annotations
-            points = [note for note in notes if note.duration == 0] or notes
-            by_recording = {ANY: [note.onset for note in points]}
+            by_recording = {ANY: _read_edf_times(path)}
         else:
-            rows = read_rows(path, _find_frame_rate(path, recordings))
-            beats = [row for row in rows if row[1] in BEATS] or rows
-            by_recording = {ANY: [seconds for seconds, _, _ in beats]}
+            by_recording = {ANY: _read_wfdb_times(path, recordings)}
         if not any(by_recording.values()):
             raise input_error(Reason.NO_INPUT, "holds no time", "expected seconds, one a line")
     return PointTimes(str(path), by_recording)
+
+
+def _read_edf_times(path: Path) -> list[float]:
+    notes = edf.read_recording(path, required=()).annotations
+    points = [note.onset for note in notes if note.duration == 0]
+    return points or [note.onset for note in notes]
+
+
+def _read_wfdb_times(path: Path, recordings: Iterable[Path]) -> list[float]:
+    rows = read_rows(path, _find_frame_rate(path, recordings))
+    beats = [seconds for seconds, symbol, _ in rows if symbol in BEATS]
+    return beats or [seconds for seconds, _, _ in rows]
 
 
 def _read_table_times(path: Path) -> dict[str, list[float]]:
@@ -85,20 +93,24 @@ def _read_table_times(path: Path) -> dict[str, list[float]]:
         if isinstance(row, Finding):
             raise finding_to_error(row)
         rows.append((row.row, tuple(row.cells)))
-    by_name = {name.lower(): place for place, name in enumerate(names)}
-    column = next((by_name[name] for name in TIMES if name in by_name), None)
+    column, recording = _find_column(names, TIMES), _find_column(names, RECORDINGS)
     if column is None and len(names) == 1 and tables.NUMBER.fullmatch(names[0]):
         rows.insert(0, (1, names))
         column = 0
     if column is None:
         problem = f"names none of the columns {', '.join(TIMES[:4])}"
         raise input_error(Reason.SCHEMA, problem, "expected one time a line, or such a column")
-    recording = next((by_name[name] for name in RECORDINGS if name in by_name), None)
     times: dict[str, list[float]] = {}
     for number, cells in rows:
         name = ANY if recording is None else PurePosixPath(cells[recording].strip()).name
         times.setdefault(name, []).append(_parse_time(cells[column], number, names[column]))
     return times
+
+
+def _find_column(names: Sequence[str], usual: Sequence[str]) -> int | None:
+    """The position of the first of the usual names that a column has."""
+    places = {name.lower(): place for place, name in enumerate(names)}
+    return next((places[name] for name in usual if name in places), None)
 
 
 def _parse_time(cell: str, row: int, column: str) -> float:

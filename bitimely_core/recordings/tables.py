@@ -5,13 +5,13 @@ They have one row a recording or subject, or one row an annotation; BIDS folders
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,12 +92,13 @@ def read_attributes(
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
         for row in tables.read_rows(path, names, key=[key], delimiter=delimiter):
-            if isinstance(row, Finding) and row.level == "warning":
+            if isinstance(row, tables.TableRow):
+                parsed = _parse_attributes(row, names, columns, table)
+            elif row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
-            parsed = (
-                row if isinstance(row, Finding) else _parse_attributes(row, names, columns, table)
-            )
+            else:
+                parsed = row
             if isinstance(parsed, Finding):
                 faults.append(parsed.at(table.path))
             else:
@@ -198,25 +199,22 @@ def find_reference_table(
         rels: tables that are no recordings.
         keys: names of recordings in tables -> recording.
     """
-    found: list[tuple[ReferenceColumns, str]] = []
+    candidates: list[tuple[ReferenceColumns, str]] = []
     for rel in rels:
         with suppress(UserError):  # whatever it is, it is no such table
             columns = _find_reference_columns(source.path(rel), keys)
             if columns and columns.classes:
-                found.append((columns, rel))
-    if not found:
+                candidates.append((columns, rel))
+    if not candidates:
         return None
-    columns, rel = found[0]
-    if len(found) > 1 or len(columns.classes) > 1:
-        return _report_choice([(rel, table) for table, rel in found])
+    columns, rel = candidates[0]
+    if len(candidates) > 1 or len(columns.classes) > 1:
+        return _report_choice(candidates)
     (label,) = columns.classes
-    counts = Counter(columns.cells[label])
-    shown = ", ".join(f"{safe_text(name, 20)} {n}" for name, n in counts.most_common(SHOWN))
-    rest = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-    named = f"{columns.named} recordings"
     finding = input_warning(
         Reason.LABEL,
-        f"names {named} and their classes: {shown}{rest}",
+        f"names {columns.named} recordings and their classes: "
+        f"{_count_classes(columns.cells[label])}",
         "read for generic/classification",
         "If they are none, give --map with a [table]",
         file=rel,
@@ -224,6 +222,13 @@ def find_reference_table(
     )
     rule = TableRule(path=rel, file=columns.key, label=label, delimiter=columns.delimiter)
     return ReferenceTable(rule, columns.headed, finding)
+
+
+def _count_classes(cells: Sequence[str]) -> str:
+    """The commonest classes with their numbers, in words."""
+    counts = Counter(cells)
+    text = ", ".join(f"{safe_text(name, 20)} {n}" for name, n in counts.most_common(SHOWN))
+    return f"{text} and {len(counts) - SHOWN} more" if len(counts) > SHOWN else text
 
 
 class ReferenceColumns(NamedTuple):
@@ -246,34 +251,36 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
         return None
     delimiter = sniff_delimiter(path)
     names = tables.read_names(path, delimiter=delimiter)
-    if len(set(names)) < len(names) or "" in names or len(names) < 2:
+    if len({"", *names}) <= len(names):  # a name is empty, or there twice
         return None
-    first = itertools.chain(names, *itertools.islice(_list_rows(path, delimiter), FIRST_ROWS))
-    if keys.keys().isdisjoint(cell.strip() for cell in first):
+    first = chain(names, *islice(_list_rows(path, delimiter), FIRST_ROWS))
+    if keys.keys().isdisjoint(map(str.strip, first)):
         return None
-    rows = list(_list_rows(path, delimiter))
     headed = keys.keys().isdisjoint(names)
-    if not headed:
-        rows.append(names)
-    columns = [[cell.strip() for cell in cells] for cells in zip(*rows, strict=True)]
-    counts = [len({keys[cell] for cell in cells if cell in keys}) for cells in columns]
+    rows = list(_list_rows(path, delimiter))
+    columns = _transpose(rows if headed else [*rows, names])
+    counts = [len(set(map(keys.get, cells)) - {None}) for cells in columns]
     named = max(counts)
     place = counts.index(named)
-    rows_of_recordings = sum(cell in keys for cell in columns[place])
-    # several rows a recording are annotations
-    if 2 * named <= len(set(keys.values())) or rows_of_recordings > 1.5 * named:
+    is_named = [cell in keys for cell in columns[place]]
+    if sum(is_named) > 1.5 * named:  # several rows a recording are annotations
         return None
     filled = {
-        name: [
-            cell
-            for recording, cell in zip(columns[place], cells, strict=True)
-            if recording in keys and cell.lower() not in EMPTY_CELLS
-        ]
+        name: _list_filled(compress(cells, is_named))
         for name, cells in zip(names, columns, strict=True)
-        if name != names[place]
     }
+    del filled[names[place]]
     classes = [name for name, cells in filled.items() if _can_be_classes(cells)]
     return ReferenceColumns(names[place], named, headed, delimiter, filled, classes)
+
+
+def _list_filled(cells: Iterable[str]) -> list[str]:
+    return [cell for cell in cells if cell.lower() not in EMPTY_CELLS]
+
+
+def _transpose(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The columns of rows, without blanks around their cells."""
+    return [list(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
 
 
 def _list_rows(path: Path, delimiter: str) -> Iterator[tuple[str, ...]]:
@@ -297,10 +304,12 @@ def sniff_delimiter(path: Path) -> str:
     return max(marks, key=lambda mark: len(tables.read_names(path, delimiter=mark)))
 
 
-def _report_choice(found: Sequence[tuple[str, ReferenceColumns]]) -> Finding:
+def _report_choice(candidates: Sequence[tuple[ReferenceColumns, str]]) -> Finding:
     """The warning that it is not clear which column holds the classes."""
-    rel, columns = found[0]
-    options = [f"{safe_text(name)} of {file}" for file, table in found for name in table.classes]
+    columns, rel = candidates[0]
+    options = [
+        f"{safe_text(name)} of {file}" for table, file in candidates for name in table.classes
+    ]
     lines = [f"path = {json.dumps(rel)}", f"file = {json.dumps(columns.key)}"]
     lines += [f"label = {json.dumps(columns.classes[0])}"]
     if columns.delimiter != ",":

@@ -332,7 +332,7 @@ def read_recording(
 
 
 def _is_unfilled(source: Source, rel: str) -> bool:
-    """Whether no checksum is filled in beside a WFDB record; not every record there is looked at."""
+    """Whether no checksum is filled in beside a WFDB record; `NEIGHBOURS` there are looked at."""
     folder = PurePosixPath(rel).parent
     beside = (
         other
@@ -433,17 +433,21 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
     record = replace(record, signals=signals, start_time=None)
-    if plan.points:
-        points = [n._replace(label=UNLABELLED) for n in record.annotations if n.duration == 0]
-        return replace(record, annotations=points, attributes={})
     if plan.labels is None:
-        return replace(record, annotations=[], attributes={})
+        points = _list_points(record) if plan.points else []
+        return replace(record, annotations=points, attributes={})
     notes = [
         note._replace(label=plan.labels.get(note.label, note.label))
         for note in record.annotations
         if note.label in plan.labels or not plan.labels
     ]
     return replace(record, annotations=notes)
+
+
+def _list_points(record: Record) -> list[Annotation]:
+    """The annotations without a duration, and without their texts."""
+    points = [note for note in record.annotations if note.duration == 0]
+    return [note._replace(label=UNLABELLED) for note in points]
 
 
 # --- windows
@@ -539,10 +543,9 @@ def _place_unlabelled(
         return [], f"one every {options.stride / options.rate:g} s"
     if not options.points:
         return _cover_segments(signals), "one for each full epoch"
-    points = [note for note in record.annotations if note.duration == 0]
+    points = _list_points(record)
     if points:
-        marks = [note._replace(label=UNLABELLED) for note in points]
-        return marks, f"one around each of {len(points)} times"
+        return points, f"one around each of {len(points)} times"
     step = options.length
     marks = [
         Annotation(stretch.onset + (number + 0.5) * step, 0.0, UNLABELLED)

@@ -143,6 +143,18 @@ class RecordingPrediction(NamedTuple):
         }
 
 
+def _compute_endpoints(windows: Windows, prediction: npt.NDArray[Any]) -> dict[str, EndpointValue]:
+    """Those of a night, of sleep stages in epochs; none of another task."""
+    options = windows.options
+    is_night = windows.task == "classification" and is_staging(windows.class_names)
+    if not is_night or options.points or options.epoch is None:
+        return {}
+    epoch = float(options.epoch)
+    onsets = windows.index["start"].to_numpy() + (options.length - epoch) / 2
+    hypnogram = place_epochs(onsets, prediction.argmax(1), epoch, origin=0.0)
+    return compute_endpoints(hypnogram, windows.class_names, epoch)
+
+
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """A fine-tuned model with what turns recordings into its windows."""
@@ -159,7 +171,7 @@ class Predictor:
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
         prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device)
-        confidence, endpoints, sets = None, {}, None
+        confidence, sets = None, None
         fitted = self.calibration
         threshold = None if fitted is None else fitted.threshold
         if windows.task == "classification":
@@ -168,17 +180,6 @@ class Predictor:
                 tempered = apply_temperature(windows.task, prediction, fitted.temperature)
             confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
             sets = None if threshold is None else predict_sets(tempered, threshold)
-            options = windows.options
-            epoch = 0.0 if options.points else float(options.epoch or 0)
-            if is_staging(windows.class_names) and epoch:
-                starts = windows.index["start"].to_numpy()
-                hypnogram = place_epochs(
-                    starts + (windows.options.length - epoch) / 2,
-                    prediction.argmax(1),
-                    epoch,
-                    origin=0.0,
-                )
-                endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
         reach = threshold if windows.task == "regression" else None
         return RecordingPrediction(
             windows,
@@ -186,7 +187,7 @@ class Predictor:
             confidence,
             sets,
             reach,
-            endpoints,
+            _compute_endpoints(windows, prediction),
             cut.findings,
             cut.placement,
             min(signal.rate for signal in record.signals),
@@ -197,12 +198,12 @@ class Predictor:
         files: str | Path | Sequence[str | Path],
         *,
         channel_map: Sequence[str] = (),
-        at: str | Path | None = None,
+        times: str | Path | None = None,
         batch_size: int | None = None,
         device: str = "auto",
     ) -> pl.DataFrame:
         """The predictions for recordings, folders or caches as one frame
-        (`RecordingPrediction.frame`); writes nothing. `at`: as in `predict`.
+        (`RecordingPrediction.frame`); writes nothing. `times`: as in `predict`.
 
         Raises UserError for the first recording that cannot be read.
         """
@@ -215,7 +216,7 @@ class Predictor:
             self.predict_record(
                 recording.read(), recording.name, batch_size=batch_size, device=device
             )
-            for recording in find_places(paths, options, mapping, at)
+            for recording in find_places(paths, options, mapping, times)
         )
         return pl.concat([prediction.frame() for prediction in predictions])
 
@@ -264,7 +265,7 @@ def predict(
     files: Sequence[str | Path],
     *,
     channel_map: Sequence[str] = (),
-    at: str | Path | None = None,
+    times: str | Path | None = None,
     calibrate_on: Path | None = None,
     out: Path | None = None,
     jobs: int = 1,
@@ -278,9 +279,10 @@ def predict(
     `reports/predict-<run>`).
 
     `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never
-    opened, but for the times of points where the run reads windows around points. `at`: a file with
-    such times (`recordings.points.read_times`), instead of them. `channel_map` has items `WANTED=FOUND` (channel of the run = channel of the files) and
-    TOML files (`ChannelMap`). Confidence and sets are calibrated on the validation windows of the
+    opened, but for the times of points where the run reads windows around points. `times`: a file
+    with such times (`recordings.points.read_times`), instead of them. `channel_map` has items
+    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`).
+    Confidence and sets are calibrated on the validation windows of the
     run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache).
     Every recording has a folder with `predictions.parquet`, of classes `<recording>_events.tsv` and
     `.json` (BIDS derivatives), of sleep stages `<recording>-hypnogram.edf`, of values
@@ -300,7 +302,7 @@ def predict(
     mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    recordings = find_places(list(map(Path, files)), options, mapping, at)
+    recordings = find_places(list(map(Path, files)), options, mapping, times)
     result: PredictResult = {
         "format_version": FORMAT,
         "run": model.run.name,
@@ -341,14 +343,14 @@ def predict(
 
 
 def find_places(
-    paths: Sequence[Path], options: WindowOptions, mapping: ChannelMap, at: str | Path | None
+    paths: Sequence[Path], options: WindowOptions, mapping: ChannelMap, times: str | Path | None
 ) -> list[NewRecording]:
-    """The recordings of `paths`, with the times in file `at` where a run on points is applied.
+    """The recordings of `paths`, with the times in a file where a run on points is applied.
 
     Raises UserError: config (exit 2) for times that the run does not read, or that are of an
     unknown one of several recordings; and the faults of the file.
     """
-    if at is None:
+    if times is None:
         return list(find_recordings(paths, options, mapping, points=options.points))
     if not options.points:
         raise usage_error(
@@ -356,18 +358,18 @@ def find_places(
             "expected a run on a view such as generic/points",
             field="--at",
         )
-    times = read_times(Path(at), paths)
+    points = read_times(Path(times), paths)
     recordings = list(find_recordings(paths, options, mapping))
-    if len(recordings) > 1 and not times.names_recordings:
+    if len(recordings) > 1 and not points.names_recordings:
         raise usage_error(
             f"names no recordings, and {len(recordings)} are to be predicted",
             "expected a column `recording`",
             "Or give one recording at a time",
-            file=str(at),
+            file=str(times),
             field="--at",
         )
     return [
-        recording._replace(read=partial(_read_at, recording, times)) for recording in recordings
+        recording._replace(read=partial(_read_at, recording, points)) for recording in recordings
     ]
 
 
