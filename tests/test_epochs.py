@@ -163,7 +163,7 @@ def test_recordings_without_a_label_are_named(capsys: pytest.CaptureFixture[str]
 
 def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W"), (100.0, 1.0, "Bob")])
-    Path("raw/hypnogram.txt").write_text("0\n0\n")
+    Path("raw/notes.log").write_text("lights off\n")
     Path("raw/README.txt").write_text("about")
     Path("raw/more.csv").write_text("t,x\n0,1\n")
     assert run("ingest", "generic", "raw", "--json") == 0
@@ -171,8 +171,8 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert (use["recordings"], use["channels"]) == (1, {"C4-M1": 1})
     assert (use["seconds"], use["labelled_seconds"], use["unknown_texts"]) == (240.0, 90.0, 1)
     groups = {group["kind"]: group for group in use["files_left"]}
-    assert groups.keys() == {".txt", ".csv"}
-    assert groups[".txt"]["examples"] == ["hypnogram.txt"]
+    assert groups.keys() == {".log", ".csv"}
+    assert groups[".log"]["examples"] == ["notes.log"]
     assert groups[".csv"]["reason"] == "they need --map"
     assert run("tokenize", "generic/staging", "--json") == 0
     use = json.loads(capsys.readouterr().out)["use"]
