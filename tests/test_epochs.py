@@ -181,8 +181,8 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W")])
-    Path("map.toml").write_text('[labels]\n"sleep W" = "W"\n')
+    write_night(Path("raw/a.edf"), [(0.0, 90.0, "apnoea")])
+    Path("map.toml").write_text('[labels]\n"Apnea" = "apnea"\n')
     assert run("ingest", "generic", "raw", "--map", "map.toml") == 4
     assert "none of 1 annotations has a text of [labels]" in capsys.readouterr().err
     Path("table.csv").write_text("recording,label\nnight-x,ill\n")
