@@ -163,7 +163,7 @@ def test_recordings_without_a_label_are_named(capsys: pytest.CaptureFixture[str]
 
 def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W"), (100.0, 1.0, "Bob")])
-    Path("raw/hypnogram.txt").write_text("0\n0\n")
+    Path("raw/notes.log").write_text("lights off\n")
     Path("raw/README.txt").write_text("about")
     Path("raw/more.csv").write_text("t,x\n0,1\n")
     assert run("ingest", "generic", "raw", "--json") == 0
@@ -171,7 +171,8 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert (use["recordings"], use["channels"]) == (1, {"C4-M1": 1})
     assert (use["seconds"], use["labelled_seconds"], use["unknown_texts"]) == (240.0, 90.0, 1)
     groups = {group["kind"]: group for group in use["files_left"]}
-    assert groups.keys() == {".csv"}
+    assert groups.keys() == {".log", ".csv"}
+    assert groups[".log"]["examples"] == ["notes.log"]
     assert groups[".csv"]["reason"] == "they need --map"
     assert run("tokenize", "generic/staging", "--json") == 0
     use = json.loads(capsys.readouterr().out)["use"]
@@ -180,8 +181,8 @@ def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W")])
-    Path("map.toml").write_text('[labels]\n"sleep W" = "awake"\n')
+    write_night(Path("raw/a.edf"), [(0.0, 90.0, "apnoea")])
+    Path("map.toml").write_text('[labels]\n"Apnea" = "apnea"\n')
     assert run("ingest", "generic", "raw", "--map", "map.toml") == 4
     assert "none of 1 annotations has a text of [labels]" in capsys.readouterr().err
     Path("table.csv").write_text("recording,label\nnight-x,ill\n")
