@@ -180,17 +180,23 @@ def _find_files(
         choice = choose_format(rel, chosen)
         if choice and choice[0] in formats:
             recordings[rel] = choice
-    no_samples = {
-        rel
-        for rel, (kind, rule) in recordings.items()
-        if kind == "table" and not is_sample_table(source, rel, rule, has_map=has_map)
-    }
-    segments = find_segments(
-        source, [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
-    )
-    for rel in no_samples | segments:
+    recordings = _drop_other_tables(source, recordings, has_map=has_map)
+    headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
+    segments = find_segments(source, headers)
+    for rel in segments:
         recordings.pop(rel, None)
     return FolderFiles(recordings, passed_over | segments)
+
+
+def _drop_other_tables(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]], *, has_map: bool
+) -> dict[str, tuple[Format, FileRule]]:
+    """The recordings without the tables that are none."""
+    return {
+        rel: (kind, rule)
+        for rel, (kind, rule) in recordings.items()
+        if kind != "table" or is_sample_table(source, rel, rule, has_map=has_map)
+    }
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
