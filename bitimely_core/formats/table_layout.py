@@ -179,12 +179,14 @@ def find_layout(
     if not any(valued):  # a table of texts: its first line has the names
         first = whole[0] if whole else 0
         return Layout(first + 1, first + 1, rows[first] if whole else [], [])
-    rows = _pad_names(rows, body)
     first = next((i for i in whole if _is_row(rows[i], valued, grammar.decimal)), whole[0])
-    header, units = _find_header(lines, rows, first, grammar)
+    texts = _pad_names(rows, body)
+    header, units = _find_header(lines, texts, first, grammar)
     if header is not None:
-        names = _strip_comment(lines[header], rows[header], grammar)
-        return Layout(header + 1 + bool(units), header + 1, names, units)
+        names = _strip_comment(lines[header], texts[header], grammar)
+        below = header + 1 + bool(units)
+        begin = next(i for i in whole if i >= below)  # faulty rows count, other lines do not
+        return Layout(begin, header + 1, names, units)
     if _counts_up(rows[first]) and _has_fractions(body):  # columns called 0, 1, 2 ...
         return Layout(first + 1, first + 1, rows[first], [])
     return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])

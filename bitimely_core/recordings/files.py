@@ -345,15 +345,11 @@ def _find_files(
         choice = choose_format(rel, chosen)
         if choice and choice[0] in formats:
             recordings[rel] = choice
-    no_samples = {
-        rel
-        for rel, (kind, rule) in recordings.items()
-        if kind == "table" and not is_sample_table(source, rel, rule, has_map=has_map)
-    }
+    recordings = _drop_other_tables(source, recordings, has_map=has_map)
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
     label_arrays = find_label_arrays(source, recordings)
-    for rel in no_samples | segments | label_arrays.list_files():
+    for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 
@@ -369,6 +365,17 @@ def _find_unfilled(
     if not any(kind == "wfdb" for kind, _ in recordings.values()):
         return {}
     return wfdb.find_unfilled(source, [rel for rel in source.files if find_suffix(rel) == ".hea"])
+
+
+def _drop_other_tables(
+    source: Source, recordings: Mapping[str, tuple[Format, FileRule]], *, has_map: bool
+) -> dict[str, tuple[Format, FileRule]]:
+    """The recordings without the tables that are none."""
+    return {
+        rel: (kind, rule)
+        for rel, (kind, rule) in recordings.items()
+        if kind != "table" or is_sample_table(source, rel, rule, has_map=has_map)
+    }
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
