@@ -156,7 +156,9 @@ def test_vocabularies_and_sources_of_rows() -> None:
     ]
     book = Codebook(TABLES)
     kept, _ = clean.clean_rows(
-        frame(rows, "subject_id date code vocab source"), book, form=clean.RowForm("icd9cm", "physician")
+        frame(rows, "subject_id date code vocab source"),
+        book,
+        form=clean.RowForm("icd9cm", "physician"),
     )
     assert [SOURCES[i] for i in kept["source"]] == ["inpatient", "physician", "other"]
     assert [book.codes[i].text for i in kept["code"]] == [

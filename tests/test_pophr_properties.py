@@ -12,7 +12,16 @@ import pytest
 from engines import SPARK_ENGINE
 from naive_builder import RULES, assert_same_result, build_naively, random_params, random_tables
 
-from bitimely_core.claims import clean, codebook, codes, label_rules, phecode_maps, prevalence, splits, steps
+from bitimely_core.claims import (
+    clean,
+    codebook,
+    codes,
+    label_rules,
+    phecode_maps,
+    prevalence,
+    splits,
+    steps,
+)
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.claims.choices import SequenceChoices, parse_landmark
 
