@@ -166,11 +166,7 @@ def clean_rows(
         frame = frame[row]
         texts = {name: text._replace(number=text.number[row]) for name, text in texts.items()}
     positions = np.array([reading.position for reading in readings], np.int32)
-    if "date" in texts:
-        day = texts["date"].map(dates.parse_day, pl.Int32)
-    else:
-        day = dates.parse_days(frame["date"])
-    day, unknown = _blank_unknown_days(day, form.unknown_days)
+    day, unknown = _read_days(frame, texts, form.unknown_days)
     table = frame.select(
         "subject_id",
         day.alias("day"),
@@ -186,11 +182,8 @@ def clean_rows(
         table = table.hstack(frame.select(minute=minute))
     columns = table.columns
     if life_dates is not None:
-        table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
-    if "index_day" in table.columns:
-        is_late = pl.col("day") > pl.col("index_day")
-        table = table.with_columns(late=is_late.fill_null(value=False))
-        columns.append("late")
+        table = _join_life_dates(table, life_dates)
+        columns += ["late"] if "late" in table.columns else []
     if copy_key:
         table = table.with_columns(_make_copy_key(frame, texts))
         columns.append("copy_key")
@@ -207,10 +200,23 @@ def clean_rows(
     return valid, account
 
 
-def _blank_unknown_days(
-    days: pl.Series, unknown: frozenset[int]
+def _join_life_dates(table: pl.DataFrame, life_dates: pl.DataFrame) -> pl.DataFrame:
+    """The rows with the dates of their subjects, and `late` where these have index days."""
+    table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
+    if "index_day" not in table.columns:
+        return table
+    is_late = pl.col("day") > pl.col("index_day")
+    return table.with_columns(late=is_late.fill_null(value=False))
+
+
+def _read_days(
+    frame: pl.DataFrame, texts: Mapping[str, _NumberedTexts], unknown: frozenset[int]
 ) -> tuple[pl.Series, dict[int, int]]:
     """Days without those that stand for an unknown date, and the rows of each of these."""
+    if "date" in texts:
+        days = texts["date"].map(dates.parse_day, pl.Int32)
+    else:
+        days = dates.parse_days(frame["date"])
     is_unknown = days.is_in(sorted(unknown)).fill_null(value=False)
     if not is_unknown.any():
         return days, {}
@@ -250,8 +256,8 @@ def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _Numb
 def _read_codes(
     vocab: _NumberedTexts, code: _NumberedTexts, book: Codebook
 ) -> tuple[list[tuple[CodeReading, ...]], NDArray[np.int32]]:
-    """The readings of the distinct pairs of vocabulary and code, one a code of the cell, and of each
-    row the index of its pair.
+    """The readings of the distinct pairs of vocabulary and code, one for each code of the cell;
+    and of each row the index of its pair.
     """
     unknown = [text for text in vocab.texts if text not in (*FAMILIES, OTHER)]
     if unknown:

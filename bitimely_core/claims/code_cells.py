@@ -94,13 +94,12 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     if whole.code is not None:
         return (_drop_code(whole),)
     parts = [_read_part(part, form, table) for part in _split_text(text)]
-    is_read = [part.code is not None for part in parts]
-    is_known = [bool(part.code and codes.find_phecodes(part.code, table)[0]) for part in parts]
-    is_sure = SURE_SEPARATOR.search(text) is not None
-    is_enough = any(is_known) or len(parts) == 1 if is_sure else all(is_known)
-    if parts and all(is_read) and is_enough:
-        return tuple(map(_drop_code, parts))
-    return (whole,)
+    read = [part.code for part in parts if part.code is not None]
+    if not parts or len(read) < len(parts):
+        return (whole,)
+    n_known = sum(bool(codes.find_phecodes(code, table)[0]) for code in read)
+    needed = len(parts) if SURE_SEPARATOR.search(text) is None else min(1, len(parts) - 1)
+    return tuple(map(_drop_code, parts)) if n_known >= needed else (whole,)
 
 
 def _drop_code(cell: CellCode) -> CellCode:

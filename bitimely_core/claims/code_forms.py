@@ -191,22 +191,22 @@ def _judge_points(column: _Column) -> Literal["all", "exact_long", "exact", "non
 
 def _judge_letters(column: _Column) -> Literal["code", "certainty", "dagger"]:
     """What letters directly behind codes of ICD-10 are."""
-    daggers, certain = Counter[str](), Counter[str]()
+    if column.count(_has_dagger) and not column.count(re.compile(r".*[GVZ][RLB]?").fullmatch):
+        return "dagger"
+    certain = Counter[str]()  # code without its letters -> rows
     for text, n in column.cells.items():
-        dagger, qualified = (
-            pattern.fullmatch(text) for pattern in (code_cells.DAGGER, code_cells.QUALIFIED)
-        )
-        if column.has(text):
-            continue
-        if dagger:
-            daggers[dagger[2]] += n
-        if qualified and column.has(qualified[1]):
+        qualified = code_cells.QUALIFIED.fullmatch(text)
+        if qualified and column.has(qualified[1]) and not column.has(text):
             certain[qualified[1]] += n
     least = max(LEAST_ROWS, LETTERS_SHARE * column.rows)
-    is_certain = sum(certain.values()) >= least and len(certain) > 1
-    if daggers["D"] and not column.count(re.compile(r".*[GVZ][RLB]?").fullmatch):
-        return "dagger"
+    is_certain = certain.total() >= least and len(certain) > 1
     return "certainty" if is_certain and column.vocab == "icd10" else "code"
+
+
+def _has_dagger(text: str) -> bool:
+    """Whether a D, the dagger of HES, is behind a code."""
+    match = code_cells.DAGGER.fullmatch(text)
+    return match is not None and match[2] == "D"
 
 
 def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:

@@ -187,8 +187,9 @@ def _open_events(
         del wanted["code"]
     elif "code" not in renamed:
         _refuse_two_code_columns(names, file)
-    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
-    wanted = {key: accepted for key, accepted in wanted.items() if key not in unused}
+    for key in REVERSING:
+        if renamed.get(key, "").lower() == NO_COLUMN:
+            del wanted[key]
     table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide)
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
@@ -200,11 +201,7 @@ def _open_events(
         words={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         form=options.date_format,
         since=since,
-        words_of_status=(
-            reversals.list_words(table.columns.get("status", ""))
-            if set(REVERSING) & set(table.columns)
-            else None
-        ),
+        words_of_status=_list_status_words(table),
     )
     events = SourceTable(table=table, shape=shape, wide=wide, categories=_list_categories(table))
     vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
@@ -213,44 +210,59 @@ def _open_events(
     return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
 
 
-def _choose_reversing(table: OpenTable, given: set[str]) -> tuple[OpenTable, list[Finding]]:
+def _list_status_words(table: OpenTable) -> dict[str, int] | None:
+    """Word of a status -> kind of a row; None where the table has no column of reversals."""
+    if set(REVERSING).isdisjoint(table.columns):
+        return None
+    return reversals.list_words(table.columns.get("status", ""))
+
+
+def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, list[Finding]]:
     """The table with its columns of reversals, and what is to be said of them.
 
     Columns that an option names are used. Others are where they hold reversals of other rows, by
     the first rows; a column of negative amounts that reverses none is named.
     """
-    guessed = [key for key in REVERSING if key in table.columns and key not in given]
+    guessed = [key for key in REVERSING if key in table.columns and key not in named]
     if not guessed:
         return table, []
-    dropped = {key: name for key, name in table.columns.items() if key not in guessed}
-    keys = [key for key in ("subject", "date", "code") if key in table.columns]
-    words = reversals.list_words(table.columns.get("status", ""))
-    peeked = _peek(table, [*keys, *(key for key in REVERSING if key in table.columns)])
-    marked = reversals.mark_reversals(peeked, words)
+    columns = {key: name for key, name in table.columns.items() if key not in guessed}
+    without = table._replace(columns=columns)
+    keys = [key for key in ("subject", "date", "code") if key in columns]
+    marked = _peek_reversals(table, keys)
     if not (marked["reversal"] != reversals.USUAL).any():
-        return table._replace(columns=dropped), []
+        return without, []
+    return _judge_reversing(table, without, guessed, is_used=reversals.is_reversing(marked, keys))
+
+
+def _judge_reversing(
+    table: OpenTable, without: OpenTable, guessed: Sequence[str], *, is_used: bool
+) -> tuple[OpenTable, list[Finding]]:
+    """The table with its guessed columns of reversals or without them, and a line on either."""
     names = " and ".join(safe_text(table.columns[key]) for key in guessed)
     flags = " ".join(f"--col {key}={safe_text(table.columns[key])}" for key in guessed)
-    if reversals.is_reversing(marked, keys):
+    if is_used:
         problem, rule = f"{names} mark reversals of other rows", "both are left out"
         hint = f"Give {' '.join(f'--col {key}={NO_COLUMN}' for key in guessed)} to use them"
     else:
-        table = table._replace(columns=dropped)
+        table = without
         problem = f"{names} may mark reversed or replaced claims"
         rule, hint = "they are used as all others", f"Give {flags} to leave them out"
     return table, [input_warning(Reason.REVERSED, problem, rule, hint, file=table.file)]
 
 
-def _peek(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
-    """The first rows of some columns, under their keys."""
-    columns = {key: table.columns[key] for key in keys}
-    frames, rows = [], 0
+def _peek_reversals(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
+    """The first rows of some columns, under their keys, with the columns of reversals."""
+    wanted = [*keys, *(key for key in REVERSING if key in table.columns)]
+    columns = {key: table.columns[key] for key in wanted}
+    frames, rows = [pl.DataFrame(schema=dict.fromkeys(wanted, pl.String))], 0
     for frame in table._replace(columns=columns).read_blocks():
-        frames.append(frame.select(keys).cast(pl.String))
+        frames.append(frame.select(wanted).cast(pl.String))
         rows += frame.height
         if rows >= PEEKED_ROWS:
             break
-    return pl.concat(frames)
+    words = reversals.list_words(columns.get("status", ""))
+    return reversals.mark_reversals(pl.concat(frames), words)
 
 
 def _rename_accepted(
