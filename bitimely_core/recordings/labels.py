@@ -95,10 +95,10 @@ def find_labels(
     for rel, events in find_all_events(source, recordings) if bids else ():
         files[rel] = (*files.get(rel, ()), events)
     findings += [*_report_lone(lone), *_report_unread(unread)]
-    found = FoundLabels(files, annotations_alone, findings)
-    digits = {rel: form.codes for rel, form in forms.items() if rel in found.list_taken()}
+    beside = FoundLabels(files, annotations_alone, findings)
+    digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
-    return found._replace(lone=annotations_alone - found.list_taken())
+    return beside._replace(lone=annotations_alone - beside.list_taken())
 
 
 def _list_candidates(source: Source, skipped: Iterable[str], *, bids: bool) -> list[str]:
@@ -302,13 +302,13 @@ def _report_unread(files: Sequence[str]) -> list[Finding]:
     ]
 
 
-def _report_digits(found: Mapping[str, frozenset[str]], rules: LabelRules) -> list[Finding]:
+def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -> list[Finding]:
     """The line on what digits are taken for, and the question where a 4 is not clear.
 
-    `found`: label file -> the digits in it.
+    `digits_in`: label file -> the digits in it.
     """
     stated = set(rules.words or {})
-    codes = {rel: digits - stated for rel, digits in found.items() if digits - stated - {"-1"}}
+    codes = {rel: digits - stated for rel, digits in digits_in.items() if digits - stated - {"-1"}}
     if not codes:
         return []
     digits = set().union(*codes.values())
@@ -325,10 +325,10 @@ def _report_digits(found: Mapping[str, frozenset[str]], rules: LabelRules) -> li
         file=min(codes),
         count=len(codes),
     )
-    return [assumed] if is_clear else [assumed, _ask_four(codes)]
+    return [assumed] if is_clear else [assumed, _report_four(codes)]
 
 
-def _ask_four(codes: Mapping[str, frozenset[str]]) -> Finding:
+def _report_four(codes: Mapping[str, frozenset[str]]) -> Finding:
     files = [rel for rel, digits in codes.items() if "4" in digits]
     return input_warning(
         Reason.UNKNOWN_LABEL,

@@ -135,7 +135,7 @@ def _find_channels(facts: table_facts.TableFacts, wanted: Sequence[str]) -> list
 def _choose_clock(
     facts: table_facts.TableFacts, info: RecordingInfo, places: Sequence[int]
 ) -> table_facts.Clock | None:
-    """The clock that times the rows: that of the map; else the one found, unless it is a channel."""
+    """The clock of the rows: that of the map, else the one there is, unless it is a channel."""
     clock = facts.clock
     if clock is None or (not info.time and not set(clock.places).isdisjoint(places)):
         return None

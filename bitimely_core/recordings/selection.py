@@ -37,8 +37,8 @@ def make_record(
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
     time = RecordingTime(start, end, max(signal.rate for signal in selected), info.origin)
     info = replace(info, notes=(*info.notes, *triggers))
-    kept = select_annotations(rel, notes, info, time, remarks)
-    annotations = clip_annotations(kept, end, remarks)
+    labelled = select_annotations(rel, notes, info, time, remarks)
+    annotations = clip_annotations(labelled, end, remarks)
     return Record(
         recording_id=info.recording_id,
         subject_id=info.subject_id,

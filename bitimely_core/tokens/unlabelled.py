@@ -259,7 +259,8 @@ def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[Labe
 def list_signal_files(source: Source) -> Iterator[str]:
     """Files of a folder that can be recordings.
 
-    These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor segments of a record.
+    These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor
+    segments of a record.
     """
     is_bids = not source.files.keys().isdisjoint(("participants.tsv", "dataset_description.json"))
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
