@@ -356,6 +356,8 @@ class DatasetFacts:
     # what a subject id stands for: subject, recording, segment or window; or a function of the ids
     # of subjects and recordings that names it
     subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
+    # files of a user: recordings at levels that differ by a thousand are named
+    own_files: bool = False
 
 
 def find_subject_unit(dataset: str, index: Any = None) -> str:

@@ -181,6 +181,9 @@ def test_every_table_follows_one_rule_of_encodings(tmp_path: Path, dataset: str,
             assert code == 0, err
             hashes[encoding, stated] = report["content_sha256"]
             continue
+        if name == "*_rec.csv":  # tables of samples, which state what was assumed
+            assert code == 0
+            continue
         lines = [line for line in err.splitlines() if line.startswith("error[encoding]")]
         assert code == 4
         assert all(name.lstrip("*") in line for line in lines)

@@ -550,7 +550,7 @@ def test_a_map_shows_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert report["counts"]["quarantined"] == 0
     assert {note.label for note in recordings(tmp_path / "cache")["nights/a1"].annotations} == {
-        "Sleep stage W",
+        "W",
         'say "hi"\\',
     }
     for argv in (["edf", tmp_path / "raw"], ["generic"], ["generic", tmp_path / "none"]):

@@ -50,7 +50,7 @@ def test_there_is_a_tutorial_for_each_reader_with_outputs_of_all_its_blocks() ->
         blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), flags=re.M | re.S)
         assert len(blocks) >= 3
         for block in blocks:
-            assert block.startswith(("$ bitimely ", "$ python "))
+            assert block.startswith(("$ bitimely ", "$ python ", "$ cp "))
             assert re.search(r"^(?!\$).", block, flags=re.M), (
                 "a block without output; run: python docs/tutorials.py"
             )

@@ -302,7 +302,8 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
             run.hash_remaining()
             run.reasons += find_copies(run.entries, run.sizes)
             run.reasons += summarize_left_out(run.entries)
-            run.reasons += compare_levels(run.out, done)
+            if run.dataset.facts.own_files:
+                run.reasons += compare_levels(run.out, done)
             refusal = run.find_refusal()
             if refusal is not None:
                 raise refusal

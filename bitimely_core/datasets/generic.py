@@ -111,6 +111,7 @@ def _make_facts(
         title=title,
         views=views,
         licence="your own",
+        own_files=True,
         url="",
         download="your own files",
         layout=layout,

@@ -30,6 +30,7 @@ from bitimely_core.formats.csv_text import (
 from bitimely_core.formats.source import finding_to_error
 from bitimely_core.formats.text import ENCODING, UTF8, use_encoding
 from bitimely_core.formats.units import LARGEST
+from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:
     import polars as pl
@@ -298,6 +299,7 @@ def _load_column(path: Path, header: str) -> pl.Series:
     try:
         column = pq.read_table(path, columns=[name], use_threads=False).column(name)
     except (OSError, ValueError, pa.ArrowException) as error:
+        raise_system_error(error, path, stored=False)
         problem = f"does not read as Parquet ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem) from None
     return pl.Series(header, column)

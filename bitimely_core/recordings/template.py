@@ -96,6 +96,7 @@ class LabelWord(NamedTuple):
 
     text: str
     is_listed: bool = False  # in a list of stages, in which letters and digits alone are stages
+    is_code: bool = False  # of a beat or a rhythm of WFDB
 
 
 class TableContent(NamedTuple):
@@ -115,7 +116,14 @@ def write_template(source: Source) -> str:
     tables_beside = _find_label_tables(rels, contents)
     candidates = [rel for rel in rels if rel not in tables_beside]
     rules = dict.fromkeys(candidates, FileRule())
-    labels = find_labels(source, rules, NO_RULES, bids=is_bids(source), skipped={*tables_beside})
+    annotated = {
+        f"{rel.removesuffix('.hea')}.{ending}"
+        for rel in candidates
+        if rel.endswith(".hea")
+        for ending in FileRule().annotators
+    }
+    skipped = annotated.union(tables_beside)
+    labels = find_labels(source, rules, NO_RULES, bids=is_bids(source), skipped=skipped)
     candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
     others = [rel for rel in candidates if rel in contents and not _holds_samples(source, rel)]
     chosen = [rel for rel in candidates if rel not in others] or candidates
@@ -173,11 +181,14 @@ def _describe_words(texts: Counter[LabelWord]) -> list[str]:
     if not texts:
         return []
     lines = ["", LABELS_LINE]
-    for word, times in texts.most_common(MOST_WORDS):
+    unique = {word.text: (word, times) for word, times in reversed(texts.most_common(MOST_WORDS))}
+    for word, times in reversed(unique.values()):
         text = split_mark(word.text)[0]
         stage = name_listed_stage(text) if word.is_listed else name_stage(text)
         counted = f"{times} times" if times > 1 else "once"
-        if stage:
+        if word.is_code:
+            lines.append(f"# {_quote(word.text)} = {_quote(word.text)}  # {counted}")
+        elif stage:
             lines.append(f"# {_quote(word.text)} = {_quote(stage)}  # {counted}, read so")
         elif stage == "":
             lines.append(f"# {_quote(word.text)}  # {counted}, an epoch that is not scored")
@@ -333,7 +344,7 @@ def _read_header(
     beside = f"{rel.removesuffix('.hea')}.atr"
     if texts is not None and beside in source.files:
         notes = read_annotations(source.path(beside), record.frame_rate)
-        texts.update(LabelWord(note.label) for note in notes.list_codes("both"))
+        texts.update(LabelWord(n.label, is_code=True) for n in notes.list_codes("both"))
     return [(channel.name, record.rate(channel)) for channel in record.channels]
 
 
