@@ -222,9 +222,21 @@ def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
         return None
     columns = list(zip(*rows, strict=True))
     if width in {4, 6} and _are_times(columns[width // 2]):
-        is_named = not any(map(_is_time, columns[0]))
-        return Columns(width // 2, -1, width // 2 + 1, -1, (0,)) if is_named else None
-    if width not in {2, 3} or len(rows) < 2 or not _are_times(columns[0]):
+        return _guess_luna(columns)
+    return _guess_time_and_text(columns)
+
+
+def _guess_luna(columns: Sequence[Sequence[str]]) -> Columns | None:
+    """A text, and in the middle the begin and the end, as Luna writes them."""
+    middle = len(columns) // 2
+    is_named = not any(map(_is_time, columns[0]))
+    return Columns(middle, -1, middle + 1, -1, (0,)) if is_named else None
+
+
+def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
+    """A time, a duration where there are three columns, and a text or a stage."""
+    width = len(columns)
+    if width not in {2, 3} or len(columns[0]) < 2 or not _are_times(columns[0]):
         return None
     if width == 3 and not _are_numbers(columns[1]):
         return None

@@ -169,27 +169,32 @@ def find_layout(
     """The first row, and the names and units above it; `skip`: lines above it, where known."""
     if skip is not None:
         return Layout(skip, 0, [], [])
-    whole = [
-        i
-        for i, row in enumerate(rows)
-        if len(row) == grammar.width and lines[i].strip() and not _is_comment(lines[i])
-    ]
-    body = [rows[i] for i in whole[len(whole) // 3 :][-CELLS:]]
+    full = _find_full_rows(lines, rows, grammar)
+    body = [rows[i] for i in full[len(full) // 3 :][-CELLS:]]
     valued = [_is_value_column(cells, grammar.decimal) for cells in zip(*body, strict=True)]
     if not any(valued):  # a table of texts: its first line has the names
-        first = whole[0] if whole else 0
-        return Layout(first + 1, first + 1, rows[first] if whole else [], [])
-    first = next((i for i in whole if _is_row(rows[i], valued, grammar.decimal)), whole[0])
+        first = full[0] if full else 0
+        return Layout(first + 1, first + 1, rows[first] if full else [], [])
+    first = next((i for i in full if _is_row(rows[i], valued, grammar.decimal)), full[0])
     texts = _pad_names(rows, body)
     header, units = _find_header(lines, texts, first, grammar)
     if header is not None:
         names = _strip_comment(lines[header], texts[header], grammar)
         below = header + 1 + bool(units)
-        begin = next(i for i in whole if i >= below)  # faulty rows count, other lines do not
+        begin = next(i for i in full if i >= below)  # faulty rows count, other lines do not
         return Layout(begin, header + 1, names, units)
     if _counts_up(rows[first]) and _has_fractions(body):  # columns called 0, 1, 2 ...
         return Layout(first + 1, first + 1, rows[first], [])
     return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
+
+
+def _find_full_rows(lines: Sequence[str], rows: Sequence[list[str]], grammar: Grammar) -> list[int]:
+    """Numbers of the lines that have the common width and are no comments."""
+    return [
+        i
+        for i, row in enumerate(rows)
+        if len(row) == grammar.width and lines[i].strip() and not _is_comment(lines[i])
+    ]
 
 
 def _pad_names(rows: Sequence[list[str]], body: Sequence[list[str]]) -> Sequence[list[str]]:

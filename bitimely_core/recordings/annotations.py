@@ -75,8 +75,7 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     notes = stretch_marks(source.notes, rules)
     words = rules.words
     if words is not None and not rules.extends:
-        mapped = [n._replace(label=words[n.label]) for n in notes if n.label in words]
-        return LabelledNotes(others=mapped, excluded=[n for n in notes if n.label not in words])
+        return _map_texts(notes, words)
     if source.is_free and not info.stages and words is None:
         return LabelledNotes(others=notes) if info.keep_phi else LabelledNotes(excluded=notes)
     scorers = () if rules.scorer in {"", CONSENSUS} else (rules.scorer,)
@@ -89,6 +88,14 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
         others, prose = _part_prose(reading.others, source, info)
         return LabelledNotes(reading.stages, reading.marks, others, prose, named)
     return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
+
+
+def _map_texts(notes: Sequence[Annotation], words: Mapping[str, str]) -> LabelledNotes:
+    """The notes whose texts the map names, called as it says; others are excluded."""
+    mapped = [note._replace(label=words[note.label]) for note in notes if note.label in words]
+    return LabelledNotes(
+        others=mapped, excluded=[note for note in notes if note.label not in words]
+    )
 
 
 def _part(
@@ -123,18 +130,23 @@ def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annota
     rest = list(compress(notes, map(not_, is_mark)))
     if not isinstance(rules.reaches, str):
         return [*rest, *(mark._replace(duration=float(rules.reaches)) for mark in marks)]
-    onsets = sorted({mark.onset for mark in marks})
+    spans = _find_spans(sorted({mark.onset for mark in marks}), to_next=rules.reaches == "next")
+    for mark in marks:
+        begin, end = spans[mark.onset]
+        rest.append(mark._replace(onset=begin, duration=end - begin))
+    return rest
+
+
+def _find_spans(onsets: Sequence[float], *, to_next: bool) -> dict[float, tuple[float, float]]:
+    """Onset -> begin and end of its stretch: to the next onset, or from the previous one.
+
+    Those at the edges last as long as most others.
+    """
     steps = Counter(round(b - a, 6) for a, b in pairwise(onsets))
     usual = steps.most_common(1)[0][0] if steps else 0.0
     edges = [*(o - usual for o in onsets[:1]), *onsets, *(o + usual for o in onsets[-1:])]
-    place = {onset: number for number, onset in enumerate(onsets)}
-    first = 1 if rules.reaches == "next" else 0  # which of the edges around a mark begins it
-    spans = [edges[place[mark.onset] + first :][:2] for mark in marks]
-    stretched = [
-        mark._replace(onset=begin, duration=end - begin)
-        for mark, (begin, end) in zip(marks, spans, strict=True)
-    ]
-    return [*rest, *stretched]
+    stretches = list(pairwise(edges))  # from before the first onset to behind the last one
+    return dict(zip(onsets, stretches[1:] if to_next else stretches, strict=False))
 
 
 def _is_chosen(note: Annotation, rules: LabelRules) -> bool:

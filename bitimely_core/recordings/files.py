@@ -334,17 +334,12 @@ def _find_files(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
 ) -> FolderFiles:
     passed_over = {table.path for table in (chosen.table, chosen.annotations) if table}
+    candidates = [*source.files, *source.rejected]
     if bids:
         passed_over |= {rel for rel in source.files if rel.startswith(DERIVED)}
-    if bids and not has_map:
-        formats = tuple(kind for kind in formats if kind != "table")
-    recordings: dict[str, tuple[Format, FileRule]] = {}
-    for rel in [*source.files, *source.rejected]:
-        if rel in passed_over or (bids and rel.endswith(".tsv")):
-            continue
-        choice = choose_format(rel, chosen)
-        if choice and choice[0] in formats:
-            recordings[rel] = choice
+        candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
+        formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
+    recordings = _choose_formats(candidates, passed_over, chosen, formats)
     recordings = _drop_other_tables(source, recordings, has_map=has_map)
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
@@ -352,6 +347,14 @@ def _find_files(
     for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
+
+
+def _choose_formats(
+    rels: Iterable[str], passed_over: set[str], chosen: RecordingMap, formats: tuple[Format, ...]
+) -> dict[str, tuple[Format, FileRule]]:
+    """Those of the files that are of one of `formats`, with the rule of the map for each."""
+    choices = {rel: choose_format(rel, chosen) for rel in rels if rel not in passed_over}
+    return {rel: choice for rel, choice in choices.items() if choice and choice[0] in formats}
 
 
 def _states_classes(rule: FileRule) -> bool:

@@ -179,8 +179,7 @@ def _time_signals(
     """The channels of a table at their times."""
     times = content.times
     if clock is None or times is None or not clock.unit:
-        assert rate is not None
-        return TimedSignals(_cut_signals(table, rate, None), [], None, 0.0)
+        return _count_samples(table, rate)
     if clock.unit == "samples":
         assert rate is not None
         times = times._replace(seconds=times.seconds / rate, origin=times.origin / rate)
@@ -193,12 +192,17 @@ def _time_signals(
     except UserError as error:
         if info.time or rate is None:
             raise
-        finding = _report_other_clock(error, column, rate, info)
-        return TimedSignals(_cut_signals(table, rate, None), [finding], None, 0.0)
+        return _count_samples(table, rate, _report_other_clock(error, column, rate, info))
     if timed.used is not None:
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, timed.findings, times.start, times.origin)
+
+
+def _count_samples(table: NamedColumns, rate: float | None, *findings: Finding) -> TimedSignals:
+    """The channels by a rate in Hz that is stated, without the times of the rows."""
+    assert rate is not None
+    return TimedSignals(_cut_signals(table, rate, None), list(findings), None, 0.0)
 
 
 def _report_other_clock(error: UserError, column: str, rate: float, info: RecordingInfo) -> Finding:

@@ -6,10 +6,10 @@ import glob
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.joining import find_channel_folders
 from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
-from bitimely_core.recordings.labels import find_labels
+from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
     NO_RULES,
     SUFFIXES,
@@ -105,52 +105,81 @@ class TableContent(NamedTuple):
     columns: dict[str, list[str]]
 
 
+class FolderContents(NamedTuple):
+    """The files of a folder by what they are."""
+
+    groups: dict[tuple[str, str], list[str]]  # folder and ending -> recordings
+    others: list[str]  # tables that are none of samples
+    tables: dict[str, str]  # table of all recordings -> its column with their names
+    rows: dict[str, TableContent]  # table -> its first rows
+    labels: FoundLabels
+
+
 def write_template(source: Source) -> str:
     """The text of a map with which `source` is read as it is.
 
     What has to be filled in is marked so. Raises UserError: no_input (exit 4) for a folder without
     recordings.
     """
-    rels = _list_recordings(source)
-    contents = _read_tables(source, rels)
-    tables_beside = _find_label_tables(rels, contents)
-    candidates = [rel for rel in rels if rel not in tables_beside]
-    rules = dict.fromkeys(candidates, FileRule())
-    annotated = {
-        f"{rel.removesuffix('.hea')}.{ending}"
-        for rel in candidates
-        if rel.endswith(".hea")
-        for ending in FileRule().annotators
-    }
-    skipped = annotated.union(tables_beside)
-    labels = find_labels(source, rules, NO_RULES, bids=is_bids(source), skipped=skipped)
-    candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
-    others = [rel for rel in candidates if rel in contents and not _holds_samples(source, rel)]
-    chosen = [rel for rel in candidates if rel not in others] or candidates
-    groups = _group_files(chosen)
-    if not groups:
+    contents = _sort_files(source)
+    if not contents.groups:
         problem, wanted = "no recordings there", f"expected {', '.join(SUFFIXES)}"
         raise input_error(Reason.NO_INPUT, problem, wanted, file=str(source.root))
     lines = [
         "# Map of a folder for: bitimely ingest generic FOLDER --map THIS-FILE",
         "# All keys: docs/generic.md. Lines with TO STATE hold what no file says.",
     ]
-    lines += [f"# {clean(rel, 100)} is no table of samples: not read" for rel in others[:LISTED]]
-    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in chosen})
+    named = (clean(rel, 100) for rel in contents.others[:LISTED])
+    lines += [f"# {name} is no table of samples: not read" for name in named]
     texts: Counter[LabelWord] = Counter()
-    for (folder, ending), members in groups.items():
-        pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
-        count = f"{len(members)} files, such as {clean(members[0], 100)}"
-        match = JOINING_LINE if members[0] in joined else MATCH_LINE
-        lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
-        lines += _describe_group(source, members, texts)
-        lines += _describe_label_files([labels.files.get(rel, ()) for rel in members], texts)
-    for rel, column in tables_beside.items():
-        lines += ["", *_describe_table(rel, column, contents[rel])]
+    lines += _describe_groups(source, contents, texts)
+    for rel, column in contents.tables.items():
+        lines += ["", *_describe_table(rel, column, contents.rows[rel])]
     lines += _describe_words(texts)
     text = "\n".join(lines) + "\n"
     validate(RecordingMap, tomllib.loads(text), "the map")
     return text
+
+
+def _sort_files(source: Source) -> FolderContents:
+    """Recordings, label files and tables of a folder, as `ingest` takes them."""
+    rels = _list_recordings(source)
+    rows = _read_tables(source, rels)
+    shared = _find_label_tables(rels, rows)
+    candidates = [rel for rel in rels if rel not in shared]
+    labels = find_labels(
+        source,
+        dict.fromkeys(candidates, FileRule()),
+        NO_RULES,
+        bids=is_bids(source),
+        skipped=_list_annotation_files(candidates).union(shared),
+    )
+    candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
+    others = [rel for rel in candidates if rel in rows and not _holds_samples(source, rel)]
+    recordings = [rel for rel in candidates if rel not in others] or candidates
+    return FolderContents(_group_files(recordings), others, shared, rows, labels)
+
+
+def _list_annotation_files(rels: Iterable[str]) -> set[str]:
+    """Names that annotation files of WFDB records among `rels` have."""
+    stems = [rel.removesuffix(".hea") for rel in rels if rel.endswith(".hea")]
+    return {f"{stem}.{ending}" for stem in stems for ending in FileRule().annotators}
+
+
+def _describe_groups(
+    source: Source, contents: FolderContents, texts: Counter[LabelWord]
+) -> Iterator[str]:
+    """Lines of [[files]]; the texts of annotations are counted in `texts`."""
+    rels = chain.from_iterable(contents.groups.values())
+    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
+    for (folder, ending), members in contents.groups.items():
+        pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
+        count = f"{len(members)} files, such as {clean(members[0], 100)}"
+        match = JOINING_LINE if members[0] in joined else MATCH_LINE
+        yield from ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
+        yield from _describe_group(source, members, texts)
+        beside = [contents.labels.files.get(rel, ()) for rel in members]
+        yield from _describe_label_files(beside, texts)
 
 
 def _holds_samples(source: Source, rel: str) -> bool:
