@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from samples import SAMPLES, require_sample
 
 from bitimely_cli.main import main
 from bitimely_core.cache.source_use import measure_cover
@@ -192,3 +193,12 @@ def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().err
     assert "'night-x'" in said
     assert "'a'" in said
+
+
+def test_a_published_set_calls_no_file_unread_that_it_reads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = require_sample(SAMPLES / "sleep-edf")  # with the tables of its subjects
+    assert run("ingest", "sleep-edf", folder, "--json") in {0, 3}
+    use = json.loads(capsys.readouterr().out)["use"]
+    assert (use["files_left"], use["recordings"]) == ([], 1)

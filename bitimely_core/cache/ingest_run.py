@@ -20,6 +20,7 @@ from bitimely_core.schemas.ingest import (
     CachedUnit,
     CacheSettings,
     ChecksumStatus,
+    FileGroup,
     IngestReport,
     SourceReport,
     SourceUse,
@@ -215,14 +216,21 @@ class IngestRun:
         return report.model_copy(update={"use": self._summarize_use(report)})
 
     def _summarize_use(self, report: IngestReport) -> SourceUse:
-        """What of the source was used."""
+        """What of the source was used.
+
+        A published data set says itself which of its files it does not know: some of the others are
+        read before the units, such as tables of subjects.
+        """
         used = self.unit_files | self.tables
-        unread = source_use.group_unread(
-            self.sizes,
-            used,
-            has_map=self.options.get("map") is not None,
-            is_open="map" in (self.dataset.facts.options or {}),
-        )
+        unread: list[FileGroup] = []
+        if self.dataset.facts.own_files:
+            options = self.dataset.facts.options or {}
+            unread = source_use.group_unread(
+                self.sizes,
+                used,
+                has_map=self.options.get("map") is not None,
+                is_open="map" in options,
+            )
         read = len(used & self.sizes.keys())
         return source_use.summarize_use(self.entries, unread, read, report.rows, report.reasons)
 
