@@ -320,8 +320,8 @@ def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -
         f"digits in {len(codes)} files of labels are read as sleep stages: "
         f"{', '.join(row for row in legend if is_clear or row[0] != '4')}",
         f"others are not scored; a stage a line lasts {epoch:g} s",
-        'If not, write what they are in [labels] of the map, such as "5" = "W" '
-        f"and epoch = {epoch:g}",
+        'If they mean something else, write a line a digit in [labels] of the map, "0" = "W" for '
+        "wake, and epoch = the seconds of a line",
         file=min(codes),
         count=len(codes),
     )
