@@ -75,12 +75,15 @@ class InceptionModule(nn.Module):
 def pool_neighbours(x: Tensor, counts: Tensor | None) -> Tensor:
     """The largest of each step and its neighbours, of [B, C, n]; steps behind a row's end are none
     of them.
+
+    With torch's pooling a graph would be for one length.
     """
-    if counts is None:
-        return F.max_pool1d(x, 3, stride=1, padding=1)
-    behind = ~mask_before(counts, x.shape[2])[:, None]
-    x = x.masked_fill(behind, torch.finfo(x.dtype).min)
-    return F.max_pool1d(x, 3, stride=1, padding=1).masked_fill(behind, 0.0)
+    behind = None if counts is None else ~mask_before(counts, x.shape[2])[:, None]
+    least = torch.finfo(x.dtype).min
+    x = x if behind is None else x.masked_fill(behind, least)
+    beside = F.pad(x, (1, 1), value=least)
+    largest = torch.maximum(torch.maximum(beside[..., :-2], x), beside[..., 2:])
+    return largest if behind is None else largest.masked_fill(behind, 0.0)
 
 
 class InceptionAdapter(MapAdapter):
