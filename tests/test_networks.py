@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from tiny_models import tiny
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from bitimely_core import heads, models
 from bitimely_core.errors import UserError

@@ -22,12 +22,7 @@ from bitimely_core.models.base import Adapter
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
-from bitimely_core.models.tokenizers import (
-    StepTokenizer,
-    find_row_ends,
-    get_observed,
-    mask_before,
-)
+from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, get_observed, mask_before
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import BatchNorm
 from bitimely_core.zoo.supervised import SupervisedModel

@@ -52,10 +52,8 @@ class InceptionModule(nn.Module):
         if inputs > 1:
             narrow = config.bottleneck
             self.bottleneck = Conv1d(inputs, narrow, 1, bias=False)
-        self.kernels = nn.ModuleList(
-            Conv1d(narrow, width, config.kernel // part, bias=False)
-            for part in (1, 2, 4)
-        )
+        self.sizes = [config.kernel // part for part in (1, 2, 4)]
+        self.kernels = nn.ModuleList(Conv1d(narrow, width, size, bias=False) for size in self.sizes)
         self.beside = Conv1d(inputs, width, 1, bias=False)
         self.norm = BatchNorm(config.dim)
 
@@ -63,10 +61,9 @@ class InceptionModule(nn.Module):
         """[B, C, n] -> [B, D, n]; behind its `counts` [B] steps a row is 0."""
         narrow = self.bottleneck(x)
         # an even kernel reads one step more behind than before
-        sizes = [kernel.kernel_size[0] for kernel in self.kernels]
         parts = [
             kernel(F.pad(narrow, ((size - 1) // 2, size // 2)))
-            for kernel, size in zip(self.kernels, sizes, strict=True)
+            for kernel, size in zip(self.kernels, self.sizes, strict=True)
         ]
         parts.append(self.beside(pool_neighbours(x, counts)))
         return F.relu(normalise_map(self.norm, torch.cat(parts, 1), counts))

@@ -121,6 +121,7 @@ class ResNet(MapModel):
         objective="none",
         capabilities=(),
         readout="native",
+        lr=3e-3,
         step=4,  # the first block is a quarter as wide
         source="Wang et al. 2017, Time Series Classification from Scratch with Deep Neural "
         "Networks: A Strong Baseline",
