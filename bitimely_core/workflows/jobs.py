@@ -1,4 +1,4 @@
-"""What `pretrain`, `finetune` and `train` share: a training that is ready, and how it fills its folder."""
+"""What the verbs that train share: a training that is ready, and how it fills its folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TrainingJob:
 
 
 class TrainingResult(TypedDict, total=False):
-    """Result of pretrain, finetune and train; under dry_run sizes, memory and time instead of what was
+    """Result of a verb that trains; under dry_run sizes, memory and time instead of what was
     trained.
     """
 

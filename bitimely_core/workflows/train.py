@@ -120,9 +120,9 @@ def _collect_defaults(
     """The dimensions of the preset, and the budget of a training from random weights."""
     facts = entry.facts
     dimensions = {**load_preset(preset).get(facts.family, {}), "name": entry.name}
-    given = chosen.get("model", {})
-    if is_events and "tokenizer" not in given:
-        dimensions = adapt_to_events(dimensions, given, facts)
+    choices = chosen.get("model", {})
+    if is_events and "tokenizer" not in choices:
+        dimensions = adapt_to_events(dimensions, choices, facts)
     budget = {**BUDGET, "lr": facts.lr}
     if "epochs" in chosen.get("train", {}):
         del budget["steps"]

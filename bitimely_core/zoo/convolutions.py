@@ -28,7 +28,7 @@ from bitimely_core.zoo.patchtst import BatchNorm
 from bitimely_core.zoo.supervised import SupervisedModel
 
 
-class MapTokenizer(StepTokenizer):
+class StrideTokenizer(StepTokenizer):
     """The samples, as `StepTokenizer`; the convolutions bring `stride` of them together."""
 
     def __init__(self, channels: int, stride: int = 1) -> None:
@@ -60,11 +60,11 @@ class MapTokenizer(StepTokenizer):
 class MapAdapter(Adapter):
     """The part of a network that depends on the channels; subclasses add it."""
 
-    tokenizer: MapTokenizer
+    tokenizer: StrideTokenizer
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = MapTokenizer(count_channels(config), self.count_stride(config))
+        self.tokenizer = StrideTokenizer(count_channels(config), self.count_stride(config))
         self.output = nn.ModuleDict()
 
     @staticmethod
