@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         report,
         reproduce,
         tokenize,
+        train,
         verify,
     )
     from bitimely_core.workflows.encoder import Encoder
@@ -125,6 +126,7 @@ __all__ = [
     "run",
     "tokenize",
     "tokens",
+    "train",
     "verify",
 ]
 

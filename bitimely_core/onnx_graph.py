@@ -32,7 +32,17 @@ from bitimely_core.registry import models
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Batch
 
-MODELS = ("bitimelygpt", "timelygpt", "timelybert", "gpt", "gpt-baar", "lstm", "patchtst")
+MODELS = (
+    "bitimelygpt",
+    "timelygpt",
+    "timelybert",
+    "gpt",
+    "gpt-baar",
+    "lstm",
+    "patchtst",
+    "resnet",
+    "inceptiontime",
+)
 FILE = "model.onnx"
 WITHIN = 1e-4  # of the largest output: what the check before the file is written allows
 

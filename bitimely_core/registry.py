@@ -438,6 +438,7 @@ class ModelFacts:
     budget_changes: Callable[[Any], dict[str, Any]] = (
         lambda config: {}
     )  # what `--budget matched` changes in a configuration before the width
+    lr: float = 1e-3  # largest learning rate of `train`, which starts from random weights
     step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
 

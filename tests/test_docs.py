@@ -98,6 +98,7 @@ def test_every_setting_of_a_component_is_on_its_page() -> None:
         ("lstm", "lstm-baar", "bilstm", "elmo"), pages["recurrent"] + pages["bitimelygpt"]
     )
     pages["mtand-enc"] = pages["mtand"]
+    pages |= dict.fromkeys(("resnet", "inceptiontime"), pages["networks"])
     missing = []
     for title, rows in settings.list_sections().items():
         missing += [key for key, row in rows if not row.split("|")[-2].strip()]

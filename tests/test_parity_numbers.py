@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import parity
-from fixtures.parity import contrastive, directed, frequency, irregular, rule, tokens
+from fixtures.parity import contrastive, directed, frequency, irregular, networks, rule, tokens
 
 from bitimely_core import heads, models, objectives, registry
 from bitimely_core.types import Batch
@@ -34,6 +34,14 @@ SETTINGS = {
     | {"state": directed.STATE, "encoder_layers": 2, "ahead": directed.AHEAD, "predictor": "each"},
     "mtand": SPARSE | {"heads": 1, "reference": irregular.POINTS, "latent": irregular.LATENT},
     "mtand-enc": SPARSE | {"heads": 1, "reference": irregular.POINTS},
+    "resnet": STACK | {"dim": networks.WIDE},
+    "inceptiontime": STACK
+    | {
+        "dim": networks.WIDE,
+        "layers": networks.MODULES,
+        "bottleneck": networks.BOTTLENECK,
+        "kernel": networks.LONGEST,
+    },
     "raindrop": SPARSE | {"layers": 1, "ffn_dim": 8, "message": "paper"},
 }
 OBJECTIVES = {"mtand": {"samples": irregular.SAMPLES}, "s4": {"negatives": directed.NEGATIVES}}

@@ -31,6 +31,7 @@ VERBS = [
     "doctor",
     "pretrain",
     "finetune",
+    "train",
     "evaluate",
     "predict",
     "embed",

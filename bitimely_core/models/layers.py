@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from bitimely_core.config import ModelConfig, Section
 from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.convolution import convolve
+from bitimely_core.models.tokenizers import mask_before
 from bitimely_core.ops import fused
 from bitimely_core.ops.retention import (
     PairOptions,
@@ -391,6 +392,15 @@ def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
     normed = torch.zeros_like(x)
     normed[real] = norm(x[real]).to(x.dtype)
     return normed
+
+
+def normalise_map(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
+    """The map y [B, C, n] through a norm of [n, C], 0 from step `counts` [B] of each row on (None:
+    rows have no end).
+    """
+    if counts is None:
+        return norm(y)
+    return normalise_tokens(norm, y.mT, mask_before(counts, y.shape[2])).mT
 
 
 class TemporalConv(nn.Module):

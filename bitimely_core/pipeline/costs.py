@@ -28,7 +28,7 @@ from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingS
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
 from bitimely_core.types import Progress
-from bitimely_core.workflows.train import Flags
+from bitimely_core.workflows.jobs import Flags
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 # share of the speed of a large matrix product that a training step reaches (assumed)

@@ -22,8 +22,8 @@ from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_re
 from bitimely_core.report.recipe_tables import PlannedCell
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
+from bitimely_core.workflows.jobs import Flags, Say, TrainingResult
 from bitimely_core.workflows.prepare import make_windows_opener
-from bitimely_core.workflows.train import Flags, Say, TrainingResult
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 # they leave the pre-training as it is: it is shared

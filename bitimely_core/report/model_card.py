@@ -33,6 +33,13 @@ INTENDED_USE = (
 )
 
 
+KINDS = {  # kind of a run -> what the model is, what it was on its data
+    "pretrain": ("Pre-trained", "Trained"),
+    "finetune": ("Fine-tuned", "Fine-tuned"),
+    "train": ("Trained", "Trained"),
+}
+
+
 def render_card(
     folder: Path, record: RunRecord, scores: Scores | None, subjects: TrainSubjects | None
 ) -> bytes:
@@ -40,7 +47,7 @@ def render_card(
     intended use. Counts only, nothing about a person.
     """
     pretraining = record.pretraining_data or ()
-    kind, verb = ("Fine-tuned",) * 2 if record.is_finetuned else ("Pre-trained", "Trained")
+    kind, verb = KINDS[record.kind]
     model, version = markdown_text(record.model), markdown_text(record.versions["bitimely"])
     parts = [
         f"# {markdown_text(record.run)}",

@@ -165,10 +165,10 @@ def _describe_pretraining(record: RunRecord) -> dict[str, str]:
     """The objective of a pre-training; of a fine-tuning what it started from, and its readout."""
     settings = record.settings
     objective = f"{settings.objective.name} ({stamp_text(record.leak_free)})"
-    if record.source is None:
+    if not record.is_finetuned:
         return {"Objective": objective}
     pretraining = "none (from scratch)"
-    if not is_from_scratch(record):
+    if record.source is not None and record.source.weights:
         trained_on = _join_names(record.pretraining_data or ())
         pretraining = f"run {record.source.run} on {trained_on}, {objective}"
     layers = settings.finetune.layers

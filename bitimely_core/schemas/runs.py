@@ -158,7 +158,7 @@ class RunRecord(ResultRecord):
     REPAIR: ClassVar[str] = "Restore a copy, or repeat the training under --force-new"
 
     run: str
-    kind: Literal["pretrain", "finetune"]
+    kind: Literal["pretrain", "finetune", "train"]
     model: str
     settings: Annotated[SerializeAsAny[Settings], BeforeValidator(parse_stored_settings)]
     data: tuple[RunData, ...]
@@ -201,7 +201,7 @@ class RunRecord(ResultRecord):
     @property
     def is_finetuned(self) -> bool:
         """Whether the run has a supervised head."""
-        return self.kind == "finetune"
+        return self.kind != "pretrain"
 
     @property
     def channels(self) -> tuple[int, ...]:

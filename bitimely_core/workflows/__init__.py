@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bitimely_core.workflows.reproduce import reproduce
     from bitimely_core.workflows.statistics import statistics
     from bitimely_core.workflows.tokenize import tokenize
+    from bitimely_core.workflows.train import train
     from bitimely_core.workflows.vectors import evaluate_vectors
     from bitimely_core.workflows.verify import verify
 
@@ -46,6 +47,7 @@ __all__ = [
     "reproduce",
     "statistics",
     "tokenize",
+    "train",
     "verify",
 ]
 ELSEWHERE = {

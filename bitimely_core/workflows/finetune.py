@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +21,7 @@ from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import (
-    hides_counts,
-    open_recipe,
-    prepare_windows,
-    resolve_training,
-)
-from bitimely_core.workflows.train import (
+from bitimely_core.workflows.jobs import (
     Flags,
     Say,
     TrainingJob,
@@ -37,6 +32,12 @@ from bitimely_core.workflows.train import (
     find_moments,
     finish_job,
     list_training_notices,
+)
+from bitimely_core.workflows.prepare import (
+    hides_counts,
+    open_recipe,
+    prepare_windows,
+    resolve_training,
 )
 from bitimely_core.workspace import find_dataset, locate_new
 
@@ -71,13 +72,12 @@ def finetune(
     """
     import torch
 
-    from bitimely_core import heads, models
-    from bitimely_core.data import batches as make_batches
+    from bitimely_core import models
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = open_recipe(config)
     parent = Run.open(source, workspace).require_finished()
-    name = _require_view(data, recipe)
+    name = require_view(data, recipe)
     settings = resolve_training(
         "finetune",
         _collect_defaults(parent.record, name, workspace),
@@ -85,14 +85,14 @@ def finetune(
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
     )
-    windows, view = _open_view(name, settings, workspace, verify, dry_run, progress)
+    windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
     tuned = settings.finetune.model_copy(update={"readout": readout})
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
-    head = _build_head(model, settings, windows, view)
+    head = build_head(model, settings, windows, view)
     origin = parent.record
     initial = _describe_origin(origin, scratch)
     record = RunRecord(
@@ -119,25 +119,39 @@ def finetune(
         train_label_counts=count_labels(view.train),
         **initial,
     )
-    train, size = settings.train, settings.train.batch_size
+    job = make_job(record, head, windows, view, workspace)
+    if not scratch:
+        job = replace(job, earlier_subjects=parent.train_subjects)
+    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+
+
+def make_job(
+    record: RunRecord, head: Head, windows: Windows, view: tuning.TrainValidation, workspace: Path
+) -> TrainingJob:
+    """The training of a `head` on the training windows of `view`, with the search of a rate where
+    the settings ask for one.
+    """
+    from bitimely_core import heads
+    from bitimely_core.data import batches as make_batches
+
+    settings, train, size = record.settings, record.settings.train, record.settings.train.batch_size
     batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
     validation = (
         make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
     )
     measure = partial(measure_task, device=train.device)
-    job = TrainingJob(
+    readout = settings.finetune.readout
+    return TrainingJob(
         record=record,
         folder=locate_new(workspace, "runs", record.run, "--run"),
         model=head,
-        objective=heads.losses[windows.task],
+        objective=heads.losses[head.task],
         batches=batches,
         validation=validation,
         windows=[windows],
         headline=f"{record.model} with a head on {readout}: {record.parameters:,} parameters",
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
-        earlier_subjects=None if scratch else parent.train_subjects,
     )
-    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
 
 def _name_run(parent: str, view: str, settings: Settings) -> str:
@@ -173,12 +187,12 @@ def _list_changes(
     """Notices on weights that are not those of the pre-training, and on subjects left out."""
     notices = [_describe_reset(windows, origin, reset)] if reset else []
     if settings.data.fraction < 1:
-        notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
+        notices.append(describe_fraction(windows, len(set(view.train.subjects()))))
     return notices
 
 
-def _require_view(data: str | None, recipe: Recipe) -> str:
-    """The view to fine-tune on. Raises UserError (config, exit 2) unless there is exactly one."""
+def require_view(data: str | None, recipe: Recipe) -> str:
+    """The view to train on. Raises UserError (config, exit 2) unless there is exactly one."""
     names = (data,) if data else recipe.overrides("finetune").get("data", {}).get("names", ())
     if len(names) != 1:
         raise usage_error(
@@ -203,7 +217,7 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
     }
 
 
-def _open_view(
+def open_view(
     name: str,
     settings: Settings,
     workspace: Path,
@@ -263,7 +277,7 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     return model, reset
 
 
-def _build_head(
+def build_head(
     model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation
 ) -> Head:
     """The head of the task with random weights, its targets standardised by the training
@@ -305,12 +319,13 @@ def _make_grid(settings: Settings, windows: Windows, target: np.ndarray) -> Haza
     )
 
 
-def _describe_fraction(windows: Windows, used: int) -> str:
+def describe_fraction(windows: Windows, used: int, verb: str = "fine-tuning") -> str:
+    """The notice on training subjects that are left out."""
     available = len(set(windows["train"].subjects()))
     part = f"{used:,} of {available:,}"
     if hides_counts(windows) and (is_small(used) or is_small(available)):
         part = "few"
-    return f"fine-tuning on {part} training {windows.subject_unit}s"
+    return f"{verb} on {part} training {windows.subject_unit}s"
 
 
 def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:

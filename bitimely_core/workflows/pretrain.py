@@ -24,8 +24,7 @@ from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
-from bitimely_core.workflows.train import (
+from bitimely_core.workflows.jobs import (
     Flags,
     Say,
     TrainingJob,
@@ -36,6 +35,7 @@ from bitimely_core.workflows.train import (
     finish_job,
     list_training_notices,
 )
+from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
 from bitimely_core.workspace import locate, locate_new, name_run
 
 if TYPE_CHECKING:
@@ -89,12 +89,12 @@ def pretrain(
     windows = _prepare_data(settings, workspace, verify, dry_run, progress)
     # a preset of signals, given events
     if windows[0].vocabulary and "tokenizer" not in model_choices:
-        base["model"] = _adapt_to_events(base["model"], model_choices, entry.facts)
+        base["model"] = adapt_to_events(base["model"], model_choices, entry.facts)
         settings = resolve(base)
     notices: list[str] = []
     if supervised:
         settings, notices = _skip_training(settings, entry.name)
-    model = _build_model(settings, windows, matched_preset)
+    model = build_model(settings, windows, matched_preset)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
     stamp, preparation = _find_stamp(settings, windows)
@@ -220,13 +220,13 @@ def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
         raise usage_error(
             "objective none",
             "expected an objective that pre-trains",
-            "Train without pre-training with: bitimely finetune RUN --from-scratch",
+            "Train without pre-training with: bitimely train MODEL --data VIEW",
             field="objective.name",
         )
     return facts.objective == "none"
 
 
-def _adapt_to_events(model: Flags, chosen: Flags, facts: registry.ModelFacts) -> Flags:
+def adapt_to_events(model: Flags, chosen: Flags, facts: registry.ModelFacts) -> Flags:
     """The model settings of a preset for signals, changed for events.
 
     There are as many half-lives as heads, over the same span. The user has `chosen` some settings.
@@ -241,7 +241,7 @@ def _adapt_to_events(model: Flags, chosen: Flags, facts: registry.ModelFacts) ->
     return adapted if "events" in facts.input else {**adapted, "events": "grid"}
 
 
-def _build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
+def build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
     """The model for these windows with random weights; with `matched_preset` as many parameters as
     BiTimelyGPT has there.
     """

@@ -19,9 +19,10 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
+from bitimely_core.workflows.jobs import Flags, TrainingResult
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
-from bitimely_core.workflows.train import Flags, TrainingResult
+from bitimely_core.workflows.train import train
 from bitimely_core.workspace import locate, locate_new
 
 if TYPE_CHECKING:
@@ -134,6 +135,11 @@ def _train_again(
     if record.source is None:
         for key in SHAPE:
             sections["model"].pop(key, None)
+    if record.kind == "train":
+        sections["finetune"] = stored["finetune"]
+        data = record.data[0].name
+        return train(record.model, data=data, preset=record.preset, flags=sections, **common)
+    if record.source is None:
         return pretrain(preset=record.preset, flags=sections, init=_initial_run(record), **common)
     sections["finetune"] = stored["finetune"]
     del sections["model"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
+from bitimely_core.workflows.jobs import Flags
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
-from bitimely_core.workflows.train import Flags
 from bitimely_core.workspace import find_data_kind, locate_new, name_tokens, parse_view
 
 

@@ -33,7 +33,7 @@ from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
 from bitimely_core.models.contract import Direction, Which, config_error, objective_error
 from bitimely_core.models.convolution import Conv1d
-from bitimely_core.models.layers import normalise_tokens
+from bitimely_core.models.layers import normalise_map
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
 from bitimely_core.objectives.tokens import Result, pack_result
 from bitimely_core.ops.fused import widen
@@ -184,7 +184,7 @@ class ConvolutionTrunk(nn.Module):
             y = conv(y)
             if counts is not None:
                 counts = count_convolved(counts, conv.kernel_size[0], conv.stride[0])
-            y = F.max_pool1d(F.relu(_normalise(norm, y, counts)), 2, 2, padding=1)
+            y = F.max_pool1d(F.relu(normalise_map(norm, y, counts)), 2, 2, padding=1)
             counts = None if counts is None else counts // 2 + 1
             y = self.dropout(y) if depth == 0 else y
         return y.transpose(1, 2)
@@ -211,15 +211,6 @@ def configure_signals(config: Config) -> Config:
         return config
     settings = {"tokenizer": "steps", "output_heads": "shared", "target": "raw"}
     return config.model_copy(update=settings)
-
-
-def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
-    """[B, C, n] -> [B, C, n], 0 from `counts` [B] on."""
-    return (
-        norm(y)
-        if counts is None
-        else normalise_tokens(norm, y.mT, mask_before(counts, y.shape[2])).mT
-    )
 
 
 # --- the objective

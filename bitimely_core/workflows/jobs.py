@@ -1,0 +1,511 @@
+"""What the verbs that train share: a training that is ready, and how it fills its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+
+from bitimely_core import registry, storage
+from bitimely_core.config import ModelConfig, Settings
+from bitimely_core.errors import Finding, UserError, usage_error
+from bitimely_core.records import find_missing, has_result, list_results, write_results
+from bitimely_core.report.model_card import render_card
+from bitimely_core.report.renderer import write_report
+from bitimely_core.report.run_page import training_page
+from bitimely_core.run import (
+    FORMAT,
+    SPLITS,
+    claim_folder,
+    describe_identity,
+    describe_preprocessing,
+    hash_subjects,
+)
+from bitimely_core.schemas.runs import (
+    FinalLosses,
+    Losses,
+    RunEnvironment,
+    RunRecord,
+    ScoredCheckpoint,
+    TrainSubjects,
+    TuningRecord,
+)
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import TokenSet
+from bitimely_core.train import tuning
+from bitimely_core.types import Batches, Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bitimely_core.tokens import Windows
+    from bitimely_core.train.loop import FitResult
+    from bitimely_core.train.metrics_log import LogLine
+    from bitimely_core.train.state import Objective
+
+Say = Callable[[str], None]
+# nested settings by section, as a preset, a recipe or the command line gives them
+Flags = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """A training that is ready to start.
+
+    `record` is `run.json` as it is at the start, `model` has initial weights (in a fine-tuning its
+    head too), `objective` is as for `fit`, `windows` are the data sets with all splits, `headline`
+    is the first line on the screen, `earlier_subjects` are the training subjects of the
+    pre-training. `validation` is None without a validation split, `search` None where the rate is
+    given.
+    """
+
+    record: RunRecord
+    folder: Path
+    model: nn.Module
+    objective: Objective
+    batches: Batches
+    validation: Batches | None
+    windows: list[Windows]
+    headline: str
+    search: tuning.LearningRateSearch | None = None
+    earlier_subjects: TrainSubjects | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return self.record.settings
+
+
+class TrainingResult(TypedDict, total=False):
+    """Result of a verb that trains; under dry_run sizes, memory and time instead of what was
+    trained.
+    """
+
+    format_version: int
+    run: str
+    folder: str
+    parameters: int
+    leak_free: bool | str | None
+    notices: list[str]
+    steps: int
+    trained: bool  # False when the run was already finished
+    writer: bool  # whether this is the first process
+    final: dict[str, object] | None  # last logged loss and rel
+
+
+def finish_job(
+    job: TrainingJob, *, dry_run: bool, force_new: bool, progress: Progress | None, say: Say | None
+) -> TrainingResult:
+    """Train the job, or in a dry run say what it would take."""
+    if dry_run:
+        return summarize_job(job)
+    return run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def run_job(
+    job: TrainingJob, *, force_new: bool, progress: Progress | None, say: Say | None
+) -> TrainingResult:
+    """Claim the folder, select the learning rate where a search is planned, train, and write
+    record, model card and page.
+
+    The settings of the run hold the selected rate and `tuning.around` the given one, so that the
+    same command finds its run again.
+    """
+    from bitimely_core.train.devices import describe_environment, select_device
+    from bitimely_core.train.distributed import barrier, get_rank, is_resuming
+    from bitimely_core.train.loop import require_validation
+
+    require_validation(
+        job.settings.train, job.validation, job.settings.train.count_steps(job.batches.steps)
+    )
+    writer, fresh = get_rank() == 0, force_new and not is_resuming()
+    environment = describe_environment(select_device(job.settings.train.device))
+    record = job.record.model_copy(update={"environment": environment})
+    search, path = job.search, job.folder / "run.json"
+    _announce_job(job, say)
+    if search and not fresh:
+        record, search = _reuse_search(record, search, path)
+    if writer:
+        claim_folder(job.folder, record, force_new=fresh)
+    barrier()
+    stored = RunRecord.load(path)
+    if stored.finished:
+        record, steps = stored, stored.final.step if stored.final else 0
+    else:
+        earlier = _list_environments(stored, environment)
+        record = record.model_copy(update={"earlier_environments": earlier})
+        if writer and earlier:
+            write_results(job.folder, {path.name: record.encode()}, finished=False)
+        record, steps = _train(job, record, search, writer, progress, say)
+    if writer:
+        _seal_run(job, record, trained=not stored.finished)
+    return {
+        "format_version": FORMAT,
+        "run": record.run,
+        "folder": str(job.folder),
+        "parameters": record.parameters,
+        "leak_free": record.leak_free,
+        "trained": not stored.finished,
+        "writer": writer,
+        "steps": steps,
+        "final": record.final.model_dump(mode="json") if record.final else None,
+        "notices": list(record.notices),
+    }
+
+
+def _announce_job(job: TrainingJob, say: Say | None) -> None:
+    """The first lines on the screen: the model, how long it trains, and caveats."""
+    if say is None:
+        return
+    train, batches = job.settings.train, job.batches
+    length = f"{train.epochs} epochs of {batches.steps:,} steps"
+    if train.steps is not None:
+        length = f"{train.steps:,} steps"
+    for line in (job.headline, f"{length} of {batches.size} windows", *job.record.notices):
+        say(line)
+
+
+def _reuse_search(
+    record: RunRecord, search: tuning.LearningRateSearch, path: Path
+) -> tuple[RunRecord, tuning.LearningRateSearch | None]:
+    """The record with the rate of a search that has ended, and the search where it has not."""
+    stored = RunRecord.load(path).tuning if path.is_file() else None
+    if stored is None or stored.around != record.settings.train.lr:
+        return record, search
+    return _apply_search(record, stored), None
+
+
+def _list_environments(
+    stored: RunRecord, environment: RunEnvironment
+) -> tuple[RunEnvironment, ...] | None:
+    """Where the run was trained before, if it is continued elsewhere or was."""
+    earlier = stored.earlier_environments
+    if stored.environment is None or stored.environment == environment:
+        return earlier
+    return (*(earlier or ()), stored.environment)
+
+
+def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
+    """Write the record, subjects, card and page of a training that has ended and the manifest of
+    all files; later only what is missing.
+    """
+    folder = job.folder
+    # in the order of the file
+    record = RunRecord.parse(storage.decode_json(record.encode()), folder / "run.json")
+    if not trained and not find_missing(folder):
+        return
+    marks = {
+        *hash_subjects(job.windows, "train"),
+        *(job.earlier_subjects.marks if job.earlier_subjects else ()),
+    }
+    subjects = TrainSubjects(marks=tuple(sorted(marks)))
+    scores = Scores.load(folder / "scores.json") if has_result(folder / "scores.json") else None
+    files: dict[str, storage.Content | None] = {
+        "train_subjects.json": subjects.encode(),
+        "model_card.md": render_card(folder, record, scores, subjects),
+    }
+    if trained and record.is_finetuned and not job.windows[0].vocabulary:
+        files["preprocessing.json"] = describe_preprocessing(job.windows[0]).encode()
+    if trained:
+        files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
+    if scores is None:
+        write_report(
+            folder, training_page(folder, record, job.windows[0].subject_unit), others=files
+        )
+    else:  # the page is that of the evaluation
+        write_results(folder, files)
+
+
+def _train(
+    job: TrainingJob,
+    record: RunRecord,
+    search: tuning.LearningRateSearch | None,
+    writer: bool,
+    progress: Progress | None,
+    say: Say | None,
+) -> tuple[RunRecord, int]:
+    from bitimely_core.train import loop, metrics_log
+
+    say = say if writer else None
+
+    def log(line: LogLine, trial: str = "") -> None:
+        if progress is not None and line.get("split") == "train":
+            progress(
+                f"{record.kind} {record.run}{trial}\tloss {line['loss']:.4g}",
+                line["step"],
+                line.get("of"),
+            )
+
+    def notice(finding: Finding) -> None:
+        if say is not None:
+            say(finding.line())
+
+    fit = partial(loop.fit, job.model, job.batches, job.objective, validation=job.validation)
+    if search:
+        tuned = tuning.select_learning_rate(
+            search,
+            job.model,
+            partial(fit, identity=describe_identity(record)),
+            record.settings.train,
+            job.folder / "tuning",
+            lambda rate, line: log(line, f", rate {rate:g}"),
+        )
+        record = _apply_search(record, tuned)
+        if writer:
+            write_results(job.folder, {"run.json": record.encode()}, finished=False)
+        if say is not None:
+            say(f"learning rate {tuning.describe_tuning(tuned)}")
+    fitted = fit(
+        config=record.settings.train,
+        folder=job.folder,
+        identity=describe_identity(record),
+        log=log,
+        notice=notice,
+    )
+    if writer:
+        last = {
+            line["split"]: Losses(loss=line.get("loss"), rel=line.get("rel"))
+            for line in metrics_log.read_metrics(job.folder)
+        }
+        train = last.get("train", Losses())
+        final = FinalLosses(
+            step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation")
+        )
+        weights = storage.hash_file(job.folder / "model" / "model.safetensors")
+        update = {
+            "final": final,
+            "device": fitted["device"],
+            "weights": weights,
+            "checkpoint": _describe_checkpoint(record, fitted, final),
+        }
+        record = record.model_copy(update={"finished": True, **update})
+    return record, fitted["steps"]
+
+
+def _describe_checkpoint(
+    record: RunRecord, fitted: FitResult, final: FinalLosses
+) -> ScoredCheckpoint:
+    """Which weights the run has: of a run that was never validated with a finite loss the last."""
+    best, steps = fitted["best"], fitted["steps"]
+    if record.settings.train.checkpoint == "best" and best is not None:
+        return ScoredCheckpoint(
+            choice="best",
+            step=int(best["step"] or 0),
+            steps=steps,
+            loss=best["loss"],
+            rel=best["rel"],
+        )
+    validation = final.validation or Losses()
+    return ScoredCheckpoint(
+        choice="last", step=steps, steps=steps, loss=validation.loss, rel=validation.rel
+    )
+
+
+def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
+    train = record.settings.train.model_copy(update={"lr": tuned.lr})
+    return record.model_copy(
+        update={"settings": record.settings.model_copy(update={"train": train}), "tuning": tuned}
+    )
+
+
+def summarize_job(job: TrainingJob) -> TrainingResult:
+    """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate
+    search apart.
+    """
+    from bitimely_core.train.loop import require_validation
+    from bitimely_core.train.step_cost import estimate
+
+    record, train = job.record, job.settings.train
+    steps = train.count_steps(job.batches.steps)
+    require_validation(train, job.validation, steps)
+    objective = (
+        None if not record.is_finetuned and job.settings.objective.name == "none" else job.objective
+    )
+    cost = estimate(
+        job.model,
+        job.batches,
+        steps,
+        objective=objective,
+        precision=train.precision,
+        accumulate=train.accumulate,
+    )
+    result = {
+        "format_version": FORMAT,
+        "run": record.run,
+        "folder": str(job.folder),
+        "exists": (job.folder / "run.json").is_file(),
+        "parameters": record.parameters,
+        "paper_parameters": record.paper_parameters,
+        "leak_free": record.leak_free,
+        "windows": {split: len(job.windows[0][split]) for split in SPLITS},
+        "notices": list(record.notices),
+        **cost,
+    }
+    if job.search:
+        seconds = cost["seconds_per_step"] * job.search.steps * len(job.search.rates)
+        result["tuning"] = {
+            "rates": job.search.rates,
+            "steps": job.search.steps,
+            "seconds": seconds,
+        }
+    return result  # type: ignore[return-value]
+
+
+def derive_model_shape(
+    windows: list[Windows], config: ModelConfig
+) -> dict[str, int | tuple[int, ...]]:
+    """The settings of a model that the data decide: channels of each data set and the longest
+    window, of events also the vocabulary.
+
+    Raises UserError (config, exit 2) for signals with codes, events without, or events of several
+    vocabularies.
+    """
+    from bitimely_core.models.adapters import grid_shape
+
+    _require_regular(windows, config.name)
+    vocabularies = {view.vocabulary for view in windows}
+    shape: dict[str, int | tuple[int, ...]] = {
+        "channels": windows[0].channels,
+        "length": max(view.length for view in windows),
+    }
+    reads_events = config.events == "grid" or config.tokenizer == "codes"
+    if all(vocabularies) and reads_events:
+        codes = _count_codes(windows)
+        if config.events == "grid":
+            return {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))}
+        return {**shape, "codes": codes}
+    if config.tokenizer == "codes" or any(vocabularies):
+        raise _refuse_inputs(windows, config.tokenizer)
+    if not config.channel_independent:
+        shape["others"] = tuple(view.channels for view in windows[1:])
+    return shape
+
+
+def _refuse_inputs(windows: list[Windows], tokenizer: str) -> UserError:
+    inputs = " and ".join(f"{view.inputs} ({view.name})" for view in windows)
+    return usage_error(
+        f"tokenizer {tokenizer} for {inputs}",
+        "expected codes for events, conv or patch for signals",
+        "Choose data of the other kind, or another preset",
+        field="--data",
+    )
+
+
+def _count_codes(windows: list[Windows]) -> int:
+    """The size of the vocabulary of events. Raises UserError (config, exit 2) for several."""
+    if len({view.vocabulary for view in windows}) > 1:
+        raise usage_error(
+            f"{_join_names(windows)} have different vocabularies",
+            "expected one",
+            "Tokenize them together, or pre-train on one of them",
+            field="--data",
+        )
+    return len(windows[0].vocabulary)
+
+
+def _join_names(windows: Sequence[TokenSet]) -> str:
+    return " and ".join(view.name for view in windows)
+
+
+def _require_regular(windows: list[Windows], model: str) -> None:
+    """Raises UserError (config, exit 2) for samples at irregular times that the model does not
+    read.
+    """
+    readers = [name for name, entry in registry.models.items() if "irregular" in entry.facts.input]
+    for view in windows:
+        if getattr(view, "irregular", False) and model not in readers:
+            raise usage_error(
+                f"{view.name} has samples at irregular times, which {model} does not read",
+                f"expected one of {', '.join(sorted(readers))}",
+                "Choose one of them, or a view on a grid, see: bitimely list views",
+                field="--data",
+            )
+
+
+def choose_numbers(windows: Sequence[TokenSet], config: ModelConfig) -> bool | None:
+    """`model.numbers` of a model for these windows: on where events have numbers, unless it was
+    switched off.
+
+    Raises UserError (config, exit 2) where numbers were requested that are not there.
+    """
+    some = any(map(_has_numbers, windows))
+    if config.numbers and not some:
+        raise usage_error(
+            f"{_join_names(windows)} has no numbers",
+            "expected numbers of events for model.numbers=true",
+            "Leave it out, or tokenize with --values raw",
+            field="model.numbers",
+        )
+    return config.numbers is not False if some else config.numbers
+
+
+def _has_numbers(windows: TokenSet) -> TypeGuard[EventSequences]:
+    """Whether events have numbers beside their codes."""
+    return isinstance(windows, EventSequences) and windows.numbers is not None
+
+
+def find_moments(windows: Sequence[TokenSet]) -> dict[int, tuple[float, float]]:
+    """Mean and standard deviation of the numbers of each code, of the first set that has any."""
+    return next((view.moments() for view in windows if _has_numbers(view)), {})
+
+
+def list_training_notices(
+    settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True
+) -> list[str]:
+    """Caveats of the run, for screen, card and report."""
+    notices: list[str] = []
+    note = registry.objectives[settings.objective.name].facts.notice
+    if not pretrained:
+        is_control = settings.objective.name != "none"
+        notices.append(
+            "Trained from scratch: control without pre-training." if is_control else note
+        )
+    elif stamp is not True and note:
+        notices.append(note)
+    elif isinstance(stamp, str):
+        notices.append(f"The objective is leak-free {stamp}.")
+    for view in windows:
+        notices += _list_window_notices(view, settings)
+    if settings.train.precision == settings.train.core_precision == "bf16":
+        notices.append("The retention core runs in bf16 (train.core_precision).")
+    return list(dict.fromkeys(notices))
+
+
+def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
+    """Caveats of one data set of a run."""
+    notices, name, train = [], windows.name, windows["train"]
+    if _has_numbers(windows) and not settings.model.numbers:
+        notices.append(
+            f"{name}: the numbers of events (--values raw) are not read by this model, "
+            "their codes are."
+        )
+    notices += windows.notices
+    if not len(windows["test"]):
+        subjects, unit = len(set(train.subjects())), windows.subject_unit
+        plural = "s" if subjects != 1 else ""
+        notices.append(
+            f"{name}: no test scores: {subjects} {unit}{plural}, "
+            f"at least 3 {unit}s required for a test split."
+        )
+    present = sum(map(bool, count_labels(train).values()))
+    if windows.task == "classification" and present < 2:
+        notices.append(
+            f"{name}: {present} of {windows.classes} classes in the training split: "
+            "no classifier can be trained."
+        )
+    return notices
+
+
+def count_labels(windows: Windows) -> dict[str, int]:
+    """Windows of each class, in the order of the classes; empty without classes."""
+    if windows.task != "classification" or not len(windows):
+        return {}
+    import numpy as np
+
+    counts = np.bincount(
+        np.asarray(windows.targets(None), dtype=np.int64), minlength=windows.classes
+    )
+    return {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}

@@ -1,0 +1,154 @@
+"""`bitimely train`: a run from random weights on labels, like any other run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score
+
+from bitimely_cli.main import main
+from bitimely_core import heads
+from bitimely_core.records import read_result_table
+from bitimely_core.schemas.runs import RunRecord
+
+torch.set_num_threads(1)
+VIEW = ["--data", "synthetic/staging"]
+SMALL = ["--steps", "12", "--batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The synthetic cohort at 20 Hz with one run of resnet."""
+    folder = tmp_path_factory.mktemp("workspace")
+    w = ["-w", str(folder)]
+    assert main(["ingest", "synthetic", *w]) == 0
+    assert main(["tokenize", "synthetic/staging", "--rate", "20", *w]) == 0
+    assert main(["train", *VIEW, *SMALL, *w]) == 0
+    return folder
+
+
+def load_record(home, run):
+    return RunRecord.load(home / "runs" / run / "run.json")
+
+
+def call(capsys, home, *words):
+    """Exit code, stdout as JSON, stderr."""
+    capsys.readouterr()
+    code = main([*words, "-w", str(home), "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else {}, err
+
+
+def test_signals_are_trained_by_resnet_on_all_subjects(home):
+    record = load_record(home, "resnet-staging")
+    assert (record.kind, record.model, record.source) == ("train", "resnet", None)
+    assert record.finished
+    assert record.train_windows == record.data[0].audit["train"].windows
+    train = record.settings.train
+    assert (train.lr, train.warmup, train.steps) == (3e-3, 0.05, 12)
+    assert record.settings.model.length == 600
+    assert (record.settings.model.stem, record.settings.model.blocks) == (2, 4)
+    head = heads.load(home / "runs" / "resnet-staging" / "model")
+    assert head.task == "classification"
+
+
+def test_the_same_command_again_does_nothing(home, capsys):
+    code, result, _ = call(capsys, home, "train", "resnet", *VIEW, *SMALL)
+    assert (code, result["trained"]) == (0, False)
+
+
+def test_it_is_evaluated_embedded_exported_and_reported(home, capsys):
+    code, result, _ = call(capsys, home, "evaluate", "resnet-staging", "--bootstrap", "0")
+    assert code == 0
+    rows = read_result_table(home / "runs" / "resnet-staging" / "predictions.parquet")
+    wanted = accuracy_score(rows["target"].to_numpy(), rows["prediction"].to_numpy())
+    assert result["metrics"]["accuracy"]["value"] == pytest.approx(wanted)
+    code, result, _ = call(capsys, home, "embed", "resnet-staging", *VIEW)
+    assert (code, result["width"]) == (0, 64)
+    out = home / "exported"
+    assert call(capsys, home, "export", "resnet-staging", "--out", str(out))[0] == 0
+    assert "Trained resnet" in (out / "model_card.md").read_text()
+    code, result, _ = call(capsys, home, "report", "resnet-staging")
+    assert code == 0
+    page = (home / "runs" / "resnet-staging" / "report.html").read_text()
+    assert "none (from scratch)" in page
+
+
+def test_it_is_reproduced_to_the_last_bit(home, capsys):
+    code, result, _ = call(capsys, home, "reproduce", "resnet-staging")
+    assert (code, result["same_weights"], result["differences"]) == (0, True, [])
+
+
+def test_a_budget_in_epochs_or_steps(home, capsys):
+    """Without either 1,500 steps; epochs count where they are given."""
+    plain = call(capsys, home, "train", *VIEW, "--run", "plain", "--dry-run")[1]
+    assert plain["steps"] == 1500
+    windows = plain["windows"]["train"]
+    epochs = call(capsys, home, "train", *VIEW, "--run", "plain", "--epochs", "2", "--dry-run")[1]
+    assert epochs["steps"] == 2 * int(np.ceil(windows / 32))
+
+
+def test_a_share_of_the_subjects(home, capsys):
+    code, result, _ = call(
+        capsys, home, "train", *VIEW, *SMALL, "--fraction", "0.3", "--run", "few"
+    )
+    assert code == 0
+    record = load_record(home, "few")
+    assert record.train_windows < load_record(home, "resnet-staging").train_windows
+    assert any(notice.startswith("training on ") for notice in result["notices"])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "rate"),
+    [
+        ("inceptiontime", ["--set", "model.dim=8", "--set", "model.layers=3"], 1e-3),
+        ("bitimelygpt", ["--set", "model.layers=2", "--preset", "tiny"], 1e-3),
+        ("gru-d", [], 1e-3),
+    ],
+)
+def test_any_model_can_be_trained(home, capsys, model, options, rate):
+    few = ["--steps", "2", "--batch-size", "4"]
+    code, _, err = call(capsys, home, "train", model, *VIEW, *few, *options)
+    assert code == 0, err
+    record = load_record(home, f"{model}-staging")
+    assert record.settings.train.lr == rate
+    assert record.leak_free is None
+
+
+def test_histories_are_trained_by_bitimelygpt(tmp_path, capsys):
+    made = ["--subjects", "1000", "--no-select", "--max-events", "48"]
+    assert main(["ingest", "synthetic-claims", *made, "-w", str(tmp_path)]) in {0, 3}
+    few = ["--steps", "2", "--batch-size", "4"]
+    code, _, err = call(capsys, tmp_path, "train", "--data", "synthetic-claims", *few)
+    assert code == 0, err
+    record = load_record(tmp_path, "bitimelygpt-synthetic-claims")
+    assert record.settings.model.tokenizer == "codes"
+    code, _, err = call(
+        capsys, tmp_path, "train", "resnet", "--data", "synthetic-claims", *few, "--dry-run"
+    )
+    assert code == 0, err
+
+
+def test_what_is_refused_says_what_to_do(home, capsys):
+    for words, text in (
+        (["resnett", *VIEW], "resnet"),
+        (["resnet"], "expected one --data"),
+        (["resnet", "--data", "synthetic"], "expected a labelled view"),
+    ):
+        code, _, err = call(capsys, home, "train", *words)
+        assert code == 2
+        assert text in err
+
+
+def test_other_settings_in_the_same_folder_are_refused(home, capsys):
+    """`--force-new` replaces the run."""
+    words = ["train", *VIEW, *SMALL, "--run", "again"]
+    assert call(capsys, home, *words)[0] == 0
+    code, _, err = call(capsys, home, *words, "--lr", "0.01")
+    assert code == 2
+    assert "train.lr" in err
+    assert call(capsys, home, *words, "--lr", "0.01", "--force-new")[0] == 0
+    assert load_record(home, "again").settings.train.lr == 0.01
+    assert Path(home / "runs" / "again" / "report.html").is_file()
