@@ -66,7 +66,7 @@ class ClaimsReadOptions(OptionGroup):
     map_vocab: Annotated[
         Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")
     ] = None
-    rules: Annotated[Text, read_option("Label rules: ccdss, ccw or a TOML file.", "NAME|FILE")] = (
+    rules: Annotated[Text, read_option("Label rules: ccdss, ccw, none or a TOML file.", "NAME|FILE")] = (
         None
     )
     label_column: Annotated[

@@ -98,7 +98,9 @@ def _finish_shard(
         rows = rows.with_columns(subject=pl.Series(place).gather(rows["subject"]))
     rows, accounts = resolve_duplicates(rows, findings)
     position = np.searchsorted(keys, to_keys(cohort["digest"]))
-    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
+    cohort = cohort.drop("digest", *subjects.PRESENCE).with_columns(
+        subject_id=pl.Series(position, dtype=pl.Int64)
+    )
     shard = steps.label_shard(
         ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     )

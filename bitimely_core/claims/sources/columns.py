@@ -14,6 +14,7 @@ import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
+from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
@@ -25,6 +26,7 @@ SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subjec
 WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
 FRACTION_TYPES = ("float", "double", "halffloat", "decimal")  # of Arrow
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
+NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
 
 
@@ -79,23 +81,20 @@ def detect_delimiter(path: Path) -> str:
 def _match_columns(
     path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ","
 ) -> dict[str, str]:
-    """Key -> name of its column in the file. Case and surrounding blanks of names do not count.
+    """Key -> name of its column in the file. Case, blanks and punctuation of names do not count.
 
     `wanted`: key -> accepted name or names, of which the first present one is used. Keys in
     `optional` may be absent. Raises UserError: header (duplicate names, none of the accepted),
     schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
-    by_lower_case = {name.lower(): name for name in reversed(names)}  # of equal ones the first
     chosen, missing = {}, []
     for key, texts in wanted.items():
         accepted = [texts] if isinstance(texts, str) else texts
-        matches = (by_lower_case.get(name.lower()) for name in accepted)
-        name = next(filter(None, matches), None)
-        if name is not None:
-            chosen[key] = name
+        if matches := find_names(names, accepted):
+            chosen[key] = matches[0]
         elif key not in optional:
-            missing.append(" or ".join(accepted))
+            missing.append(" or ".join(accepted[:NAMES_SHOWN]))
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if missing and chosen.keys() <= set(optional):
         raise input_error(
@@ -113,6 +112,20 @@ def _match_columns(
             file=str(path),
         )
     return chosen
+
+
+def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
+    """The names of a table that are accepted, the preferred one first.
+
+    Case, blanks and punctuation do not count. Of two names that differ in nothing else, the one
+    that is spelled as accepted but for its case is preferred, then the first.
+    """
+    by_folded = {words.fold_name(name): name for name in reversed(names)}
+    by_lower_case = {name.lower(): name for name in reversed(names)}
+    matches = (
+        by_lower_case.get(name.lower()) or by_folded.get(words.fold_name(name)) for name in accepted
+    )
+    return list(dict.fromkeys(filter(None, matches)))
 
 
 def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str]) -> None:
@@ -223,9 +236,8 @@ def report_spelling(
     """A warning about columns (key -> name) whose names differ from the accepted ones in case."""
     names = [name for key, name in columns.items() if key in wanted and name not in wanted[key]]
     problem = f"columns are written {', '.join(map(safe_text, names))}"
-    return warn_of_rows(
-        len(names), Reason.HEADER, problem, "case does not count here", file=file, row=1
-    )
+    rule = "case and punctuation do not count here"
+    return warn_of_rows(len(names), Reason.HEADER, problem, rule, file=file, row=1)
 
 
 def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:

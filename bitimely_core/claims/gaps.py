@@ -1,0 +1,197 @@
+"""Says what a source of claims does not tell of its subjects, what depends on it, and what to give;
+and refuses an ingest that leaves no row, or no subject with any label.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from bitimely_core.claims.clean import RULE_REASONS
+from bitimely_core.claims.job import ClaimsJob, CleaningFindings
+from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.sources.options import parse_label_columns
+from bitimely_core.claims.subjects import SubjectCounts
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+
+# rules by which a row is not lost: it is there already, or has no place in the input alone
+HARMLESS = {Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}
+ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
+GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
+NO_LABELS = "For histories without labels give --rules none"
+
+
+class LabelCounts(NamedTuple):
+    """Subjects by what is known of one label."""
+
+    cases: int = 0
+    unknown: int = 0
+
+
+def count_labels(path: Path, names: Sequence[str]) -> dict[str, LabelCounts]:
+    """The counts of each label in a table of labels of the cache."""
+    table = pl.scan_parquet(path, glob=False).group_by("name", "value").len().collect()
+    rows = {(name, value): n for name, value, n in table.iter_rows()}
+    return {name: LabelCounts(rows.get((name, 1), 0), rows.get((name, None), 0)) for name in names}
+
+
+def find_missing_facts(job: ClaimsJob, counts: SubjectCounts) -> Iterator[Finding]:
+    """Warnings of births, sexes and index dates that are not known of all subjects, and of
+    registered subjects none of whom has claims.
+    """
+    total, claims = counts.subjects, job.claims
+    if counts.registered and not counts.matched and counts.with_rows:
+        yield input_warning(
+            Reason.UNMATCHED_LABELS,
+            f"0 of {counts.registered} ids of patients are among the claims",
+            f"nothing is known of the {counts.with_rows} subjects with claims",
+            "Write the ids alike in both tables",
+            field="subject",
+        )
+    if counts.births < total:
+        names = list_aged_labels(job)
+        yield input_warning(
+            Reason.METADATA,
+            f"births of {counts.births} of {total} subjects are known",
+            f"without one nobody has the label {_join_names(names)}" if names else "ages need them",
+            _find_advice(job, "birth"),
+            level="warning" if names or not counts.births else "info",
+            count=total - counts.births,
+            field="birth",
+        )
+    if counts.sexes < total:
+        yield input_warning(
+            Reason.METADATA,
+            f"sexes of {counts.sexes} of {total} subjects are known",
+            "--sex-restrictions and cohorts by sex need them",
+            _find_advice(job, "sex"),
+            level="info" if 2 * counts.sexes >= total or claims.subjects is None else "warning",
+            count=total - counts.sexes,
+            field="sex",
+        )
+    if 0 < counts.index_dates < total:
+        yield input_warning(
+            Reason.UNMATCHED_LABELS,
+            f"{total - counts.index_dates} of {total} subjects have no index date",
+            "their whole history is the input, that of the others ends on their index date",
+            "Give an index date to all of them, or remove their rows from the table of labels",
+            count=total - counts.index_dates,
+            field="index_date",
+        )
+
+
+def list_aged_labels(job: ClaimsJob) -> list[str]:
+    """The labels whose rules need an age."""
+    return [rule.name for rule in job.rules if job.ruled and rule.min_age_years is not None]
+
+
+def _find_advice(job: ClaimsJob, key: str) -> str:
+    """What to give so that `key` is known."""
+    if job.claims.subjects is None and job.options.source == "claims":
+        return ADD_PATIENTS
+    return job.claims.advice.get(key, "")
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(map(safe_text, names[:-1])), safe_text(names[-1]))))
+
+
+def find_caseless_labels(
+    job: ClaimsJob,
+    cleaning: CleaningFindings,
+    counts: SubjectCounts,
+    labels: Mapping[str, LabelCounts],
+) -> list[Finding]:
+    """Warnings of labels that no subject has, one for each reason, as far as it is known."""
+    present = {SOURCES[kind] for kind in cleaning.sources}
+    needed = {
+        rule.name: frozenset().union(*(clause.sources for clause in rule.clauses))
+        for rule in (job.rules if job.ruled else ())
+    }
+    aged = list_aged_labels(job) if counts.births < counts.subjects else []
+    groups: dict[tuple[str, str, str | None], list[str]] = {}
+    for name, label in labels.items():
+        why, hint, field = "no history fulfils its rule", "", None
+        if name not in needed:
+            why = "its column holds no 1"
+        elif present and needed[name].isdisjoint(present):
+            kinds = " and ".join(sorted(present))
+            why = (
+                f"its rule needs {' or '.join(sorted(needed[name]))} rows, found only {kinds} rows"
+            )
+            hint, field = GIVE_KINDS, "source"
+        elif label.unknown and name in aged:
+            why = f"its rule needs an age, births of {counts.births} of {counts.subjects} are known"
+            hint, field = _find_advice(job, "birth"), "birth"
+        if not label.cases:
+            groups.setdefault((why, hint, field), []).append(name)
+    return [
+        input_warning(
+            Reason.CLASS_MISSING,
+            f"0 of {counts.subjects} subjects have the label {_join_names(names)}",
+            why,
+            hint,
+            field=field,
+        )
+        for (why, hint, field), names in groups.items()
+    ]
+
+
+def find_row_refusal(
+    job: ClaimsJob, cleaning: CleaningFindings, counts: SubjectCounts
+) -> UserError | None:
+    """Why the rows that are left are too few: none, or more than `--max-bad` were dropped by a
+    rule.
+    """
+    total = Counter[Reason]()
+    for table in job.claims.rows:
+        account = cleaning.accounts.get(table.file)
+        if account is None:
+            continue
+        total.update(account.reasons)
+        lost = sum(account.reasons[reason] for reason in RULE_REASONS - HARMLESS)
+        if lost > job.run.run_options["max_bad"] * table.seen and counts.with_rows:
+            return _refuse_rows(
+                f"{lost} of {table.seen} {table.kind} are dropped by a rule",
+                f"more than --max-bad {job.run.run_options['max_bad']:g}",
+                account.reasons,
+                table.file,
+            )
+    if counts.with_rows:
+        return None
+    seen = sum(account.rows for account in cleaning.accounts.values())
+    return _refuse_rows(f"none of {seen} rows is left", "", total, None)
+
+
+def _refuse_rows(
+    problem: str, limit: str, reasons: Mapping[Reason, int], file: str | None
+) -> UserError:
+    """The refusal, with the counts of the rules by which rows left."""
+    lost = {reason: n for reason, n in reasons.items() if reason not in HARMLESS and n}
+    rules = ", ".join(f"{n} rows {reason}" for reason, n in sorted(lost.items()))
+    most = max(lost, key=lambda reason: lost[reason], default=Reason.NO_INPUT)
+    hint = "Check the rows that the report names"
+    if most == Reason.DATE_OUTSIDE_LIFE:
+        hint = "Check --date-format, and births and deaths in the table of patients"
+    return input_error(most, ": ".join(filter(None, (problem, rules))), limit, hint, file=file)
+
+
+def find_label_refusal(
+    job: ClaimsJob, labels: Mapping[str, LabelCounts], findings: Sequence[Finding]
+) -> UserError | None:
+    """Why the labels are useless: no subject has any of them, or one that `--label-column` asks
+    for. `findings`: of `find_caseless_labels`.
+    """
+    cases = {name for name, label in labels.items() if label.cases}
+    asked = {job.name_flag(label.name) for label in parse_label_columns(job.options)}
+    if not labels or (cases and asked <= cases):
+        return None
+    first, *others = findings
+    hint = ". ".join(filter(None, (first.hint, NO_LABELS if job.ruled else "")))
+    return input_error(
+        first.code, first.problem, first.requirement, hint, field=first.field, details=others
+    )
