@@ -23,6 +23,7 @@ class ClaimsOptions:
     label_column: Sequence[str] = ()  # COLUMN:NAME:VALUE[@YEAR]
     col: Sequence[str] = ()  # KEY=NAME
     source_value: Sequence[str] = ()  # WORD=KIND
+    source_vocab: Sequence[str] = ()  # WORD=VOCABULARY
     code_pattern: Sequence[str] = ()
     default_source: str = ""
     date_format: str = ""  # of `strptime`

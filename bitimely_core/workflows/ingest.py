@@ -51,7 +51,8 @@ def ingest(
         **arguments: the other arguments of `cache.ingest`.
 
     Returns:
-        The report of `cache.ingest`.
+        The report of `cache.ingest`. Its exit code is 4 where no subject has a sequence: the cache
+        is complete, so `tokenize` with other choices needs no second ingest.
 
     Raises:
         UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2
@@ -81,10 +82,15 @@ def ingest(
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise
-            warning = replace(error.finding, level="warning")  # the cache is complete
-            findings = [replace(warning, code=Reason.MIN_CODES).as_dict()]
+            nobody = error.code == Reason.NO_INPUT
+            finding = error.finding
+            if nobody:
+                report["exit_code"] = int(Exit.REFUSED)
+            else:
+                finding = replace(finding, level="warning")  # the cache is complete
+            findings = [replace(finding, code=Reason.MIN_CODES).as_dict()]
             if notice is not None:
-                notice(warning)
+                notice(finding)
         report["reasons"] = [*report["reasons"], *findings]
         counts = Counter[str](report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in findings})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self, Unpack
@@ -16,11 +17,33 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
-from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Place,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+)
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source
+from bitimely_core.formats.csv_text import read_lines
+from bitimely_core.formats.source import Source, translate_read_errors
+from bitimely_core.formats.stat_files import READERS
 
-ENDINGS = (".csv", ".csv.gz", ".parquet")
+ENDINGS = (
+    ".csv",
+    ".csv.gz",
+    ".parquet",
+    ".pq",
+    ".tsv",
+    ".tsv.gz",
+    ".txt",
+    ".txt.gz",
+    ".psv",
+    *READERS,
+)
+DELIMITERS = (",", "\t", ";", "|")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
 # keys of columns whose numbers have no fraction
 WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
@@ -37,15 +60,20 @@ def open_table(
     optional: Collection[str] = (),
     *,
     codes: Collection[str] = (),
+    hint: str = "",
 ) -> OpenTable:
-    """A table, comma- or tab-separated or Parquet.
+    """A table of text, whatever separates its cells, of Parquet, or of Stata, SAS or SPSS.
 
-    `codes`: names of columns of codes beside that with the key `code`. Raises UserError: as
-    `_match_columns` and `_check_types`.
+    `codes`: names of columns of codes beside that with the key `code`; `hint`: what to do about
+    missing columns. Raises UserError: as `_match_columns` and `_check_types`.
     """
     path = source.path(file)
     mark = detect_delimiter(path)
-    columns = _match_columns(path, wanted, optional, mark)
+    try:
+        columns = _match_columns(path, wanted, optional, mark)
+    except UserError as error:
+        error.hint = error.hint or (hint if error.code == Reason.SCHEMA else "")
+        raise
     names = {name: name for name in codes}
     _check_types(path, file, columns | names, {"code", *codes})
     return OpenTable(file, path, columns, mark)
@@ -64,7 +92,7 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
         text = f"{stem} occurs {len(matches)} times ({', '.join(map(safe_text, matches[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not matches:
-        text = f"no {stem}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
+        text = f"no {stem}{{{','.join(ENDINGS[:3])}}} among {len(source.files)} files"
         raise input_error(
             Reason.NO_INPUT,
             text,
@@ -74,8 +102,16 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
 
 
 def detect_delimiter(path: Path) -> str:
-    """Comma, or tab where the header has tabs."""
-    return "\t" if any("\t" in name for name in tables.read_names(path)) else ","
+    """What separates the names in the header: comma, tab, semicolon or bar.
+
+    Raises UserError: as `tables.read_names`.
+    """
+    if tables.is_binary(path):
+        return ","
+    with translate_read_errors(path), closing(read_lines(path)) as lines:
+        texts = (raw.decode() for _, raw, _ in lines)
+        header = next((text for text in texts if text.strip()), "")
+    return max(DELIMITERS, key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def _match_columns(

@@ -61,6 +61,7 @@ class SourceTable:
     form: str = ""  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
+    vocab: str = ""  # of rows without one, where it is another one than the survey's
     others: bool = False  # with codes of other vocabularies, and their values
 
     @property

@@ -93,6 +93,10 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
+    if table.vocab:
+        stated = pl.lit(table.vocab)
+        has_vocab = "vocab" in frame.columns
+        frame = frame.with_columns(vocab=pl.col("vocab").fill_null(stated) if has_vocab else stated)
     absent = kinds.keys() - frame.columns
     nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
     return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
@@ -251,8 +255,9 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
     """
     vocabularies = [*codes.FAMILIES, *[codes.OTHER] * table.others]
     action = "Map them with --source-value WORD=KIND"
+    example = "Say what they are with --source-vocab WORD=icd10, or WORD=none for other codes"
     for name, words, reason, hint in (
-        ("vocab", vocabularies, Reason.WRONG_VOCABULARY, ""),
+        ("vocab", vocabularies, Reason.WRONG_VOCABULARY, example),
         ("source", KINDS, Reason.SCHEMA, action),
     ):
         unknown = set(frame[name].drop_nulls().unique()) - set(words)
