@@ -180,11 +180,12 @@ def ingest(
     )
     if quarantine is not None:
         _write_quarantine(quarantine, dataset, report.units)
+    told = {reason.message for reason in report.reasons}
     screen.print_findings(
         [
             *(reason for unit in report.units for reason in unit.reasons),
             *report.reasons,
-            *unpublished,
+            *(finding for finding in unpublished if finding.message not in told),
         ],
         str(where),
     )

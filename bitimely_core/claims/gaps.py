@@ -184,11 +184,11 @@ def find_label_refusal(
     job: ClaimsJob, labels: Mapping[str, LabelCounts], findings: Sequence[Finding]
 ) -> UserError | None:
     """Why the labels are useless: no subject has any of them, or one that `--label-column` asks
-    for. `findings`: of `find_caseless_labels`.
+    for. Nobody needs them for a cohort, which has its own. `findings`: of `find_caseless_labels`.
     """
     cases = {name for name, label in labels.items() if label.cases}
     asked = {job.name_flag(label.name) for label in parse_label_columns(job.options)}
-    if not labels or (cases and asked <= cases):
+    if not labels or job.options.for_cohort or (cases and asked <= cases):
         return None
     first, *others = findings
     hint = ". ".join(filter(None, (first.hint, NO_LABELS if job.ruled else "")))

@@ -72,7 +72,7 @@ KEY = 32  # bytes
 UNMAPPED_LISTED = 50  # codes without PheCode that are listed
 WORK_FORMAT = 4  # of unfinished work
 # options that do not change the cache, or only through the key
-RUN_ONLY = ("keep_ids", "engine", "id_key")
+RUN_ONLY = ("keep_ids", "engine", "id_key", "for_cohort")
 
 
 def ingest_events(
@@ -437,6 +437,7 @@ def _find_gaps(
     refusal = gaps.find_row_refusal(job, findings, counts)
     if refusal is None:
         refusal = gaps.find_label_refusal(job, label_counts, caseless)
+        caseless = [] if job.options.for_cohort else caseless
         job.run.reasons += [] if refusal else caseless
     said = {finding.field for finding in caseless}
     missing = gaps.find_missing_facts(job, counts)

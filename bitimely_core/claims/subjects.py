@@ -97,6 +97,8 @@ def join_subject_tables(job: ClaimsJob) -> pl.DataFrame | None:
         tables.append(labels.select("subject_id", *flags))
     if job.splits is not None:
         tables.append(job.splits)
+    if job.claims.periods is not None:
+        tables.append(job.claims.periods)
     if not tables:
         return None
     joined, *others = tables

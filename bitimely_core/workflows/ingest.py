@@ -82,13 +82,12 @@ def ingest(
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise
-            nobody = error.code == Reason.NO_INPUT
             finding = error.finding
-            if nobody:
-                report["exit_code"] = int(Exit.REFUSED)
+            if error.code == Reason.MIN_CODES:  # a default that keeps little: the cache is complete
+                finding = replace(finding, level="warning")
             else:
-                finding = replace(finding, level="warning")  # the cache is complete
-            findings = [replace(finding, code=Reason.MIN_CODES).as_dict()]
+                report["exit_code"] = int(Exit.REFUSED)
+            findings = [finding.as_dict()]
             if notice is not None:
                 notice(finding)
         report["reasons"] = [*report["reasons"], *findings]

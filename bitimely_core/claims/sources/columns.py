@@ -250,12 +250,15 @@ def warn_of_rows(
     problem: str,
     requirement: str = "",
     *,
+    hint: str = "",
     examples: Iterable[object] = (),
     **place: Unpack[Place],
 ) -> list[Finding]:
     """A warning of `count` rows with a problem; none where there are none."""
     texts, problem = tuple(map(str, examples)), f"{count} {problem}"
-    warning = input_warning(reason, problem, requirement, count=count, examples=texts, **place)
+    warning = input_warning(
+        reason, problem, requirement, hint, count=count, examples=texts, **place
+    )
     return [warning] if count else []
 
 

@@ -77,6 +77,8 @@ class EventBlock(NamedTuple):
     events: pl.DataFrame
     # reason -> rows (or codes, see `SourceTable.wide`) left out by a rule of the source
     dropped: Mapping[str, int] = {}
+    # source concept (OMOP) -> rows that were left out for it
+    unused: Mapping[str, int] = {}
 
 
 def count_dropped(reason: Reason, count: int) -> dict[str, int]:

@@ -40,4 +40,9 @@ def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
 
 def translate_words(pairs: Mapping[str, str], table: str) -> dict[str, str]:
     """Folded word -> what it means: those of `table`, then those that the user states."""
-    return {**index_words(table), **{fold_name(word): key for word, key in pairs.items()}}
+    return {**index_words(table), **fold_keys(pairs)}
+
+
+def fold_keys(pairs: Mapping[str, str]) -> dict[str, str]:
+    """`pairs` with folded keys."""
+    return {fold_name(word): key for word, key in pairs.items()}
