@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,12 +25,12 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
-from bitimely_core.errors import Exit, Finding, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport, UnitReport
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
 
 UNITS_SHOWN = 30
 # options of `ingest` that are the data set's own
@@ -250,15 +250,21 @@ def _show_ingest_report(
 ) -> list[str]:
     """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
     units, counts = report.units, report.counts
-    rows = []
+    tables = {table.file: table for table in report.rows}
+    columns, rows = ["channels", "samples"], []
+    if any(unit.unit in tables for unit in units):  # claims
+        columns = ["rows", "used", "dropped", "quarantined"]
     for unit in units[:UNITS_SHOWN]:
         codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
-        rows.append([unit.unit, unit.status, unit.channels, unit.samples, ", ".join(codes)])
-    screen.table(["unit", "status", "channels", "samples", "reasons"], rows)
+        figures = [unit.channels, unit.samples]
+        if columns[0] == "rows":
+            figures = _list_row_counts(tables.get(unit.unit))
+        rows.append([unit.unit, unit.status, *figures, ", ".join(codes)])
+    screen.table(["unit", "status", *columns, "reasons"], rows)
     sequences = getattr(report, "tokens", None)  # of claims
     if sequences is not None:
         screen.table(*shortcut_rows(sequences["honesty"]))
-    lines = []
+    lines = list(_describe_unread(report))
     if len(units) > UNITS_SHOWN:
         lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
     accepted = counts.accepted + counts.accepted_with_warning
@@ -274,6 +280,20 @@ def _show_ingest_report(
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
     return [*lines, f"next: bitimely tokenize {report.dataset}"]
+
+
+def _list_row_counts(table: TableReport | None) -> list[int | None]:
+    """The counts of the rows of a table; None each where they are not shown."""
+    if table is None:
+        return [None] * 4
+    return [table.seen, table.used, table.dropped, table.quarantined]
+
+
+def _describe_unread(report: IngestReport | IngestPart) -> Iterator[str]:
+    """A line for each info that names files which were not read."""
+    for reason in report.reasons:
+        if reason.level == "info" and reason.code == Reason.NO_INPUT:
+            yield reason.message
 
 
 @expand_options

@@ -99,7 +99,7 @@ def table(path: Path, rows: list[tuple[Any, ...]]) -> Path:
 
 
 def ingested(raw: Path, name: str, **given: Any) -> dict[str, Any]:
-    options = {"id_key": str(raw.parent / "key"), **given.pop("options", {})}
+    options = {"id_key": str(raw.parent / "key"), "rules": "none", **given.pop("options", {})}
     return cache.ingest(
         "pophr", raw, raw.parent / name / "cache" / "pophr", options=options, **given
     )

@@ -64,6 +64,7 @@ from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpiv
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
 EVENT_COLUMNS = words.list_names("claims")
 OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position"}
@@ -240,6 +241,7 @@ def _open_events_table(
         table=table,
         shape=plan,
         wide=wide,
+        dropped_note="are of vocabularies without diagnoses",
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
@@ -408,6 +410,9 @@ def _read_patients(
 def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFrame:
     """All rows of a table of subjects; its ids without a fraction of 0."""
     frame = table.read()
+    if "sex" in table.columns and is_stat_file(table.path):  # 1 may be labelled female
+        labels = read_value_labels(table.path, table.columns["sex"])
+        frame = frame.with_columns(pl.col("sex").replace(labels))
     ids = frame[key].drop_nulls()
     is_float = ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
     accounts.findings += _report_float_ids(table.file, is_float=is_float)

@@ -62,6 +62,7 @@ class SourceTable:
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
     vocab: str = ""  # of rows without one, where it is another one than the survey's
+    dropped_note: str = ""  # what is wrong with the rows that `shape` drops, as in `are of ...`
     others: bool = False  # with codes of other vocabularies, and their values
 
     @property

@@ -206,6 +206,14 @@ class SourceSurvey(TableAccounts):
         seen, kind = tally.events + tally.dropped.total(), "codes" if table.wide else "rows"
         dropped = dict(tally.dropped)
         self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
+        if table.dropped_note:
+            self.findings += warn_of_rows(
+                tally.dropped.total(),
+                Reason.WRONG_VOCABULARY,
+                f"rows {table.dropped_note}",
+                "they are left out",
+                file=table.file,
+            )
         self.findings += warn_of_rows(
             tally.odd_ids,
             Reason.LABEL_CHARS,
