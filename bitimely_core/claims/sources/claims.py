@@ -9,6 +9,7 @@ vocab=icd10` a vocabulary).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,8 +80,8 @@ WIDE_COLUMN = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 CODE_COLUMN = re.compile(r"icd_?((?:9|10)(?:cm)?).*", re.IGNORECASE)  # whose name is a vocabulary
-FLOAT_ID = r"^\d+\.0+$"
-FLOAT_ENDING = r"\.0+$"
+FLOAT_ID = r"^(\d+)\.0+$"
+ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
 GIVE_COLUMNS = "Give their names, as --col date=NAME"
 
@@ -102,7 +103,7 @@ class _BlockPlan:
         events = frame.with_columns(pl.lit(text).alias(key) for key, text in self.constants.items())
         events = events.rename({"subject": "subject_id"})
         if self.whole_ids:
-            events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ENDING, ""))
+            events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
         dropped: dict[str, int] = {}
         if self.since is not None:
@@ -275,13 +276,14 @@ def _find_constants(
 
 
 def _has_float_ids(table: OpenTable, key: str) -> bool:
-    """Whether the ids of a table, by its first block, are whole numbers as tools without empty
+    """Whether the ids of a table, by its first rows, are whole numbers as tools without empty
     integers write them: 1000.0.
     """
-    name = table.columns[key]
-    blocks = tables.read_frames(table.path, (name,), delimiter=table.delimiter)
-    ids = next((block.frame[name].drop_nulls().str.strip_chars() for block in blocks), None)
-    return ids is not None and ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
+    rows = tables.read_rows(table.path, (table.columns[key],), delimiter=table.delimiter)
+    sample = itertools.islice(rows, ID_ROWS)
+    ids = [row.cells[0].strip() for row in sample if isinstance(row, tables.TableRow)]
+    written = [text for text in ids if text]
+    return bool(written) and all(re.fullmatch(FLOAT_ID, text) for text in written)
 
 
 def _report_float_ids(file: str, *, is_float: bool) -> list[Finding]:
@@ -418,7 +420,7 @@ def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFra
     accounts.findings += _report_float_ids(table.file, is_float=is_float)
     if not is_float:
         return frame
-    return frame.with_columns(pl.col(key).str.replace(FLOAT_ENDING, ""))
+    return frame.with_columns(pl.col(key).str.replace(FLOAT_ID, "$1"))
 
 
 def _advise_column(key: str, names: Sequence[str], columns: Mapping[str, str], file: str) -> str:
@@ -456,7 +458,7 @@ def _read_patients_of_claims(
             blocks = (block.drop("row").unique() for block in table.read_blocks())
             frame = pl.concat(blocks).unique()
             if _has_float_ids(table, "subject"):
-                frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ENDING, ""))
+                frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
             frames.append(frame)
     told = {column for frame in frames for column in frame.columns}
     missing = sorted(set(renamed) & set(PATIENT_COLUMNS) - {"subject"} - told)
