@@ -125,7 +125,7 @@ def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.D
             cohort = pl.concat([cohort, registered.with_columns(has_rows=pl.lit(value=False))])
         cohort = cohort.join(facts.drop("split_bin"), on="digest", how="left")
     cohort = cohort.sort("digest")
-    kinds = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32)
+    kinds: dict[str, type[pl.DataType]] = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32)
     kinds |= {"sex": pl.UInt8, "registered": pl.Boolean}
     cohort = cohort.with_columns(
         pl.lit(None, kind).alias(name) for name, kind in kinds.items() if name not in cohort.columns
