@@ -20,6 +20,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 
 # rules by which a row is not lost: it is there already, or has no place in the input alone
 HARMLESS = {Reason.DUPLICATES, Reason.UNMAPPED_CODE, Reason.LABEL_LEAKAGE}
+TASK_LABELS = {"meds"}  # layouts whose labels come in folders of their own
 ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
 GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
 NO_LABELS = "For histories without labels give --rules none"
@@ -184,11 +185,12 @@ def find_label_refusal(
     job: ClaimsJob, labels: Mapping[str, LabelCounts], findings: Sequence[Finding]
 ) -> UserError | None:
     """Why the labels are useless: no subject has any of them, or one that `--label-column` asks
-    for. Nobody needs them for a cohort, which has its own. `findings`: of `find_caseless_labels`.
+    for. A cohort has its own outcome, and MEDS folders of labels (`--task`). `findings`: of `find_caseless_labels`.
     """
     cases = {name for name, label in labels.items() if label.cases}
     asked = {job.name_flag(label.name) for label in parse_label_columns(job.options)}
-    if not labels or job.options.for_cohort or (cases and asked <= cases):
+    has_others = job.options.for_cohort or job.options.source in TASK_LABELS
+    if not labels or (has_others and not asked) or (cases and asked <= cases):
         return None
     first, *others = findings
     hint = ". ".join(filter(None, (first.hint, NO_LABELS if job.ruled else "")))
