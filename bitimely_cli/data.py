@@ -250,17 +250,7 @@ def _show_ingest_report(
 ) -> list[str]:
     """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
     units, counts = report.units, report.counts
-    tables = {table.file: table for table in report.rows}
-    columns, rows = ["channels", "samples"], []
-    if any(unit.unit in tables for unit in units):  # claims
-        columns = ["rows", "used", "dropped", "quarantined"]
-    for unit in units[:UNITS_SHOWN]:
-        codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
-        figures = [unit.channels, unit.samples]
-        if columns[0] == "rows":
-            figures = _list_row_counts(tables.get(unit.unit))
-        rows.append([unit.unit, unit.status, *figures, ", ".join(codes)])
-    screen.table(["unit", "status", *columns, "reasons"], rows)
+    _show_units(report)
     sequences = getattr(report, "tokens", None)  # of claims
     if sequences is not None:
         screen.table(*shortcut_rows(sequences["honesty"]))
@@ -280,6 +270,22 @@ def _show_ingest_report(
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
     return [*lines, f"next: bitimely tokenize {report.dataset}"]
+
+
+def _show_units(report: IngestReport | IngestPart) -> None:
+    """Print the units of an ingest: recordings with their size, tables of claims with the rows that
+    were used and those that were not.
+    """
+    tables = {table.file: table for table in report.rows}
+    is_claims = any(unit.unit in tables for unit in report.units)
+    rows = []
+    for unit in report.units[:UNITS_SHOWN]:
+        codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
+        row_counts = _list_row_counts(tables.get(unit.unit))
+        figures = row_counts if is_claims else [unit.channels, unit.samples]
+        rows.append([unit.unit, unit.status, *figures, ", ".join(codes)])
+    names = ["rows", "used", "dropped", "quarantined"] if is_claims else ["channels", "samples"]
+    screen.table(["unit", "status", *names, "reasons"], rows)
 
 
 def _list_row_counts(table: TableReport | None) -> list[int | None]:

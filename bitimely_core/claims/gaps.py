@@ -44,45 +44,65 @@ def find_missing_facts(job: ClaimsJob, counts: SubjectCounts) -> Iterator[Findin
     """Warnings of births, sexes and index dates that are not known of all subjects, and of
     registered subjects none of whom has claims.
     """
-    total, claims = counts.subjects, job.claims
+    tables = [table.file for table in job.claims.rows if table.kind == "subjects"]
+    file = tables[0] if job.claims.subjects is not None and tables else job.claims.rows[0].file
     if counts.registered and not counts.matched and counts.with_rows:
         yield input_warning(
             Reason.UNMATCHED_LABELS,
             f"0 of {counts.registered} ids of patients are among the claims",
             f"nothing is known of the {counts.with_rows} subjects with claims",
             "Write the ids alike in both tables",
+            file=file,
             field="subject",
         )
-    if counts.births < total:
-        names = list_aged_labels(job)
-        yield input_warning(
-            Reason.METADATA,
-            f"births of {counts.births} of {total} subjects are known",
-            f"without one nobody has the label {_join_names(names)}" if names else "ages need them",
-            _find_advice(job, "birth"),
-            level="warning" if names or not counts.births else "info",
-            count=total - counts.births,
-            field="birth",
-        )
-    if counts.sexes < total:
-        yield input_warning(
-            Reason.METADATA,
-            f"sexes of {counts.sexes} of {total} subjects are known",
-            "--sex-restrictions and cohorts by sex need them",
-            _find_advice(job, "sex"),
-            level="info" if 2 * counts.sexes >= total or claims.subjects is None else "warning",
-            count=total - counts.sexes,
-            field="sex",
-        )
-    if 0 < counts.index_dates < total:
+    if counts.births < counts.subjects:
+        yield _describe_births(job, counts, file)
+    if counts.sexes < counts.subjects:
+        yield _describe_sexes(job, counts, file)
+    if 0 < counts.index_dates < counts.subjects:
+        missing = counts.subjects - counts.index_dates
         yield input_warning(
             Reason.UNMATCHED_LABELS,
-            f"{total - counts.index_dates} of {total} subjects have no index date",
+            f"{missing} of {counts.subjects} subjects have no index date",
             "their whole history is the input, that of the others ends on their index date",
-            "Give an index date to all of them, or remove their rows from the table of labels",
-            count=total - counts.index_dates,
+            "Give each of them an index date in the table of labels",
+            count=missing,
+            file=tables[-1] if tables else file,
             field="index_date",
         )
+
+
+def _describe_births(job: ClaimsJob, counts: SubjectCounts, file: str) -> Finding:
+    """A warning of births that are not known, an info where no label needs them."""
+    names = list_aged_labels(job)
+    effect = f"without one nobody has the label {_join_names(names)}" if names else "ages need them"
+    return input_warning(
+        Reason.METADATA,
+        f"births of {counts.births} of {counts.subjects} subjects are known",
+        effect,
+        _find_advice(job, "birth"),
+        level="warning" if names or not counts.births else "info",
+        count=counts.subjects - counts.births,
+        file=file,
+        field="birth",
+    )
+
+
+def _describe_sexes(job: ClaimsJob, counts: SubjectCounts, file: str) -> Finding:
+    """A warning of sexes that are not known; an info where few are missing, or there is no table
+    that could tell them.
+    """
+    is_minor = 2 * counts.sexes >= counts.subjects or job.claims.subjects is None
+    return input_warning(
+        Reason.METADATA,
+        f"sexes of {counts.sexes} of {counts.subjects} subjects are known",
+        "--sex-restrictions and cohorts by sex need them",
+        _find_advice(job, "sex"),
+        level="info" if is_minor else "warning",
+        count=counts.subjects - counts.sexes,
+        file=file,
+        field="sex",
+    )
 
 
 def list_aged_labels(job: ClaimsJob) -> list[str]:
@@ -101,6 +121,32 @@ def _join_names(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(map(safe_text, names[:-1])), safe_text(names[-1]))))
 
 
+class _Cause(NamedTuple):
+    """Why no subject has a label."""
+
+    text: str
+    hint: str = ""
+    field: str | None = None
+
+
+def _find_cause(
+    job: ClaimsJob, name: str, label: LabelCounts, counts: SubjectCounts, present: frozenset[str]
+) -> _Cause:
+    """Why no subject has a label. `present`: kinds of claims among the rows."""
+    rule = next((rule for rule in job.rules if job.ruled and rule.name == name), None)
+    if rule is None:
+        return _Cause("its column holds no 1")
+    needed = frozenset[str]().union(*(clause.sources for clause in rule.clauses))
+    if present and needed.isdisjoint(present):
+        kinds = f"found only {' and '.join(sorted(present))} rows"
+        text = f"its rule needs {' or '.join(sorted(needed))} rows, {kinds}"
+        return _Cause(text, GIVE_KINDS, "source")
+    if label.unknown and rule.min_age_years is not None and counts.births < counts.subjects:
+        text = f"its rule needs an age, births of {counts.births} of {counts.subjects} are known"
+        return _Cause(text, _find_advice(job, "birth"), "birth")
+    return _Cause("no history fulfils its rule")
+
+
 def find_caseless_labels(
     job: ClaimsJob,
     cleaning: CleaningFindings,
@@ -108,37 +154,20 @@ def find_caseless_labels(
     labels: Mapping[str, LabelCounts],
 ) -> list[Finding]:
     """Warnings of labels that no subject has, one for each reason, as far as it is known."""
-    present = {SOURCES[kind] for kind in cleaning.sources}
-    needed = {
-        rule.name: frozenset().union(*(clause.sources for clause in rule.clauses))
-        for rule in (job.rules if job.ruled else ())
-    }
-    aged = list_aged_labels(job) if counts.births < counts.subjects else []
-    groups: dict[tuple[str, str, str | None], list[str]] = {}
+    present = frozenset(SOURCES[kind] for kind in cleaning.sources)
+    groups: dict[_Cause, list[str]] = {}
     for name, label in labels.items():
-        why, hint, field = "no history fulfils its rule", "", None
-        if name not in needed:
-            why = "its column holds no 1"
-        elif present and needed[name].isdisjoint(present):
-            kinds = " and ".join(sorted(present))
-            why = (
-                f"its rule needs {' or '.join(sorted(needed[name]))} rows, found only {kinds} rows"
-            )
-            hint, field = GIVE_KINDS, "source"
-        elif label.unknown and name in aged:
-            why = f"its rule needs an age, births of {counts.births} of {counts.subjects} are known"
-            hint, field = _find_advice(job, "birth"), "birth"
         if not label.cases:
-            groups.setdefault((why, hint, field), []).append(name)
+            groups.setdefault(_find_cause(job, name, label, counts, present), []).append(name)
     return [
         input_warning(
             Reason.CLASS_MISSING,
             f"0 of {counts.subjects} subjects have the label {_join_names(names)}",
-            why,
-            hint,
-            field=field,
+            cause.text,
+            cause.hint,
+            field=cause.field,
         )
-        for (why, hint, field), names in groups.items()
+        for cause, names in groups.items()
     ]
 
 
@@ -185,7 +214,9 @@ def find_label_refusal(
     job: ClaimsJob, labels: Mapping[str, LabelCounts], findings: Sequence[Finding]
 ) -> UserError | None:
     """Why the labels are useless: no subject has any of them, or one that `--label-column` asks
-    for. A cohort has its own outcome, and MEDS folders of labels (`--task`). `findings`: of `find_caseless_labels`.
+    for. A cohort has its own outcome, and MEDS has folders of labels (`--task`).
+
+    `findings`: of `find_caseless_labels`.
     """
     cases = {name for name, label in labels.items() if label.cases}
     asked = {job.name_flag(label.name) for label in parse_label_columns(job.options)}

@@ -108,15 +108,15 @@ def _write_column(cells: Sequence[Any]) -> pl.Series:
     """A column as text, null where empty."""
     import polars as pl
 
-    known = next((cell for cell in cells if cell is not None and cell == cell), None)
-    if known is None:
+    example = next((cell for cell in cells if cell is not None and cell == cell), None)
+    if example is None:
         return pl.repeat(None, len(cells), dtype=pl.String, eager=True)
-    if isinstance(known, int | float):
+    if isinstance(example, int | float):
         column = pl.Series(cells, dtype=pl.Float64, strict=False).fill_nan(None)
         whole = column.cast(pl.Int64, strict=False)
         is_whole = (column == whole).fill_null(value=False)
         return whole.cast(pl.String).zip_with(is_whole, column.cast(pl.String))
-    if isinstance(known, date | time):  # a datetime is a date
+    if isinstance(example, date | time):  # a datetime is a date
         return pl.Series(cells, strict=False).cast(pl.String)
     text = pl.Series(cells, dtype=pl.String, strict=False)
     return text.set(text == "", None)
@@ -129,8 +129,8 @@ def _write_number(value: object) -> str:
 
 def _list_faults(pyreadstat: Any) -> tuple[type[Exception], ...]:
     """What pyreadstat raises for files that it cannot read."""
-    own = (pyreadstat.ReadstatError, pyreadstat.PyreadstatError)
-    return (*own, OSError, ValueError, OverflowError)
+    faults = (pyreadstat.ReadstatError, pyreadstat.PyreadstatError)
+    return (*faults, OSError, ValueError, OverflowError)
 
 
 def _stat_error(error: Exception, path: Path) -> UserError:

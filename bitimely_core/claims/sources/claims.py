@@ -2,7 +2,7 @@
 
 Claims, in any number of files: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN),
 optional vocab, source, claim. `patients`: patient_id, birth_date or month_of_birth, death_date,
-sex, obs_start, obs_end. `words.toml` has the other names by which these columns are known. `labels`: patient_id, a column of 0 and 1 for each label, optional
+sex, obs_start, obs_end. `words.toml` has the other names of these columns. `labels`: patient_id, a column of 0 and 1 for each label, optional
 index_date. `icd9_phecode.csv`: a map. `--col KEY=NAME` gives a column another name (and `--col
 vocab=icd10` a vocabulary).
 """
@@ -72,6 +72,7 @@ OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position"}
 SUBJECT_NAMES = EVENT_COLUMNS["subject"]
 PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
+CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 # names of columns of codes that differ by a number
@@ -112,9 +113,9 @@ class _BlockPlan:
         elif "vocab" in events.columns:
             vocab = _translate_words(events["vocab"], self.vocabularies, words.fold_name)
             events = events.with_columns(vocab)
-            kept = _drop_other_vocabularies(events)
-            dropped = count_dropped(Reason.WRONG_VOCABULARY, events.height - kept.height)
-            events = kept
+            rows = events.height
+            events = _drop_other_vocabularies(events)
+            dropped = count_dropped(Reason.WRONG_VOCABULARY, rows - events.height)
         if "source" in events.columns:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if "position" in events.columns:
@@ -212,16 +213,12 @@ def _open_events_table(
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = meanings.get(words.fold_name(renamed.get("vocab", "")))
     constant = None if renamed.get("vocab") in names else constant
-    if constant:
-        del wanted["vocab"]
     wide = _find_wide_columns(names, renamed.get("code"))
-    if wide:
-        del wanted["code"]
-    elif "code" not in renamed:
+    if not wide and "code" not in renamed:
         _refuse_two_code_columns(names, file)
     constants = _find_constants(file, names, wanted)
-    for key in constants:
-        del wanted[key]
+    unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}
+    wanted = {key: accepted for key, accepted in wanted.items() if key not in unneeded}
     table = open_table(
         source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, hint=GIVE_COLUMNS
     )
@@ -430,8 +427,8 @@ def _advise_column(key: str, names: Sequence[str], columns: Mapping[str, str], f
     similar = words.find_lookalikes(key, set(names) - set(columns.values()))
     if similar:
         return f"Give --col {key}={safe_text(sorted(similar)[0]).strip(QUOTES)}"
-    shown = ", ".join(map(safe_text, names[:10]))
-    return f"Give --col {key}=NAME: the columns of {file} are {shown}"
+    listed = ", ".join(map(safe_text, names[:10]))
+    return f"Give --col {key}=NAME: the columns of {file} are {listed}"
 
 
 def _read_patients_of_claims(
@@ -447,21 +444,10 @@ def _read_patients_of_claims(
     A fact of which two rows of a subject differ is unknown. Raises UserError: config (exit 2) for a
     column that `--col` names and no table has.
     """
-    facts = {key: wanted[key] for key in ("birth", "death", "sex")}
-    frames = []
-    for file in files:
-        path = source.path(file)
-        names = tables.read_names(path, delimiter=detect_delimiter(path))
-        present = {key: accepted for key, accepted in facts.items() if find_names(names, accepted)}
-        if present:
-            table = open_table(source, file, {"subject": wanted["subject"], **present})
-            blocks = (block.drop("row").unique() for block in table.read_blocks())
-            frame = pl.concat(blocks).unique()
-            if _has_float_ids(table, "subject"):
-                frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
-            frames.append(frame)
-    told = {column for frame in frames for column in frame.columns}
-    missing = sorted(set(renamed) & set(PATIENT_COLUMNS) - {"subject"} - told)
+    tables_read = [_read_claim_facts(source, file, wanted) for file in files]
+    frames = [frame for frame in tables_read if frame is not None]
+    columns = {column for frame in frames for column in frame.columns}
+    missing = sorted(set(renamed) & set(PATIENT_COLUMNS) - {"subject"} - columns)
     if missing:
         name = safe_text(renamed[missing[0]])
         raise usage_error(
@@ -471,20 +457,42 @@ def _read_patients_of_claims(
         )
     if not frames:
         return None
-    rows = pl.concat(frames, how="diagonal").drop_nulls("subject")
+    facts = _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
+    return make_subjects(facts.rename({"subject": "subject_id"}), files[0], accounts, form)
+
+
+def _read_claim_facts(
+    source: Source, file: str, wanted: Mapping[str, Sequence[str]]
+) -> pl.DataFrame | None:
+    """The distinct subject, birth, death and sex of a table of claims, as far as it has them; None
+    for one that has none.
+    """
+    path = source.path(file)
+    names = tables.read_names(path, delimiter=detect_delimiter(path))
+    present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
+    if not present or not find_names(names, wanted["subject"]):
+        return None
+    table = open_table(source, file, {"subject": wanted["subject"], **present})
+    frame = pl.concat(block.drop("row").unique() for block in table.read_blocks()).unique()
+    if _has_float_ids(table, "subject"):
+        frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
+    return frame.drop_nulls("subject")
+
+
+def _keep_single_facts(rows: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame:
+    """One row for each subject; a fact of which two rows of a subject differ is unknown."""
     columns = [column for column in rows.columns if column != "subject"]
     groups = rows.group_by("subject", maintain_order=True)
     counts = groups.agg(pl.col(columns).drop_nulls().n_unique())
-    first = groups.agg(pl.col(columns).drop_nulls().first())
+    facts = groups.agg(pl.col(columns).drop_nulls().first())
     for column in columns:
         is_single = counts[column] < 2
         problem = f"subjects have several texts of {column} in their claims"
         accounts.findings += warn_of_rows(
-            int((~is_single).sum()), Reason.METADATA, problem, "it counts as unknown", file=files[0]
+            int((~is_single).sum()), Reason.METADATA, problem, "it counts as unknown", file=file
         )
-        single = pl.when(pl.Series(is_single)).then(column).alias(column)
-        first = first.with_columns(single)
-    return make_subjects(first.rename({"subject": "subject_id"}), files[0], accounts, form)
+        facts = facts.with_columns(pl.when(pl.Series(is_single)).then(column).alias(column))
+    return facts
 
 
 def _read_labels(

@@ -208,9 +208,9 @@ def _read_concepts(source: Source, vocabularies: Mapping[str, str]) -> pl.DataFr
         meanings = {
             name: vocabularies[folded] for name, folded in names.items() if folded in vocabularies
         }
-        kept = block.filter(pl.col("vocab").is_in(list(meanings)))
+        icd = block.filter(pl.col("vocab").is_in(list(meanings)))
         vocab = pl.col("vocab").replace_strict(meanings, return_dtype=pl.String)
-        parts.append(kept.with_columns(vocab) if meanings else kept)
+        parts.append(icd.with_columns(vocab) if meanings else icd)
     return pl.concat(parts).unique("concept") if parts else None
 
 
@@ -223,8 +223,8 @@ def _report_unused(source: Source, survey: SourceSurvey) -> list[Finding]:
         return []
     vocab_of: dict[str, str] = {}
     for block in _iter_concepts(source):
-        known = block.filter(pl.col("concept").is_in(list(wanted)))
-        vocab_of |= dict(known.select("concept", "vocab").iter_rows())
+        named = block.filter(pl.col("concept").is_in(list(wanted)))
+        vocab_of |= dict(named.select("concept", "vocab").iter_rows())
     findings = []
     for file, concepts in survey.unused.items():
         counts = Counter[str]()
@@ -233,11 +233,11 @@ def _report_unused(source: Source, survey: SourceSurvey) -> list[Finding]:
         if not counts:
             continue
         first, listed = counts.most_common(1)[0][0], counts.most_common(EXAMPLES)
-        shown = ", ".join(f"{rows} rows of {safe_text(vocab)}" for vocab, rows in listed)
+        text = ", ".join(f"{rows} rows of {safe_text(vocab)}" for vocab, rows in listed)
         findings += warn_of_rows(
             counts.total(),
             Reason.WRONG_VOCABULARY,
-            f"of {survey.records[file]} rows have concepts that are no ICD codes ({shown})",
+            f"of {survey.records[file]} rows have concepts that are no ICD codes ({text})",
             "they are left out",
             hint=f"Where they are ICD codes all the same, give --source-vocab {first}=icd10; "
             "--codes all keeps their standard concepts",
@@ -315,8 +315,8 @@ class _BlockShaper:
         """Source concept -> rows of a table of diagnoses that are left out for it."""
         if self.only_lettered or "concept" not in rows.columns:
             return {}
-        left = rows.filter(~pl.col("is_event"))["concept"].drop_nulls()
-        return dict(left.value_counts().iter_rows())
+        unused = rows.filter(~pl.col("is_event"))["concept"].drop_nulls()
+        return dict(unused.value_counts().iter_rows())
 
     def _read_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows with dates in one form, and the kind of the visit."""

@@ -6,6 +6,7 @@ or else every table with columns of subject, date and code.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
@@ -20,6 +21,7 @@ from bitimely_core.formats.source import Source
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
+ROLES = ("patients", "labels")
 LISTED = 5  # files that a message names
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
 
@@ -72,18 +74,10 @@ def find_plain_files(
 
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
-    groups: dict[str, list[str]] = {}
-    for path in sorted({*source.files, *source.rejected}):
-        if is_table(path) and PurePosixPath(path).name.lower() not in others:
-            groups.setdefault(name_table(path), []).append(path)
+    groups = _group_tables(source, others)
     patients, labels = (_find_group(groups, words.WORDS["tables"][key]) for key in ROLES)
     rest = {name: files for name, files in groups.items() if files not in (patients, labels)}
-    claims = [path for name, files in rest.items() if CLAIMS_NAME.fullmatch(name) for path in files]
-    left = [path for files in rest.values() for path in files]
-    if not claims:
-        claims = [path for path in left if _has_columns(source, path, wanted)]
-    if not claims and len(left) == 1:
-        claims = left  # what it lacks is said when it is opened
+    claims = _choose_claims(source, rest, wanted)
     for files in (claims, patients, labels):
         _refuse_copies(files)
     if not claims:
@@ -94,10 +88,29 @@ def find_plain_files(
             hint="Give the folder that holds it, and the --source it is laid out for, or name the "
             "columns: --col subject=NAME --col date=NAME --col code=NAME",
         )
-    return PlainFiles(claims, patients, labels, sorted(set(left) - set(claims)))
+    unread = set(itertools.chain(*rest.values())) - set(claims)
+    return PlainFiles(claims, patients, labels, sorted(unread))
 
 
-ROLES = ("patients", "labels")
+def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
+    """Name of a table -> its files."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted({*source.files, *source.rejected}):
+        if is_table(path) and PurePosixPath(path).name.lower() not in others:
+            groups.setdefault(name_table(path), []).append(path)
+    return groups
+
+
+def _choose_claims(
+    source: Source, groups: Mapping[str, list[str]], wanted: Mapping[str, Collection[str]]
+) -> list[str]:
+    """The files of claims by name, else by their columns; a single table without these is taken
+    too, so that what it lacks is said when it is opened.
+    """
+    paths = list(itertools.chain(*groups.values()))
+    by_name = [path for name in groups if CLAIMS_NAME.fullmatch(name) for path in groups[name]]
+    by_columns = by_name or [path for path in paths if _has_columns(source, path, wanted)]
+    return by_columns or (paths if len(paths) == 1 else [])
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:

@@ -145,8 +145,8 @@ def _report_sexes(column: pl.Series, file: str) -> list[Finding]:
         return [finding]
     odd = counts.filter(~pl.col("sex").is_in(list(SEXES)))
     frequent = odd.filter(pl.col("rows") >= SHOWN_ROWS)["sex"].head(EXAMPLES)
-    shown = f" ({', '.join(map(safe_text, frequent))})" if frequent.len() else ""
-    problem = f"of {column.count()} sexes are not understood{shown}"
+    examples = f" ({', '.join(map(safe_text, frequent))})" if frequent.len() else ""
+    problem = f"of {column.count()} sexes are not understood{examples}"
     rule = "they count as unknown: known are M, F, male, female, 1, 2"
     number = int(odd["rows"].sum())
     return warn_of_rows(number, Reason.METADATA, problem, rule, file=file, field="sex")
