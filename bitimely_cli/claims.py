@@ -66,9 +66,9 @@ class ClaimsReadOptions(OptionGroup):
     map_vocab: Annotated[
         Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")
     ] = None
-    rules: Annotated[Text, read_option("Label rules: ccdss, ccw or a TOML file.", "NAME|FILE")] = (
-        None
-    )
+    rules: Annotated[
+        Text, read_option("Label rules: ccdss, ccw, none or a TOML file.", "NAME|FILE")
+    ] = None
     label_column: Annotated[
         Texts,
         read_option("Label from a column: COLUMN:NAME:VALUE[@YEAR]. May be repeated.", "TEXT"),
@@ -86,6 +86,14 @@ class ClaimsReadOptions(OptionGroup):
         Texts,
         read_option(
             "What a value of the column of sources is: VALUE=inpatient. May be repeated.", "TEXT"
+        ),
+    ] = None
+    source_vocab: Annotated[
+        Texts,
+        read_option(
+            "Vocabulary that a word of the column of vocabularies stands for: 09=icd9, "
+            "KCD7=icd10, SM=none. May be repeated.",
+            "WORD=VOCAB",
         ),
     ] = None
     code_pattern: Annotated[

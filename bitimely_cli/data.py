@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,7 @@ from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport, UnitReport
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
 
 UNITS_SHOWN = 30
 # options of `ingest` that are the data set's own
@@ -188,11 +188,12 @@ def ingest(
     )
     if quarantine is not None:
         _write_quarantine(quarantine, dataset, report.units)
+    told = {reason.message for reason in report.reasons}
     screen.print_findings(
         [
             *(reason for unit in report.units for reason in unit.reasons),
             *report.reasons,
-            *unpublished,
+            *(finding for finding in unpublished if finding.message not in told),
         ],
         str(where),
     )
@@ -261,15 +262,12 @@ def _show_ingest_report(
     from bitimely_core.workflows.ingest import suggest_tokens
 
     units, counts = report.units, report.counts
-    rows = []
-    for unit in units[:UNITS_SHOWN]:
-        codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
-        rows.append([unit.unit, unit.status, unit.channels, unit.samples, ", ".join(codes)])
-    screen.table(["unit", "status", "channels", "samples", "reasons"], rows)
+    _show_units(report)
     sequences = getattr(report, "tokens", None)  # of claims
     if sequences is not None:
         screen.table(*shortcut_rows(sequences["honesty"]))
     lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
+    lines += _describe_unread(report)
     if len(units) > UNITS_SHOWN:
         lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
     accepted = counts.accepted + counts.accepted_with_warning
@@ -301,6 +299,36 @@ def _name_next(verb: str, data: str, workspace: Path) -> str:
         folders = sorted(runs, key=lambda run: (workspace / "runs" / run).stat().st_mtime)
         verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "pretrain"
     return f"next: bitimely {verb} --data {data}{name_workspace(workspace)}"
+
+
+def _show_units(report: IngestReport | IngestPart) -> None:
+    """Print the units of an ingest: recordings with their size, tables of claims with the rows that
+    were used and those that were not.
+    """
+    tables = {table.file: table for table in report.rows}
+    is_claims = any(unit.unit in tables for unit in report.units)
+    rows = []
+    for unit in report.units[:UNITS_SHOWN]:
+        codes = sorted({reason.code for reason in unit.reasons if reason.level != "info"})
+        row_counts = _list_row_counts(tables.get(unit.unit))
+        figures = row_counts if is_claims else [unit.channels, unit.samples]
+        rows.append([unit.unit, unit.status, *figures, ", ".join(codes)])
+    names = ["rows", "used", "dropped", "quarantined"] if is_claims else ["channels", "samples"]
+    screen.table(["unit", "status", *names, "reasons"], rows)
+
+
+def _list_row_counts(table: TableReport | None) -> list[int | None]:
+    """The counts of the rows of a table; None each where they are not shown."""
+    if table is None:
+        return [None] * 4
+    return [table.seen, table.used, table.dropped, table.quarantined]
+
+
+def _describe_unread(report: IngestReport | IngestPart) -> Iterator[str]:
+    """A line for each info that names files which were not read."""
+    for reason in report.reasons:
+        if reason.level == "info" and reason.code == Reason.NO_INPUT:
+            yield reason.message
 
 
 @expand_options

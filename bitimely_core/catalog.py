@@ -314,6 +314,7 @@ def _list_runs(workspace: Path) -> list[Row]:
 
 
 EXTRAS = {
+    "stat": ("pyreadstat", "tables of Stata, SAS and SPSS"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
     "s3": ("s3fs", "sources behind s3:// and https://: ingest"),
     "track": ("tensorboard", "curves of trainings in TensorBoard: --track"),

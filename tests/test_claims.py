@@ -30,6 +30,8 @@ real = needs_sample(MAP)
 
 def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
     given = {key: options.pop(key) for key in ("keep_dates", "force_new") if key in options}
+    if (folder / "claims.csv").is_file():  # the rules need claims of physicians
+        options.setdefault("default_source", "physician")
     return cache.ingest("pophr", folder, home / "cache" / "pophr", options=options, **given)
 
 
@@ -64,9 +66,10 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "claims.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("patient_id", "date", "icd9"), *rows])
-    if patients is not None:
-        with (folder / "patients.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("patient_id", "birth_date"), *patients])
+    if patients is None:  # the rules need an age
+        patients = [(subject, "1930-05-17") for subject in sorted({row[0] for row in rows})]
+    with (folder / "patients.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("patient_id", "birth_date"), *patients])
     with (folder / "icd9_phecode.csv").open("w", newline="") as file:
         csv.writer(file).writerows(
             [
@@ -184,7 +187,8 @@ def test_a_second_run_changes_nothing_and_a_repaired_file_is_ingested(tmp_path: 
     } == files
     assert (again["content_sha256"], again["generation"]) == (first["content_sha256"], 1)
     assert again["reason_counts"] == first["reason_counts"]
-    write(raw, [row for row in some() if row[2] != "zzz"])
+    births = [(f"P{i:04d}", "1930-05-17") for i in range(40)]
+    write(raw, [row for row in some() if row[2] != "zzz"], births)
     mended = ingested(tmp_path, raw)
     assert (mended["generation"], mended["exit_code"], first["exit_code"]) == (2, 0, 3)
     assert mended["content_sha256"] == first["content_sha256"], (
@@ -255,7 +259,7 @@ def test_parts_of_a_job_array_make_the_same_cache(
     )
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
-    options = {"id_key": str(key)}
+    options = {"id_key": str(key), "default_source": "physician"}
     single = ingested(tmp_path / "whole", raw, **options)
     monkeypatch.setattr(csv_text, "BLOCK", 2000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
@@ -295,6 +299,7 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
     new = {row["subject_id"]: row["new"] for row in csv.DictReader(ids.read_text().splitlines())}
     one = built(tmp_path / "home", select=False, min_codes=3, leakage="drop-icd")
     frame = pl.DataFrame(rows, schema=["subject_id", "date", "code"], orient="row")
+    frame = frame.with_columns(source=pl.lit("physician"))
     people = pl.DataFrame(
         {"subject_id": list(new), "birth": [f"{1930 + int(i[1:]) % 40}-05-17" for i in new]}
     )
@@ -458,6 +463,7 @@ def test_phecodes_of_the_other_sex_are_left_out(tmp_path: Path) -> None:
         "phecode_map": (str(path),),
         "sex_restrictions": True,
         "keep_ids": str(tmp_path / "ids.csv"),
+        "rules": "none",
     }
     report = ingested(tmp_path / "w", raw, **options)
     assert any("other sex" in reason["message"] for reason in report["reasons"])
@@ -607,6 +613,8 @@ def test_a_named_subject_stays_out_of_every_message(
                 "ingest",
                 "pophr",
                 str(raw),
+                "--default-source",
+                "physician",
                 "--no-select",
                 "--min-codes",
                 "1",
@@ -620,7 +628,7 @@ def test_a_named_subject_stays_out_of_every_message(
     assert "SECRET" not in out + err
     report = (tmp_path / "w" / "cache" / "pophr" / "ingest_report.json").read_text()
     assert "SECRET" not in report
-    (table,) = json.loads(report)["units"]
+    table, _ = json.loads(report)["units"]
     assert [reason["code"] for reason in table["reasons"]] == [
         "bad_code",
         "date",

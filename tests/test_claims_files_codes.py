@@ -388,7 +388,7 @@ def test_codes_of_the_other_vocabulary_are_named_with_what_to_give(ingest: Inges
     lines = [f"p{i},2005-01-{day:02d},E11.9" for i in range(12) for day in range(1, 7)]
     refused = ingest(lines)
     assert refused.code == 4
-    assert "72 of 72 rows hold codes of ICD-10" in refused.screen
+    assert "rows hold codes of ICD-10" in refused.screen
     assert "--col vocab=icd10" in refused.screen
     assert ingest(lines, "--col", "vocab=icd10").count_codes() == {"ICD10//E11.9": 72}
 
@@ -403,7 +403,8 @@ def test_the_map_survives_its_own_reading(tables: Tables) -> None:
 
 def test_each_code_of_a_cell_is_a_row_of_the_report(ingest: Ingest) -> None:
     lines = [f"p{i},2005-01-{day:02d},250.00;401.9" for i in range(12) for day in range(1, 7)]
-    outcome = ingest([*lines, "p0,2005-02-01,250.00;250.00", "p1,2005-02-01,250.00;whatever"])
+    more = ["p0,2005-02-01,250.00;250.00", "p1,2005-02-01,250.00;whatever"]
+    outcome = ingest([*lines, *more], "--rules", "none")
     report = json.loads((outcome.cache / "ingest_report.json").read_text())
     table = report["rows"][0]
     assert (table["kind"], table["seen"], table["used"]) == ("codes", 72 * 2 + 3, 72 * 2 + 1)
@@ -524,7 +525,14 @@ def test_reversals_remove_as_many_rows_as_there_are(ingest: Ingest) -> None:
         "c,2005-01-01,250.00,50.00-,paid",
     ]
     outcome = ingest(
-        lines, "--min-codes", "1", "--col", "amount=net", header="patient_id,date,icd9,net,kind"
+        lines,
+        "--min-codes",
+        "1",
+        "--rules",
+        "none",
+        "--col",
+        "amount=net",
+        header="patient_id,date,icd9,net,kind",
     )
     assert outcome.code == 0
     assert outcome.count_codes() == {"ICD9//250.00": 2, "ICD9//401.9": 1}
@@ -539,14 +547,16 @@ def test_frequency_codes_void_and_replace(ingest: Ingest) -> None:
         "b,2005-01-01,401.9,2,7",  # replaces the line with another diagnosis
         "c,2005-01-01,428.0,3,1",
     ]
-    outcome = ingest(lines, "--min-codes", "1", header=header)
+    outcome = ingest(lines, "--min-codes", "1", "--rules", "none", header=header)
     assert outcome.count_codes() == {"ICD9//401.9": 1, "ICD9//428.0": 1}
     assert "clm_freq_cd" in outcome.screen
 
 
 def test_columns_that_may_mark_reversals_are_named(ingest: Ingest) -> None:
     lines = [f"p{i},2005-01-0{i},250.00,{-i}" for i in range(1, 9)]
-    outcome = ingest(lines, "--min-codes", "1", header="patient_id,date,icd9,paid")
+    outcome = ingest(
+        lines, "--min-codes", "1", "--rules", "none", header="patient_id,date,icd9,paid"
+    )
     assert outcome.read_events().height == len(lines)
     assert "Give --col amount='paid' to leave them out" in outcome.screen
 

@@ -99,7 +99,7 @@ def table(path: Path, rows: list[tuple[Any, ...]]) -> Path:
 
 
 def ingested(raw: Path, name: str, **given: Any) -> dict[str, Any]:
-    options = {"id_key": str(raw.parent / "key"), **given.pop("options", {})}
+    options = {"id_key": str(raw.parent / "key"), "rules": "none", **given.pop("options", {})}
     return cache.ingest(
         "pophr", raw, raw.parent / name / "cache" / "pophr", options=options, **given
     )
@@ -160,7 +160,9 @@ def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
     every = Counter(calls)
     calls.clear()
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    killed(
+        home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key"), "rules": "none"}
+    )
     assert not (out / "manifest.json").exists()
     left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert not any(f"P{i:04d}".encode() in left for i in range(130)), "no raw id on the disk"
@@ -183,7 +185,15 @@ def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
 @pytest.mark.parametrize("changed", ["source", "options", "key", "force_new"])
 def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], changed: str) -> None:
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed("steps", "label_shard", 2, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    killed(
+        "steps",
+        "label_shard",
+        2,
+        "pophr",
+        raw,
+        out,
+        {"id_key": str(raw.parent / "key"), "rules": "none"},
+    )
     before = set((out / ".parts").iterdir())
     given: dict[str, Any] = {"options": {}}
     if changed == "source":
@@ -275,9 +285,10 @@ def test_a_plain_table_is_read_once(
         return original(path, *rest, **more)
 
     monkeypatch.setattr(tables, "read_frames", read)
-    # the first rows are read once more for the form of the codes; a form of dates may have two
-    # digits of the year, which wait for the last day
-    for times, options in ((2, {}), (3, {"date_format": "%Y-%m-%d"})):
+    for times, options in (
+        (2, {"rules": "none"}),
+        (3, {"rules": "none", "date_format": "%Y-%m-%d"}),
+    ):  # once more for the form of the codes; a form may have two digits of the year
         readings.clear()
         cache.ingest("pophr", raw, raw.parent / str(times), options=options)
         assert sum(path.name == "claims.csv" for path in readings) == times
@@ -342,7 +353,7 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
         "keep_ids": str(raw.parent / "ids.csv"),
     }
     out = raw.parent / "w" / "cache" / "pophr"
-    options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
+    options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"], "rules": "none"}
     build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
     report = workflows.ingest("pophr", raw, out, options=options, build=build)
     found = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]

@@ -414,6 +414,11 @@ def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(
         csv.writer(file).writerows(
             [("patient_id", "date", "icd9"), *((f"P{s}", t.date(), c) for s, t, c in history(3))]
         )
+    with (raw / "patients.csv").open("w", newline="") as file:  # the rules need an age
+        people = sorted({f"P{s}" for s, _, _ in history(3)})
+        csv.writer(file).writerows(
+            [("patient_id", "birth_date"), *((person, "1930-05-17") for person in people)]
+        )
     argv = [
         "ingest",
         "pophr",

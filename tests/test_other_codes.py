@@ -297,6 +297,8 @@ def ingest_omop(root: Path, tables: dict[str, list[Any]], *options: str) -> toke
         "--map",
         root / "map.csv",
         "--no-select",
+        "--rules",
+        "none",
         *options,
     ]
     argv += ["--min-codes", "1", "--values", "raw", "--keep-ids", root / "w.csv", "-w", root / "w"]

@@ -551,7 +551,7 @@ def test_patients_that_are_there_twice(tmp_path: Path) -> None:
     assert claims.subjects.height == 3
     (rows,) = [row for row in claims.rows if row.file == "patients.csv"]
     assert (rows.seen, rows.dropped, rows.quarantined) == (5, {"duplicates": 1}, {"identifier": 1})
-    assert find_codes(claims) == {"duplicates", "identifier"}
+    assert find_codes(claims) == {"duplicates", "identifier", "metadata"}  # a sex is '?'
     error = catch_refusal(write_files(tmp_path, patients__csv=PATIENTS + "a2,1961-01,,m,\n"))
     assert (error.code, error.exit_code, error.file) == ("duplicate_key", 4, "patients.csv")
 

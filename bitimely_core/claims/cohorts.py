@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bitimely_core.claims import dates, label_rules, labels
+from bitimely_core.claims import dates, label_rules, labels, periods
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule
 from bitimely_core.errors import Reason, clean, usage_error
@@ -280,17 +280,17 @@ def select_subjects(
         pl.col("first_day", "birth_day", "obs_start", "obs_end", "death_day").cast(pl.Int64)
     )
     start = pl.col("obs_start") if index.require_start else pl.coalesce("obs_start", "first_day")
-    end = pl.min_horizontal(pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int64)), "death_day")
-    frame = frame.with_columns(observation_start=start, observation_end=end)
     anchor = {
-        "observation_start": pl.col("observation_start"),
+        "observation_start": start,
         "first_row": pl.col("first_day"),
         "event": pl.col("event_day"),
         "date": pl.lit(index.date and dates.to_day(index.date), pl.Int64),
     }[index.at]
     day = pl.col("index_day")
-    frame = frame.with_columns(index_day=anchor + index.after_days).with_columns(
-        age_days=day - pl.col("birth_day")
+    frame = periods.place_periods(frame.with_columns(index_day=anchor + index.after_days))
+    end = pl.min_horizontal(pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int64)), "death_day")
+    frame = frame.with_columns(
+        observation_start=start, observation_end=end, age_days=day - pl.col("birth_day")
     )
     first = full = last = pl.lit(None, pl.Int64)
     if rules.outcome.kind == "incident":

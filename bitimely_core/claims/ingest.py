@@ -33,6 +33,7 @@ from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import (
     cluster,
     code_forms,
+    gaps,
     ingest_report,
     label_rules,
     map_files,
@@ -48,7 +49,7 @@ from bitimely_core.claims import (
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.subjects import CleanedSource
+from bitimely_core.claims.subjects import CleanedSource, SubjectCounts
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.privacy import round_message, round_rows
@@ -73,7 +74,7 @@ KEY = 32  # bytes
 UNMAPPED_LISTED = 50  # codes without PheCode that are listed
 WORK_FORMAT = 4  # of unfinished work
 # options that do not change the cache, or only through the key
-RUN_ONLY = ("keep_ids", "engine", "id_key")
+RUN_ONLY = ("keep_ids", "engine", "id_key", "for_cohort")
 
 
 def ingest_events(
@@ -87,9 +88,30 @@ def ingest_events(
         if part is not None and part.parts_missing:
             return part
         wait = max(wait, PART_LOCK_WAIT)
-    with locks.lock_folder(run.out, wait):
+    with locks.lock_folder(run.out, wait), _round_refusal():
         storage.remove_temporary_files(run.out)
         return _build_cache(run, parts, force_new=force_new)
+
+
+@contextmanager
+def _round_refusal() -> Iterator[None]:
+    """An error about the data that leaves this block, and its details, have rounded counts."""
+    try:
+        yield
+    except UserError as error:
+        if error.exit_code == Exit.REFUSED:
+            error.problem, error.requirement = map(
+                round_message, (error.problem, error.requirement)
+            )
+            error.details = [
+                replace(
+                    finding,
+                    problem=round_message(finding.problem),
+                    requirement=round_message(finding.requirement),
+                )
+                for finding in error.details
+            ]
+        raise
 
 
 def _build_cache(run: IngestRun, parts: int, *, force_new: bool) -> IngestReport:
@@ -115,11 +137,12 @@ def _build_cache(run: IngestRun, parts: int, *, force_new: bool) -> IngestReport
                 is_new = not pass1_clean.findings_path(home, f"{work}-1", 1).is_file()
                 uses_spark = run.given_options.get("engine") == "spark"
                 once = parts == 1 and is_new and not uses_spark
-                manifest = _write_cache(_open_job(run, f"{work}-{parts}", once=once), parts)
+                job = _open_job(run, f"{work}-{parts}", once=once)
+                manifest, unusable = _write_cache(job, parts)
             except UserError as error:
                 _enter_refusal(run, error)
                 raise
-            refused = run.find_refusal()
+            refused = run.find_refusal() or unusable
             if refused is not None:
                 for name in manifest.files:
                     storage.os_unlink(run.out / name)
@@ -360,8 +383,10 @@ def _read_map(
     return codemap
 
 
-def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
-    """Write all files of the cache; its manifest, with the report so far."""
+def _write_cache(job: ClaimsJob, parts: int) -> tuple[EventsManifest, UserError | None]:
+    """Write all files of the cache; its manifest, with the report so far, and why it may not be
+    published.
+    """
     if parts == 1 and job.options.engine == "spark":
         job, parts = cluster.clean_parts(job)
     elif parts == 1:
@@ -369,7 +394,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
     findings, stretches = pass1_clean.join_parts(job, parts)
     run, codemap = job.run, job.codemap
     cleaned = CleanedSource(findings, stretches, subjects.write_subject_facts(job))
-    keys = subjects.assign_pseudonyms(job, cleaned)
+    keys, counts = subjects.assign_pseudonyms(job, cleaned)
     subjects.write_id_table(job, keys)
     events, agreement = _write_events(job, cleaned, keys)
     slices = -(-max(len(keys), 1) // spill.SLICE)
@@ -379,9 +404,10 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         frames = spill.merge_sorted(paths, "subject_id", len(keys), slices, by)
         merged[kind] = spill.write_table(run.out, kind, frames)
     content = pass2_write.hash_content(job, findings, slices)
+    unusable = _find_gaps(job, findings, counts, run.out / merged["labels"][0])
     ingest_report.write_ingest_report(job, findings, content)
     keep_dates, span = run.options["keep_dates"], findings.span
-    return EventsManifest(
+    manifest = EventsManifest(
         dataset=run.dataset.name,
         settings=run.settings,
         content_sha256=content,
@@ -407,6 +433,24 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         unmapped=_list_unmapped(findings),
         facts={"tables": [table.file for table in job.claims.rows], **job.claims.facts},
     )
+    return manifest, unusable
+
+
+def _find_gaps(
+    job: ClaimsJob, findings: CleaningFindings, counts: SubjectCounts, labels: Path
+) -> UserError | None:
+    """Enter what the source does not tell into the report; why the cache may not be published."""
+    label_counts = gaps.count_labels(labels, job.names)
+    caseless = gaps.find_caseless_labels(job, findings, counts, label_counts)
+    refusal = gaps.find_row_refusal(job, findings, counts)
+    if refusal is None:
+        refusal = gaps.find_label_refusal(job, label_counts, caseless)
+        caseless = [] if job.options.for_cohort else caseless
+        job.run.reasons += [] if refusal else caseless
+    said = {finding.field for finding in caseless}
+    missing = gaps.find_missing_facts(job, counts)
+    job.run.reasons += [finding for finding in missing if finding.field not in said]
+    return refusal
 
 
 def _write_events(

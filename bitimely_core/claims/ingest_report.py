@@ -7,7 +7,7 @@ Reports that are printed have their counts of rows and subjects rounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,10 +17,9 @@ from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RULE_REASONS, RowAccount
 from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
-from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.unknown_dates import describe_days
-from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason
 from bitimely_core.schemas.ingest import (
     CachedUnit,
     FindingRecord,
@@ -54,7 +53,6 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
     findings: dict[str, list[Finding]] = {table.file: [] for table in claims.rows}
     for finding in (*claims.findings, *job.codemap.findings):
         findings.get(str(finding.file), run.reasons).append(finding)
-    run.reasons += _find_unmet_rules(job, cleaning)
     run.rows = []
     for table in claims.rows:
         digest: str | None = content
@@ -105,21 +103,6 @@ def _report_cells(file: str, account: RowAccount) -> list[Finding]:
             file=file,
         ),
     ]
-
-
-def _find_unmet_rules(job: ClaimsJob, cleaning: CleaningFindings) -> Iterator[Finding]:
-    """Warnings of rules none of whose kinds of claims occurs in the data."""
-    present = {SOURCES[kind] for kind in cleaning.sources}
-    for rule in job.rules if job.ruled and present else ():
-        kinds = frozenset().union(*(clause.sources for clause in rule.clauses))
-        if kinds.isdisjoint(present):
-            needed = f"rule {safe_text(rule.name)} needs {' or '.join(sorted(kinds))} rows"
-            yield input_warning(
-                Reason.CLASS_MISSING,
-                f"{needed}, found only {' and '.join(sorted(present))} rows",
-                "no subject can have this label",
-                "Give the kind of claims with --default-source, or --col source=COLUMN",
-            )
 
 
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:

@@ -49,6 +49,8 @@ def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, C
     if choices is None:
         return options, None
     shared: Choices = {name: choices[name] for name in ("engine", "split_file") if name in choices}
+    if choices.get("cohort"):
+        shared["for_cohort"] = True
     build = {name: value for name, value in choices.items() if name != "split_file"}
     return {**options, **shared}, build
 

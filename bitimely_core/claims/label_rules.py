@@ -32,6 +32,7 @@ from bitimely_core.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
+NO_RULES = "none"
 SOURCES = ("inpatient", "outpatient", "physician", "emergency", "other")
 COMMENTS = {"note", "reference"}  # fields of a table that change nothing
 
@@ -124,8 +125,11 @@ def load_rules(name: str | Path) -> list[RuleTable]:
     """The rule objects of a shipped table (`ccdss`, `ccw`) or of a TOML file, for `parse_rules` and
     the manifest.
 
-    Raises UserError: not_found or config (exit 2).
+    `none`: no rules, hence no labels but those of the source. Raises UserError: not_found or config
+    (exit 2).
     """
+    if str(name) == NO_RULES:
+        return []
     path = SHIPPED.get(str(name), Path(name))
     try:
         rules = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -138,7 +142,7 @@ def load_rules(name: str | Path) -> list[RuleTable]:
         raise_system_error(error, path, stored=False)
         raise usage_error(
             f"cannot be read ({error.strerror})",
-            f"shipped are {', '.join(SHIPPED)}",
+            f"shipped are {', '.join(SHIPPED)}; {NO_RULES}: no rules",
             "Check --rules",
             code=Reason.NOT_FOUND,
             file=str(path),

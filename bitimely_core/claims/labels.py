@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims import dates
+from bitimely_core.claims import dates, periods
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import (
     SOURCES,
@@ -174,6 +174,7 @@ def apply_landmark(
         else pl.col("first_day").cast(pl.Int64) + landmark.landmark_days
     )
     cohort = cohort.with_columns(index_day=pl.when(seen).then(index).cast(pl.Int64))
+    cohort = periods.place_periods(cohort)
     low = pl.col("index_day") + landmark.gap_days
     high = low + landmark.horizon_days
     followed = pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)) >= high

@@ -23,6 +23,7 @@ class ClaimsOptions:
     label_column: Sequence[str] = ()  # COLUMN:NAME:VALUE[@YEAR]
     col: Sequence[str] = ()  # KEY=NAME
     source_value: Sequence[str] = ()  # WORD=KIND
+    source_vocab: Sequence[str] = ()  # WORD=VOCABULARY
     code_pattern: Sequence[str] = ()
     default_source: str = ""
     date_format: str = ""  # of `strptime`
@@ -36,6 +37,7 @@ class ClaimsOptions:
     seed: int = 0
     keep_ids: str = ""
     id_key: str = ""
+    for_cohort: bool = False  # the sequences are those of a cohort, whose outcome is their label
     engine: str = "polars"
     codes: str = "icd"  # all: also codes that are not ICD, with their numeric values
     time_unit: str = "day"  # minute: times as exact as the source has them

@@ -34,6 +34,7 @@ from bitimely_core.claims import (
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
+from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.phecode_maps import SEXES
 from bitimely_core.claims.pseudonyms import to_keys
 from bitimely_core.claims.reversals import find_reversed
@@ -101,7 +102,9 @@ def _finish_shard(
         rows = rows.with_columns(subject=pl.Series(place).gather(rows["subject"]))
     rows, accounts = resolve_duplicates(rows, findings)
     position = np.searchsorted(keys, to_keys(cohort["digest"]))
-    cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(position, dtype=pl.Int64))
+    cohort = cohort.drop("digest", *subjects.PRESENCE).with_columns(
+        subject_id=pl.Series(position, dtype=pl.Int64)
+    )
     shard = steps.label_shard(
         ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     )
@@ -133,7 +136,7 @@ def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
 
 def _write_subject_files(job: ClaimsJob, shard: ClaimsShard, number: int) -> None:
     """Write subjects, labels and hashes of a shard, to be merged with those of the others."""
-    columns = ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split")
+    columns = ("subject_id", *DAY_COLUMNS, *PERIOD_COLUMNS, "sex", "split_bin", "split")
     hashes = _hash_subjects(shard, job.names)
     heads = np.frombuffer(b"".join(hashes), ">u4")[::8].astype(np.int64)
     frames = {
@@ -300,6 +303,8 @@ def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard
     cohort = cohort.with_columns(
         (pl.col(name) - pl.col("first_day")).cast(pl.Int32).alias(name) for name in days
     )
+    lists = [name for name in PERIOD_COLUMNS if name in cohort.columns]
+    cohort = cohort.with_columns(pl.col(name) - pl.col("first_day") for name in lists)
     return replace(shard, rows=rows, cohort=cohort.with_columns(first_day=pl.col("first_day") * 0))
 
 

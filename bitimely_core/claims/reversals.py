@@ -6,7 +6,7 @@ marks as void. A replacement stands for the earlier lines of its own claim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -76,7 +76,7 @@ def list_words(column: str) -> dict[str, int]:
     return {word: kind for word, kind in WORDS.items() if word not in FLAGS}
 
 
-def mark_reversals(frame: pl.DataFrame, words: dict[str, int]) -> pl.DataFrame:
+def mark_reversals(frame: pl.DataFrame, words: Mapping[str, int]) -> pl.DataFrame:
     """The frame with the columns of `KINDS` for its texts `status` and `amount`, either or both.
 
     `amount` is positive, 0 where there is none.

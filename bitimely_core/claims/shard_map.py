@@ -17,6 +17,7 @@ import pyarrow as pa
 from bitimely_core import storage
 from bitimely_core.claims import code_values, engines, splits, steps
 from bitimely_core.claims.label_rules import parse_rules
+from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.steps import ClaimsShard, PhecodesOfCodes
 from bitimely_core.errors import usage_error
@@ -155,6 +156,8 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     columns = ["subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"]
     if plan.cohort is not None:
         columns.append("obs_start")
+    if plan.cohort is not None or plan.choices.landmark is not None:
+        columns += PERIOD_COLUMNS
     if plan.cohort is not None or plan.choices.time_to_event:
         columns.append("death_day")
     cohort = _place_subjects(plan, plan.cache.cohort(tuple(columns)))

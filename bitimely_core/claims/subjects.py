@@ -23,6 +23,7 @@ from bitimely_core.errors import Reason, input_warning, integrity_error, quote_f
 from bitimely_core.privacy import round_message
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
+PRESENCE = ("has_rows", "registered")  # how a subject is present
 
 
 class CleanedSource(NamedTuple):
@@ -31,6 +32,32 @@ class CleanedSource(NamedTuple):
     findings: CleaningFindings
     stretches: Sequence[SpilledStretch]
     facts: Path | None  # of `write_subject_facts`
+
+
+class SubjectCounts(NamedTuple):
+    """Numbers of subjects."""
+
+    subjects: int = 0  # registered, or with a valid row
+    births: int = 0  # with a known birth
+    sexes: int = 0  # with a known sex
+    index_dates: int = 0  # with an index date
+    registered: int = 0
+    matched: int = 0  # registered and with a valid row
+    with_rows: int = 0  # with a valid row
+
+    def add(self, cohort: pl.DataFrame) -> SubjectCounts:
+        """The numbers with those of `present_subjects` of a shard."""
+        index_dates = cohort["index_day"].count() if "index_day" in cohort.columns else 0
+        counts = (
+            cohort.height,
+            cohort["birth_day"].count(),
+            int((cohort["sex"] > 0).sum()),
+            index_dates,
+            int(cohort["registered"].sum()),
+            int((cohort["registered"] & cohort["has_rows"]).sum()),
+            int(cohort["has_rows"].sum()),
+        )
+        return SubjectCounts(*map(sum, zip(self, counts, strict=True)))
 
 
 def write_subject_facts(job: ClaimsJob) -> Path | None:
@@ -70,6 +97,8 @@ def join_subject_tables(job: ClaimsJob) -> pl.DataFrame | None:
         tables.append(labels.select("subject_id", *flags))
     if job.splits is not None:
         tables.append(job.splits)
+    if job.claims.periods is not None:
+        tables.append(job.claims.periods)
     if not tables:
         return None
     joined, *others = tables
@@ -79,44 +108,48 @@ def join_subject_tables(job: ClaimsJob) -> pl.DataFrame | None:
 
 
 def present_subjects(job: ClaimsJob, cleaned: CleanedSource, shard: int) -> pl.DataFrame:
-    """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin
-    and all known facts.
+    """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin,
+    `PRESENCE` (Boolean) and all known facts.
     """
     findings, stretches = cleaned.findings, cleaned.stretches
     cohort = spill.read_subjects(stretches, shard)
     if findings.latest is not None and stretches:
         rows = spill.read_rows(stretches, shard)
         cohort = cohort[rows.filter(pl.col("day") <= findings.latest)["subject"].unique()]
-    cohort = cohort.unique("digest")
+    cohort = cohort.unique("digest").with_columns(has_rows=pl.lit(value=True))
     if cleaned.facts is not None:
         facts = spill.read_partition(cleaned.facts, shard)
         if "registered" in facts.columns:
-            registered = facts.filter("registered").select(cohort.columns)
-            cohort = pl.concat([cohort, registered]).unique("digest")
+            registered = facts.filter("registered").select("digest", "split_bin")
+            registered = registered.join(cohort, on="digest", how="anti")
+            cohort = pl.concat([cohort, registered.with_columns(has_rows=pl.lit(value=False))])
         cohort = cohort.join(facts.drop("split_bin"), on="digest", how="left")
     cohort = cohort.sort("digest")
-    kinds = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
+    kinds: dict[str, type[pl.DataType]] = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32)
+    kinds |= {"sex": pl.UInt8, "registered": pl.Boolean}
     cohort = cohort.with_columns(
         pl.lit(None, kind).alias(name) for name, kind in kinds.items() if name not in cohort.columns
     )
     last = findings.span[1] if findings.span else None
-    return cohort.drop("registered", strict=False).with_columns(
-        pl.col("obs_end").fill_null(pl.lit(last, pl.Int32))
+    return cohort.with_columns(
+        pl.col("obs_end").fill_null(pl.lit(last, pl.Int32)),
+        pl.col("registered").fill_null(value=False),
     )
 
 
-def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> np.ndarray:
+def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> tuple[np.ndarray, SubjectCounts]:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym,
-    [n] uint64.
+    [n] uint64. Also what is known of how many of them.
 
     Raises UserError: config (exit 2) when a split file does not list them all; integrity (exit 5)
     when two digests have equal first 8 bytes.
     """
-    parts, listed = [], 0
+    parts, listed, counts = [], 0, SubjectCounts()
     for shard in range(job.shards):
         job.run.stop.check()
         cohort = present_subjects(job, cleaned, shard)
         parts.append(to_keys(cohort["digest"]))
+        counts = counts.add(cohort)
         listed += cohort["split"].count() if job.splits is not None else 0
     keys = np.sort(np.concatenate(parts))
     if (keys[1:] == keys[:-1]).any():
@@ -142,7 +175,7 @@ def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> np.ndarray:
                     count=unmatched,
                 )
             )
-    return keys
+    return keys, counts
 
 
 def refuse_inside_workspace(path: Path, workspace: Path) -> None:

@@ -38,7 +38,7 @@ from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
-from bitimely_core.privacy import round_rows
+from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
@@ -121,6 +121,8 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
     manifest, report = plan.manifest, progress or (lambda what, done, total: None)
     members = select_members(plan)
+    if members.flow is not None and plan.cohort is not None:
+        _refuse_empty_cohort(plan.cohort, members.flow)
     plan = _fit_numbers(ShardMap(members.plan, members.subjects))
     shards = ShardMap(plan, members.subjects)
     counts, before = _count_shards(shards, report)
@@ -181,6 +183,27 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
 
 
 # ---- the subjects
+
+
+def _refuse_empty_cohort(rules: CohortRules, flow: CohortFlow) -> None:
+    """Raises UserError: no_input for a cohort without a member, class_missing without a case."""
+    last = flow.steps[-1].left if flow.steps else flow.subjects
+    if not last:
+        reasons = sorted(flow.steps, key=lambda step: -step.left_out)
+        texts = [f"{step.left_out} subjects {step.text}" for step in reasons if step.left_out]
+        raise input_error(
+            Reason.NO_INPUT,
+            round_message(f"0 of {flow.subjects} subjects belong to the cohort {rules.name}"),
+            round_message(f"left out are {'; '.join(texts)}") if texts else "",
+            "Give another definition with --cohort, or other data",
+        )
+    if not flow.cases:
+        raise input_error(
+            Reason.CLASS_MISSING,
+            round_message(f"0 of {last} subjects of the cohort {rules.name} have its outcome"),
+            f"expected some with {rules.outcome.rule}",
+            "Give another definition with --cohort, or other data",
+        )
 
 
 class Members(NamedTuple):

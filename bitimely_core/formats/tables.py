@@ -1,4 +1,5 @@
-"""Reads tables as text: strict csv (also gzip, or alone in a zip archive) and Parquet.
+"""Reads tables as text: strict csv (also gzip, or alone in a zip archive), Parquet, and those of
+Stata, SAS and SPSS.
 
 Every fault is a finding with its row and column. Types are never guessed: that would merge the
 patients '000123' and '123'. Every cell is text until the caller parses it as a number, a row has
@@ -47,6 +48,7 @@ from bitimely_core.formats.csv_text import (
     split_text,
 )
 from bitimely_core.formats.parquet import (
+    TextBatch,
     count_parquet_rows,
     is_parquet,
     read_batches,
@@ -54,6 +56,7 @@ from bitimely_core.formats.parquet import (
     split_row_groups,
 )
 from bitimely_core.formats.source import finding_to_error, translate_read_errors
+from bitimely_core.formats.stat_files import is_stat_file, read_stat_batches, read_stat_types
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
 
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 NOT_FINITE = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE | re.ASCII)
 INTEGER = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
+BATCH = 1 << 19  # rows of a table that is no text, in one frame
 PLAIN = str.maketrans("", "", "0123456789+-.eE, ")
 
 
@@ -77,20 +81,27 @@ def read_names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
     io_error.
     """
     with translate_read_errors(path):
-        if is_parquet(path):
-            return tuple(read_column_types(path))
+        if is_binary(path):
+            return tuple(read_types(path))
         with closing(read_lines(path)) as lines:
             return parse_header(lines, delimiter)
 
 
+def is_binary(path: Path) -> bool:
+    """Whether a table is no text, by its ending."""
+    return is_parquet(path) or is_stat_file(path)
+
+
 def read_types(path: Path) -> dict[str, str]:
     """Type of each column as stored: 'text' throughout a csv file, the Arrow type's name in a
-    Parquet file.
+    Parquet file, 'text' or 'number' in one of Stata, SAS or SPSS.
 
     A code stored as a double has lost its zeros, whatever its text looks like.
     """
     if is_parquet(path):
         return read_column_types(path)
+    if is_stat_file(path):
+        return read_stat_types(path)
     return dict.fromkeys(read_names(path), "text")
 
 
@@ -103,6 +114,8 @@ def count_rows(path: Path, *, delimiter: str = ",") -> int:
     with translate_read_errors(path):
         if is_parquet(path):
             return count_parquet_rows(path)
+        if is_stat_file(path):
+            return sum(batch.rows for batch in read_stat_batches(path, [0], BATCH))
         with closing(read_lines(path)) as lines:
             counter = RecordCounter(CsvShape(len(parse_header(lines, delimiter)), delimiter))
             return counter.feed(lines) + counter.finish()
@@ -244,17 +257,21 @@ def _read_records(
     path: Path, names: Sequence[str], required: Sequence[int], delimiter: str
 ) -> Iterator[TableRow | Finding]:
     """All records with the cells of all columns; those that are not `required` may be empty."""
-    if is_parquet(path):
-        yield from _read_parquet_rows(path, len(names), required)
+    if is_binary(path):
+        yield from _read_binary_rows(path, len(names), required)
         return
     with closing(read_lines(path)) as lines:
         parse_header(lines, delimiter)
         yield from map(make_row, parse_records(lines, len(names), delimiter))
 
 
-def _read_parquet_rows(path: Path, width: int, required: Sequence[int]) -> Iterator[TableRow]:
+def _read_binary_rows(path: Path, width: int, required: Sequence[int]) -> Iterator[TableRow]:
     """As `_read_records`; missing cells are empty."""
-    for batch in read_batches(path, required, 8192):
+    if is_stat_file(path):
+        batches = read_stat_batches(path, required, BATCH)
+    else:
+        batches = read_batches(path, required, 8192)
+    for batch in batches:
         texts: list[list[str]] = [[""] * batch.rows for _ in range(width)]
         for i, column in zip(required, batch.columns, strict=True):
             texts[i] = column.fill_null("").to_pylist()
@@ -336,6 +353,8 @@ def split_table(path: Path, size: int, *, delimiter: str = ",") -> list[TableSpa
     names = read_names(path, delimiter=delimiter)
     if is_parquet(path):
         return split_row_groups(path, size)
+    if is_stat_file(path):
+        return [None]
     with translate_read_errors(path):
         return split_text(path, CsvShape(len(names), delimiter), size)
 
@@ -373,8 +392,10 @@ def read_frames(
     names = read_names(path, delimiter=delimiter)
     with translate_read_errors(path):
         selected = _find_columns(names, columns)
-        if is_parquet(path):
-            blocks = _read_parquet_frames(path, selected, columns, span)
+        if is_stat_file(path):
+            blocks = _make_frames(read_stat_batches(path, selected, BATCH), columns)
+        elif is_parquet(path):
+            blocks = _make_frames(read_batches(path, selected, BATCH, span), columns)
         else:
             shape = CsvShape(len(names), delimiter, quotes)
             blocks = read_csv_frames(path, FrameColumns(shape, selected, columns, categories), span)
@@ -387,12 +408,10 @@ def read_frames(
             raise count_error(seen, read)
 
 
-def _read_parquet_frames(
-    path: Path, selected: Sequence[int], columns: Sequence[str], span: TableSpan | None
-) -> Iterator[TableBlock]:
+def _make_frames(batches: Iterable[TextBatch], columns: Sequence[str]) -> Iterator[TableBlock]:
     import polars as pl
 
-    for batch in read_batches(path, selected, 1 << 19, span):
+    for batch in batches:
         first = batch.before + 1
         rows = pl.int_range(first, first + batch.rows, dtype=pl.Int64, eager=True).alias("row")
         texts = [

@@ -53,7 +53,8 @@ def ingest(
         **arguments: the other arguments of `cache.ingest`.
 
     Returns:
-        The report of `cache.ingest`.
+        The report of `cache.ingest`. Its exit code is 4 where no subject has a sequence: the cache
+        is complete, so `tokenize` with other choices needs no second ingest.
 
     Raises:
         UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2
@@ -83,10 +84,14 @@ def ingest(
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise
-            warning = replace(error.finding, level="warning")  # the cache is complete
-            findings = [replace(warning, code=Reason.MIN_CODES).as_dict()]
+            finding = error.finding
+            if error.code == Reason.MIN_CODES:  # a default that keeps little: the cache is complete
+                finding = replace(finding, level="warning")
+            else:
+                report["exit_code"] = int(Exit.REFUSED)
+            findings = [finding.as_dict()]
             if notice is not None:
-                notice(warning)
+                notice(finding)
         report["reasons"] = [*report["reasons"], *findings]
         counts = Counter[str](report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in findings})

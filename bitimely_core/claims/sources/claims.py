@@ -1,45 +1,60 @@
 """Reads claims in plain tables, with optional tables of patients and labels and a map of codes.
 
-`claims.{csv,csv.gz,parquet}`: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN),
+Claims, in any number of files: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN),
 optional vocab, source, claim. `patients`: patient_id, birth_date or month_of_birth, death_date,
-sex, obs_start, obs_end. `labels`: patient_id, a column of 0 and 1 for each label, optional
+sex, obs_start, obs_end. `words.toml` has the other names of these columns. `labels`: patient_id, a column of 0 and 1 for each label, optional
 index_date. `icd9_phecode.csv`: a map. `--col KEY=NAME` gives a column another name (and `--col
 vocab=icd10` a vocabulary).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import PurePosixPath
 
 import polars as pl
 
 from bitimely_core.claims import dates, reversals
-from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     DateCounts,
     assign_vocabulary,
     detect_delimiter,
-    find_table,
+    find_names,
     open_table,
     reformat_dates,
     report_spelling,
     report_zones,
+    warn_of_rows,
 )
 from bitimely_core.claims.sources.options import (
     LabelColumn,
     parse_label_columns,
     parse_pairs,
     parse_switch_day,
+    parse_vocabularies,
 )
-from bitimely_core.claims.sources.source_table import EventBlock, OpenTable, SourceTable, Stated
+from bitimely_core.claims.sources.plain_files import (
+    PlainFiles,
+    find_plain_files,
+    list_partitions,
+    report_unread,
+)
+from bitimely_core.claims.sources.source_table import (
+    EventBlock,
+    OpenTable,
+    SourceTable,
+    Stated,
+    count_dropped,
+)
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
     keep_unique_rows,
@@ -51,16 +66,10 @@ from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
-SUBJECT_NAMES = ("patient_id", "subject_id", "person_id", "id")
 EVENT_COLUMNS = {
-    "subject": SUBJECT_NAMES,
-    "date": ("date",),
-    "code": ("icd9", "icd", "code", "icd10"),
-    "vocab": ("vocab", "vocabulary_id", "icd_version"),
-    "source": ("source",),
-    "claim": ("claim", "claim_id"),
-    "position": ("position",),
+    **words.list_names("claims"),
     "status": reversals.STATUS_NAMES,
     "amount": reversals.AMOUNT_NAMES,
 }
@@ -68,66 +77,81 @@ OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position", "status", "amount"}
 REVERSING = ("status", "amount")  # columns that are used where they reverse claims
 NO_COLUMN = "none"  # --col amount=none: the column is not used
 PEEKED_ROWS = 100_000  # by which a column is judged
-PATIENT_COLUMNS = {
-    "subject": SUBJECT_NAMES,
-    "birth": ("birth_date", "month_of_birth", "birth"),
-    "death": ("death_date", "death"),
-    "sex": ("sex",),
-    "obs_start": ("obs_start",),
-    "obs_end": ("obs_end",),
-}
+SUBJECT_NAMES = EVENT_COLUMNS["subject"]
+PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
+CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
-WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
+# names of columns of codes that differ by a number
+WIDE_COLUMN = re.compile(
+    r"(?:(?:i10_?)?dx|diag(?:nosis)?(?:_?(?:code|cd|icd_?9|icd_?10|4))?|(?:icd_?9_)?dgns_?cd)_?\d+",
+    re.IGNORECASE | re.ASCII,
+)
 CODE_COLUMN = re.compile(r"icd_?((?:9|10)(?:cm)?).*", re.IGNORECASE)  # whose name is a vocabulary
-# as written in a column of them
-VOCABULARY_WORDS = {
-    "9": "icd9",
-    "10": "icd10",
-    "icd10ca": "icd10",
-    **{name: name for name in FAMILIES},
-}
+FLOAT_ID = r"^(\d+)\.0+$"
+ID_ROWS = 200  # rows by which the form of the ids of claims is known
+QUOTES = "'\""
+GIVE_COLUMNS = "Give their names, as --col date=NAME"
 
 
-def _shape_block(
-    frame: pl.DataFrame,
-    *,
-    wide: Sequence[str],
-    words: Mapping[str, str],
-    form: str,
-    since: int | None,
-    words_of_status: dict[str, int] | None,
-) -> EventBlock:
-    """Columns under the names of `ClaimsSource.events`, one row for each code.
+@dataclass(frozen=True, kw_only=True)
+class _BlockPlan:
+    """How a block of a table of claims becomes events."""
 
-    `words_of_status`: word -> kind of a row, where the table has columns of reversals.
-    `wide`: columns of codes where there are several. `words`: of the column `source`, in lower case
-    -> a kind of claims. `form`: of dates. `since`: day from which on codes are ICD-10.
-    """
-    events = frame.rename({"subject": "subject_id"})
-    events = events.with_columns(reformat_dates(events["date"], form))
-    if since is not None:
-        vocab = assign_vocabulary(events["date"], since, "icd9", "icd10")
-        events = events.with_columns(vocab=vocab)
-    elif "vocab" in events.columns:
-        events = events.with_columns(
-            _translate_words(events["vocab"], VOCABULARY_WORDS, r"[^a-z0-9]")
-        )
-    if "source" in events.columns:
-        events = events.with_columns(_translate_words(events["source"], words))
-    if words_of_status is not None:
-        events = reversals.mark_reversals(events, words_of_status)
-    if "position" in events.columns:
-        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-        events = events.with_columns(position)
-    return EventBlock(unpivot_codes(events, wide) if wide else events)
+    wide: Sequence[str]  # columns of codes where there are several
+    kinds: Mapping[str, str]  # word of the column `source`, in lower case -> a kind of claims
+    vocabularies: Mapping[str, str]  # folded word of the column `vocab` -> a vocabulary
+    form: str  # of dates
+    since: int | None  # day from which on codes are ICD-10
+    constants: Mapping[str, str]  # key -> text of all rows, as the folders of the file state it
+    whole_ids: bool  # ids are written as numbers with a fraction of 0
+    # word -> kind of a row, where the table has columns of reversals
+    words_of_status: Mapping[str, int] | None
+
+    def __call__(self, frame: pl.DataFrame) -> EventBlock:
+        """Columns under the names of `ClaimsSource.events`, one row for each code."""
+        events = frame.with_columns(pl.lit(text).alias(key) for key, text in self.constants.items())
+        events = events.rename({"subject": "subject_id"})
+        if self.whole_ids:
+            events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
+        events = events.with_columns(reformat_dates(events["date"], self.form))
+        dropped: dict[str, int] = {}
+        if self.since is not None:
+            vocab = assign_vocabulary(events["date"], self.since, "icd9", "icd10")
+            events = events.with_columns(vocab=vocab)
+        elif "vocab" in events.columns:
+            vocab = _translate_words(events["vocab"], self.vocabularies, words.fold_name)
+            events = events.with_columns(vocab)
+            rows = events.height
+            events = _drop_other_vocabularies(events)
+            dropped = count_dropped(Reason.WRONG_VOCABULARY, rows - events.height)
+        if "source" in events.columns:
+            events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
+        if self.words_of_status is not None:
+            events = reversals.mark_reversals(events, self.words_of_status)
+        if "position" in events.columns:
+            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+            events = events.with_columns(position)
+        return EventBlock(unpivot_codes(events, self.wide) if self.wide else events, dropped)
+
+
+def _drop_other_vocabularies(events: pl.DataFrame) -> pl.DataFrame:
+    """The rows without those of vocabularies that hold no diagnoses."""
+    present = events["vocab"].unique().cast(pl.String)
+    if words.NO_DIAGNOSIS not in present:
+        return events
+    return events.filter(pl.col("vocab").cast(pl.String).ne_missing(words.NO_DIAGNOSIS))
+
+
+def _trim(text: str) -> str:
+    return text.strip().lower()
 
 
 def _translate_words(
-    column: pl.Series, words: Mapping[str, str], noise: str = r"^\s+|\s+$"
+    column: pl.Series, meanings: Mapping[str, str], fold: Callable[[str], str]
 ) -> pl.Series:
-    """Known words in one spelling, without `noise`; null where empty.
+    """Known words in one spelling; null where empty.
 
     Unknown words stay as they are, for the survey to report.
     """
@@ -135,7 +159,7 @@ def _translate_words(
     def translate(text: str | None) -> str | None:
         if not text or not text.strip():
             return None
-        return words.get(re.sub(noise, "", text.lower()), text)
+        return meanings.get(fold(text), text)
 
     return map_texts(column, translate, column.dtype)
 
@@ -143,71 +167,113 @@ def _translate_words(
 def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
     """Claims in plain tables.
 
-    Options: col, source_value, label_column (lists of texts); default_source, date_format,
-    icd10_from. Raises UserError: what cannot be read or trusted (exit 4), options that are not
-    understood (exit 2).
+    Options: col, source_value, source_vocab, label_column (lists of texts); default_source,
+    date_format, icd10_from. Raises UserError: what cannot be read or trusted (exit 4), options that
+    are not understood (exit 2).
 
     `once`: the claims are surveyed as `ClaimsSource.read` reads them. Without it, or with a
     `date_format`, they are surveyed here.
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
-    table, survey = _open_events(source, renamed, options)
-    survey.counts_subjects = bool(find_table(source, "labels", needed=False))
+    wanted = _rename_accepted(EVENT_COLUMNS, renamed)
+    needed = {key: wanted[key] for key in ("subject", "date")}
+    files = find_plain_files(source, needed, {MAP_FILE})
+    source_tables, survey = _open_events(source, files.claims, renamed, options)
+    survey.counts_subjects = bool(files.labels)
+    survey.findings += report_unread(files)
     # two digits of a year of birth are read by the last day of the claims
     if not once or options.date_format:
-        survey.read_all([table])
-    patients = _read_patients(source, renamed, options.date_format, survey)
-    labels = _read_labels(source, renamed, options, survey)
+        survey.read_all(source_tables)
+    patients, advice = _read_patients(source, files, renamed, options.date_format, survey)
+    labels = _read_labels(source, files.labels, renamed, options, survey)
     map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
+    is_wide = any(table.wide for table in source_tables)
     return ClaimsSource(
-        events=EventReader([table]),
+        events=EventReader(source_tables),
         survey=survey,
         subjects=patients,
         labels=labels,
         source=options.default_source or "outpatient",
         map_files=map_files[:1],
-        facts={"records": survey.records} if table.wide else {},
+        facts={"records": survey.records} if is_wide else {},
+        advice=advice,
     )
 
 
 def _open_events(
-    source: Source, renamed: Mapping[str, str], options: ClaimsOptions
-) -> tuple[SourceTable, SourceSurvey]:
-    """The table of claims, and the survey that it needs."""
-    file = find_table(source, "claims")
+    source: Source, files: Sequence[str], renamed: Mapping[str, str], options: ClaimsOptions
+) -> tuple[list[SourceTable], SourceSurvey]:
+    """The tables of claims, and the survey that they need."""
+    opened = [_open_events_table(source, file, renamed, options) for file in files]
+    vocab, stated = opened[0][1]
+    source_tables, survey = [], SourceSurvey(vocab=vocab, stated=stated)
+    reverses = any(not set(REVERSING).isdisjoint(table.table.columns) for table, *_ in opened)
+    for table, (own_vocab, _), findings in opened:
+        table = replace(table, reverses=reverses)
+        if own_vocab != vocab:  # each table states its vocabulary, by a name of its columns
+            table = replace(table, vocab=own_vocab)
+        source_tables.append(table)
+        survey.findings += findings
+    return source_tables, survey
+
+
+def _open_events_table(
+    source: Source, file: str, renamed: Mapping[str, str], options: ClaimsOptions
+) -> tuple[SourceTable, tuple[str, Stated], list[Finding]]:
+    """A table of claims, the vocabulary of its rows without one, and findings."""
     path = source.path(file)
     names = tables.read_names(path, delimiter=detect_delimiter(path))
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
-    word = re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())
-    constant = VOCABULARY_WORDS.get(word) if renamed.get("vocab") not in names else None
-    if constant:
-        del wanted["vocab"]
+    meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
+    constant = meanings.get(words.fold_name(renamed.get("vocab", "")))
+    constant = None if renamed.get("vocab") in names else constant
     wide = _find_wide_columns(names, renamed.get("code"))
-    if wide:
-        del wanted["code"]
-    elif "code" not in renamed:
+    if not wide and "code" not in renamed:
         _refuse_two_code_columns(names, file)
-    for key in REVERSING:
-        if renamed.get(key, "").lower() == NO_COLUMN:
-            del wanted[key]
-    table = open_table(source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide)
+    unneeded_reversing = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    constants = _find_constants(file, names, wanted)
+    unneeded = {
+        *constants,
+        *["vocab"] * bool(constant),
+        *["code"] * bool(wide),
+        *unneeded_reversing,
+    }
+    wanted = {key: accepted for key, accepted in wanted.items() if key not in unneeded}
+    table = open_table(
+        source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, hint=GIVE_COLUMNS
+    )
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
     if since is not None and (constant or "vocab" in table.columns):
         raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
-    shape = partial(
-        _shape_block,
+    whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
+    plan = _BlockPlan(
         wide=wide,
-        words={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
+        kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
+        vocabularies=meanings,
         form=options.date_format,
         since=since,
+        constants=constants,
+        whole_ids=whole_ids,
         words_of_status=_list_status_words(table),
     )
-    events = SourceTable(table=table, shape=shape, wide=wide, categories=_list_categories(table))
-    vocab, stated = _find_vocabulary(table.columns.get("code", ""), constant, since)
+    events = SourceTable(
+        table=table,
+        shape=plan,
+        wide=wide,
+        dropped_note="are of vocabularies without diagnoses",
+        dated=(file, "date") if "date" in constants else None,
+        categories=_list_categories(table),
+    )
+    code_name = wide[0] if wide else table.columns.get("code", "")
     spelled = {key: wanted[key] for key in wanted if key not in REVERSING}
-    findings = [*report_spelling(file, table.columns, spelled), *reversing]
-    return events, SourceSurvey(vocab=vocab, stated=stated, findings=findings)
+    findings = [
+        *report_spelling(file, table.columns, spelled),
+        *_report_choice(file, names, table.columns, wanted, renamed),
+        *_report_float_ids(file, is_float=whole_ids),
+        *reversing,
+    ]
+    return events, _find_vocabulary(code_name, constant, since), findings
 
 
 def _list_status_words(table: OpenTable) -> dict[str, int] | None:
@@ -261,8 +327,8 @@ def _peek_reversals(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
         rows += frame.height
         if rows >= PEEKED_ROWS:
             break
-    words = reversals.list_words(columns.get("status", ""))
-    return reversals.mark_reversals(pl.concat(frames), words)
+    words_of_status = reversals.list_words(columns.get("status", ""))
+    return reversals.mark_reversals(pl.concat(frames), words_of_status)
 
 
 def _rename_accepted(
@@ -270,6 +336,57 @@ def _rename_accepted(
 ) -> dict[str, tuple[str, ...]]:
     """Key -> accepted names, which `--col` replaces."""
     return {key: (renamed[key],) if key in renamed else names for key, names in accepted.items()}
+
+
+def _find_constants(
+    file: str, names: Sequence[str], wanted: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Key -> text of all rows of a file, where its folders state it and no column does."""
+    partitions = list_partitions(file)
+    constants = {}
+    for key, accepted in wanted.items():
+        matches = find_names(list(partitions), accepted)
+        if matches and not find_names(names, accepted):
+            constants[key] = partitions[matches[0]]
+    return constants
+
+
+def _has_float_ids(table: OpenTable, key: str) -> bool:
+    """Whether the ids of a table, by its first rows, are whole numbers as tools without empty
+    integers write them: 1000.0.
+    """
+    rows = tables.read_rows(table.path, (table.columns[key],), delimiter=table.delimiter)
+    sample = itertools.islice(rows, ID_ROWS)
+    ids = [row.cells[0].strip() for row in sample if isinstance(row, tables.TableRow)]
+    written = [text for text in ids if text]
+    return bool(written) and all(re.fullmatch(FLOAT_ID, text) for text in written)
+
+
+def _report_float_ids(file: str, *, is_float: bool) -> list[Finding]:
+    """A warning that the ids of a file have lost their fraction."""
+    problem, rule = "ids are written as 9999.0", "they are read as 9999"
+    warning = input_warning(Reason.IDENTIFIER, problem, rule, file=file, field="subject")
+    return [warning] if is_float else []
+
+
+def _report_choice(
+    file: str,
+    names: Sequence[str],
+    columns: Mapping[str, str],
+    wanted: Mapping[str, Sequence[str]],
+    renamed: Mapping[str, str],
+) -> list[Finding]:
+    """A warning where several columns may hold the date or the code, and none has been named."""
+    findings = []
+    for key in ("date", "code"):
+        matches = find_names(names, wanted.get(key, ()))
+        is_plain = bool(matches) and matches[0].lower() == wanted[key][0]
+        if key in columns and key not in renamed and len(matches) > 1 and not is_plain:
+            others = " and ".join(map(safe_text, matches[1:]))
+            problem = f"the {key} is read from {safe_text(columns[key])}, not from {others}"
+            hint = f"Choose with --col {key}=NAME"
+            findings.append(input_warning(Reason.HEADER, problem, "", hint, file=file, row=1))
+    return findings
 
 
 def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
@@ -305,22 +422,27 @@ def _list_categories(table: OpenTable) -> tuple[str, ...]:
 def _find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
     """The columns of codes, ordered by number, of a table with several.
 
-    `pattern`: of their names, as of files; a name without a wildcard is that of a single column.
+    `pattern`: of their names, as of files, or names with commas between them; a name without either
+    is that of a single column.
     """
     if pattern is None:
         if any(name.lower() in EVENT_COLUMNS["code"] for name in names):
             return ()
         wide = list(filter(WIDE_COLUMN.fullmatch, names))
-    elif re.search(r"[*?\[]", pattern):
-        wide = [name for name in names if fnmatchcase(name.lower(), pattern.lower())]
-        if not wide:
+        return tuple(sorted(wide, key=_list_numbers))
+    if not re.search(r"[*?\[,]", pattern):
+        return ()
+    parts = [part.strip() for part in pattern.split(",")]
+    wide = []
+    for part in parts:
+        matches = [name for name in names if fnmatchcase(name.lower(), part.lower())]
+        if not matches:
             raise usage_error(
-                f"--col code={safe_text(pattern)} names no column",
+                f"--col code={safe_text(part)} names no column",
                 f"found {', '.join(map(safe_text, names[:60]))}",
             )
-    else:
-        return ()
-    return tuple(sorted(wide, key=_list_numbers))
+        wide += sorted(matches, key=_list_numbers)
+    return tuple(dict.fromkeys(wide))
 
 
 def _list_numbers(name: str) -> list[int]:
@@ -329,27 +451,139 @@ def _list_numbers(name: str) -> list[int]:
 
 
 def _read_patients(
-    source: Source, renamed: Mapping[str, str], form: str, accounts: TableAccounts
-) -> pl.DataFrame | None:
-    """The registered subjects, if there is a table of them."""
-    file = find_table(source, "patients", needed=False)
-    if not file:
-        return None
+    source: Source,
+    files: PlainFiles,
+    renamed: Mapping[str, str],
+    form: str,
+    accounts: TableAccounts,
+) -> tuple[pl.DataFrame | None, dict[str, str]]:
+    """The registered subjects, if a table of them or the claims tell of them; and what to give for
+    the facts that are not told.
+    """
     wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
-    table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
-    frame = keep_unique_rows(table.read(), file, accounts, "subject")
-    accounts.findings += report_spelling(file, table.columns, wanted)
-    return make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form)
+    if not files.patients:
+        return _read_patients_of_claims(source, files.claims, wanted, renamed, form, accounts), {}
+    frames, names, columns = [], list[str](), dict[str, str]()
+    for file in files.patients:
+        table = open_table(
+            source,
+            file,
+            wanted,
+            set(PATIENT_COLUMNS) - {"subject", *renamed},
+            hint="Give their names, as --col birth=NAME",
+        )
+        frames.append(_read_ids(table, "subject", accounts))
+        accounts.findings += report_spelling(file, table.columns, wanted)
+        names = list(tables.read_names(table.path, delimiter=table.delimiter))
+        columns = table.columns
+    file = files.patients[0]
+    frame = keep_unique_rows(pl.concat(frames, how="diagonal"), file, accounts, "subject")
+    advice = {key: _advise_column(key, names, columns, file) for key in ("birth", "sex")}
+    subjects = make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form)
+    return subjects, advice
+
+
+def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFrame:
+    """All rows of a table of subjects; its ids without a fraction of 0."""
+    frame = table.read()
+    if "sex" in table.columns and is_stat_file(table.path):  # 1 may be labelled female
+        labels = read_value_labels(table.path, table.columns["sex"])
+        frame = frame.with_columns(pl.col("sex").replace(labels))
+    ids = frame[key].drop_nulls()
+    is_float = ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
+    accounts.findings += _report_float_ids(table.file, is_float=is_float)
+    if not is_float:
+        return frame
+    return frame.with_columns(pl.col(key).str.replace(FLOAT_ID, "$1"))
+
+
+def _advise_column(key: str, names: Sequence[str], columns: Mapping[str, str], file: str) -> str:
+    """What to give where a table of patients has no column of `key`; "" where it has one."""
+    if key in columns:
+        return ""
+    similar = words.find_lookalikes(key, set(names) - set(columns.values()))
+    if similar:
+        return f"Give --col {key}={safe_text(sorted(similar)[0]).strip(QUOTES)}"
+    listed = ", ".join(map(safe_text, names[:10]))
+    return f"Give --col {key}=NAME: the columns of {file} are {listed}"
+
+
+def _read_patients_of_claims(
+    source: Source,
+    files: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+    renamed: Mapping[str, str],
+    form: str,
+    accounts: TableAccounts,
+) -> pl.DataFrame | None:
+    """What the claims themselves tell of their subjects on each row: birth, death and sex.
+
+    A fact of which two rows of a subject differ is unknown. Raises UserError: config (exit 2) for a
+    column that `--col` names and no table has.
+    """
+    tables_read = [_read_claim_facts(source, file, wanted) for file in files]
+    frames = [frame for frame in tables_read if frame is not None]
+    columns = {column for frame in frames for column in frame.columns}
+    missing = sorted(set(renamed) & set(PATIENT_COLUMNS) - {"subject"} - columns)
+    if missing:
+        name = safe_text(renamed[missing[0]])
+        raise usage_error(
+            f"--col {missing[0]}={name} names no column of the claims",
+            "and there is no table of patients",
+            "Put patients.csv beside the claims",
+        )
+    if not frames:
+        return None
+    facts = _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
+    return make_subjects(facts.rename({"subject": "subject_id"}), files[0], accounts, form)
+
+
+def _read_claim_facts(
+    source: Source, file: str, wanted: Mapping[str, Sequence[str]]
+) -> pl.DataFrame | None:
+    """The distinct subject, birth, death and sex of a table of claims, as far as it has them; None
+    for one that has none.
+    """
+    path = source.path(file)
+    names = tables.read_names(path, delimiter=detect_delimiter(path))
+    present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
+    if not present or not find_names(names, wanted["subject"]):
+        return None
+    table = open_table(source, file, {"subject": wanted["subject"], **present})
+    frame = pl.concat(block.drop("row").unique() for block in table.read_blocks()).unique()
+    if _has_float_ids(table, "subject"):
+        frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
+    return frame.drop_nulls("subject")
+
+
+def _keep_single_facts(rows: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame:
+    """One row for each subject; a fact of which two rows of a subject differ is unknown."""
+    columns = [column for column in rows.columns if column != "subject"]
+    groups = rows.group_by("subject", maintain_order=True)
+    counts = groups.agg(pl.col(columns).drop_nulls().n_unique())
+    facts = groups.agg(pl.col(columns).drop_nulls().first())
+    for column in columns:
+        is_single = counts[column] < 2
+        problem = f"subjects have several texts of {column} in their claims"
+        accounts.findings += warn_of_rows(
+            int((~is_single).sum()), Reason.METADATA, problem, "it counts as unknown", file=file
+        )
+        facts = facts.with_columns(pl.when(pl.Series(is_single)).then(column).alias(column))
+    return facts
 
 
 def _read_labels(
-    source: Source, renamed: Mapping[str, str], options: ClaimsOptions, accounts: TableAccounts
+    source: Source,
+    files: Sequence[str],
+    renamed: Mapping[str, str],
+    options: ClaimsOptions,
+    accounts: TableAccounts,
 ) -> pl.DataFrame | None:
     """The table of labels, if there is one: all its columns, or those of `--label-column`."""
     chosen = parse_label_columns(options)
-    file = find_table(source, "labels", needed=False)
+    file = files[0] if files else ""
     if chosen and not file:
         raise usage_error("--label-column is given", "but the folder has no table of labels")
     if any(label.year for label in chosen):
@@ -361,7 +595,7 @@ def _read_labels(
     table = open_table(source, file, wanted, {INDEX_DATE})
     names = _list_labels(table, chosen)
     table = open_table(source, file, {**wanted, **names}, {INDEX_DATE})
-    frame = table.read().with_columns(map(_flag_value, chosen))
+    frame = _read_ids(table, "subject_id", accounts).with_columns(map(_flag_value, chosen))
     frame = keep_unique_rows(frame, file, accounts)
     labels = parse_labels(frame, table.columns, list(names), accounts)
     if INDEX_DATE in table.columns:

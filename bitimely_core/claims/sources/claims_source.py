@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,10 @@ class ClaimsSource:
     # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     labels: pl.DataFrame | None = None
     splits: pl.DataFrame | None = None  # subject_id, split (train, validation or test)
+    # of subjects who were observed several times: `periods.merge_periods`
+    periods: pl.DataFrame | None = None
+    # fact of subjects that the tables lack (birth, sex) -> what to give
+    advice: Mapping[str, str] = field(default_factory=dict)
 
     def read(self) -> Iterator[pl.DataFrame]:
         """`events`, surveyed as they are read if they have not been."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self, Unpack
@@ -14,18 +15,42 @@ import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
+from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.claims.unknown_dates import MISSING
-from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Place,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+)
 from bitimely_core.formats import tables
-from bitimely_core.formats.source import Source
+from bitimely_core.formats.csv_text import read_lines
+from bitimely_core.formats.source import Source, translate_read_errors
+from bitimely_core.formats.stat_files import READERS
 
-ENDINGS = (".csv", ".csv.gz", ".parquet")
+ENDINGS = (
+    ".csv",
+    ".csv.gz",
+    ".parquet",
+    ".pq",
+    ".tsv",
+    ".tsv.gz",
+    ".txt",
+    ".txt.gz",
+    ".psv",
+    *READERS,
+)
+DELIMITERS = (",", "\t", ";", "|")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
 # keys of columns whose numbers have no fraction
 WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
 FRACTION_TYPES = ("float", "double", "halffloat", "decimal")  # of Arrow
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
+NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
 
 
@@ -36,15 +61,20 @@ def open_table(
     optional: Collection[str] = (),
     *,
     codes: Collection[str] = (),
+    hint: str = "",
 ) -> OpenTable:
-    """A table, comma- or tab-separated or Parquet.
+    """A table of text, whatever separates its cells, of Parquet, or of Stata, SAS or SPSS.
 
-    `codes`: names of columns of codes beside that with the key `code`. Raises UserError: as
-    `_match_columns` and `_check_types`.
+    `codes`: names of columns of codes beside that with the key `code`; `hint`: what to do about
+    missing columns. Raises UserError: as `_match_columns` and `_check_types`.
     """
     path = source.path(file)
     mark = detect_delimiter(path)
-    columns = _match_columns(path, wanted, optional, mark)
+    try:
+        columns = _match_columns(path, wanted, optional, mark)
+    except UserError as error:
+        error.hint = error.hint or (hint if error.code == Reason.SCHEMA else "")
+        raise
     names = {name: name for name in codes}
     _check_types(path, file, columns | names, {"code", *codes})
     return OpenTable(file, path, columns, mark)
@@ -63,7 +93,7 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
         text = f"{stem} occurs {len(matches)} times ({', '.join(map(safe_text, matches[:5]))})"
         raise input_error(Reason.NO_INPUT, text, "expected once", "Keep one of them in the folder")
     if needed and not matches:
-        text = f"no {stem}{{{','.join(ENDINGS)}}} among {len(source.files)} files"
+        text = f"no {stem}{{{','.join(ENDINGS[:3])}}} among {len(source.files)} files"
         raise input_error(
             Reason.NO_INPUT,
             text,
@@ -73,30 +103,35 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
 
 
 def detect_delimiter(path: Path) -> str:
-    """Comma, or tab where the header has tabs."""
-    return "\t" if any("\t" in name for name in tables.read_names(path)) else ","
+    """What separates the names in the header: comma, tab, semicolon or bar.
+
+    Raises UserError: as `tables.read_names`.
+    """
+    if tables.is_binary(path):
+        return ","
+    with translate_read_errors(path), closing(read_lines(path)) as lines:
+        texts = (raw.decode() for _, raw, _ in lines)
+        header = next((text for text in texts if text.strip()), "")
+    return max(DELIMITERS, key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def _match_columns(
     path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ","
 ) -> dict[str, str]:
-    """Key -> name of its column in the file. Case and surrounding blanks of names do not count.
+    """Key -> name of its column in the file. Case, blanks and punctuation of names do not count.
 
     `wanted`: key -> accepted name or names, of which the first present one is used. Keys in
     `optional` may be absent. Raises UserError: header (duplicate names, none of the accepted),
     schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
-    by_lower_case = {name.lower(): name for name in reversed(names)}  # of equal ones the first
     chosen, missing = {}, []
     for key, texts in wanted.items():
         accepted = [texts] if isinstance(texts, str) else texts
-        matches = (by_lower_case.get(name.lower()) for name in accepted)
-        name = next(filter(None, matches), None)
-        if name is not None:
-            chosen[key] = name
+        if matches := find_names(names, accepted):
+            chosen[key] = matches[0]
         elif key not in optional:
-            missing.append(" or ".join(accepted))
+            missing.append(" or ".join(accepted[:NAMES_SHOWN]))
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if missing and chosen.keys() <= set(optional):
         raise input_error(
@@ -114,6 +149,20 @@ def _match_columns(
             file=str(path),
         )
     return chosen
+
+
+def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
+    """The names of a table that are accepted, the preferred one first.
+
+    Case, blanks and punctuation do not count. Of two names that differ in nothing else, the one
+    that is spelled as accepted but for its case is preferred, then the first.
+    """
+    by_folded = {words.fold_name(name): name for name in reversed(names)}
+    by_lower_case = {name.lower(): name for name in reversed(names)}
+    matches = (
+        by_lower_case.get(name.lower()) or by_folded.get(words.fold_name(name)) for name in accepted
+    )
+    return list(dict.fromkeys(filter(None, matches)))
 
 
 def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str]) -> None:
@@ -205,12 +254,15 @@ def warn_of_rows(
     problem: str,
     requirement: str = "",
     *,
+    hint: str = "",
     examples: Iterable[object] = (),
     **place: Unpack[Place],
 ) -> list[Finding]:
     """A warning of `count` rows with a problem; none where there are none."""
     texts, problem = tuple(map(str, examples)), f"{count} {problem}"
-    warning = input_warning(reason, problem, requirement, count=count, examples=texts, **place)
+    warning = input_warning(
+        reason, problem, requirement, hint, count=count, examples=texts, **place
+    )
     return [warning] if count else []
 
 
@@ -227,9 +279,8 @@ def report_spelling(
     """A warning about columns (key -> name) whose names differ from the accepted ones in case."""
     names = [name for key, name in columns.items() if key in wanted and name not in wanted[key]]
     problem = f"columns are written {', '.join(map(safe_text, names))}"
-    return warn_of_rows(
-        len(names), Reason.HEADER, problem, "case does not count here", file=file, row=1
-    )
+    rule = "case and punctuation do not count here"
+    return warn_of_rows(len(names), Reason.HEADER, problem, rule, file=file, row=1)
 
 
 def _advise_forms(samples: Sequence[str], name: str) -> str:

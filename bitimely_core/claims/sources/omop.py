@@ -8,13 +8,17 @@ too: a value of theirs is used only if it can only be an ICD code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
+from bitimely_core.claims import dates
 from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.periods import merge_periods
+from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     assign_vocabulary,
@@ -23,7 +27,7 @@ from bitimely_core.claims.sources.columns import (
     reformat_dates,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.options import parse_switch_day
+from bitimely_core.claims.sources.options import parse_switch_day, parse_vocabularies
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -35,8 +39,8 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
-from bitimely_core.errors import Reason
+from bitimely_core.claims.sources.survey import EXAMPLES, EventReader, SourceSurvey
+from bitimely_core.errors import Finding, Reason, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
@@ -96,7 +100,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     form, since = options.date_format, parse_switch_day(options)
     others = options.codes == "all"
-    concepts, visits = _read_concepts(source), _read_visits(source)
+    vocabularies = words.fold_keys(VOCABULARIES | parse_vocabularies(options))
+    concepts, visits = _read_concepts(source, vocabularies), _read_visits(source)
     opened = _open_tables(source, others=others, timed=options.time_unit == "minute")
     tokens = _name_concepts(source, opened.values()) if others else None
     source_tables = [
@@ -119,7 +124,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         hint=f"Give the folder that holds {' or '.join(EVENTS)}",
     )
     survey.read_all(source_tables)
-    persons = _read_persons(source, form, survey)
+    survey.findings += _report_unused(source, survey)
+    persons, periods = _read_persons(source, form, survey)
     absent = [name for name in EVENTS if name not in opened]
     survey.findings += warn_of_rows(
         len(absent),
@@ -143,6 +149,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         source=options.default_source or "outpatient",
         survey=survey,
         facts=facts,
+        periods=periods,
     )
 
 
@@ -190,14 +197,53 @@ def _iter_concepts(source: Source) -> Iterator[pl.DataFrame]:
         yield block.drop("row")
 
 
-def _read_concepts(source: Source) -> pl.DataFrame | None:
-    """concept, vocab, concept_code: the ICD concepts; None without a table of concepts."""
-    is_icd = pl.col("vocab").is_in(list(VOCABULARIES))
-    blocks = [block.filter(is_icd) for block in _iter_concepts(source)]
-    if not blocks:
-        return None
-    vocab = pl.col("vocab").replace_strict(VOCABULARIES)
-    return pl.concat(blocks).with_columns(vocab).unique("concept")
+def _read_concepts(source: Source, vocabularies: Mapping[str, str]) -> pl.DataFrame | None:
+    """concept, vocab, concept_code: the ICD concepts; None without a table of concepts.
+
+    `vocabularies`: folded name of a vocabulary of ICD codes -> vocabulary of the cleaning.
+    """
+    parts = []
+    for block in _iter_concepts(source):
+        names = {name: words.fold_name(name) for name in block["vocab"].unique().drop_nulls()}
+        meanings = {
+            name: vocabularies[folded] for name, folded in names.items() if folded in vocabularies
+        }
+        icd = block.filter(pl.col("vocab").is_in(list(meanings)))
+        vocab = pl.col("vocab").replace_strict(meanings, return_dtype=pl.String)
+        parts.append(icd.with_columns(vocab) if meanings else icd)
+    return pl.concat(parts).unique("concept") if parts else None
+
+
+def _report_unused(source: Source, survey: SourceSurvey) -> list[Finding]:
+    """A warning of each table with diagnoses of vocabularies that no map reads: which, and how many
+    rows.
+    """
+    wanted = set().union(*survey.unused.values())
+    if not wanted:
+        return []
+    vocab_of: dict[str, str] = {}
+    for block in _iter_concepts(source):
+        named = block.filter(pl.col("concept").is_in(list(wanted)))
+        vocab_of |= dict(named.select("concept", "vocab").iter_rows())
+    findings = []
+    for file, concepts in survey.unused.items():
+        counts = Counter[str]()
+        for concept, rows in concepts.items():
+            counts[vocab_of.get(concept) or "no vocabulary"] += rows
+        if not counts:
+            continue
+        first, listed = counts.most_common(1)[0][0], counts.most_common(EXAMPLES)
+        text = ", ".join(f"{rows} rows of {safe_text(vocab)}" for vocab, rows in listed)
+        findings += warn_of_rows(
+            counts.total(),
+            Reason.WRONG_VOCABULARY,
+            f"of {survey.records[file]} rows have concepts that are no ICD codes ({text})",
+            "they are left out",
+            hint=f"Where they are ICD codes all the same, give --source-vocab {first}=icd10; "
+            "--codes all keeps their standard concepts",
+            file=file,
+        )
+    return findings
 
 
 def _read_visits(source: Source) -> pl.DataFrame | None:
@@ -261,7 +307,16 @@ class _BlockShaper:
             rows = self._mark_others(_add_tokens(rows, self.tokens))
         events = rows.filter("is_event").with_columns(code=pl.coalesce("concept_code", "code"))
         left_out = rows.height - events.height
-        return EventBlock(events, count_dropped(Reason.WRONG_VOCABULARY, left_out))
+        return EventBlock(
+            events, count_dropped(Reason.WRONG_VOCABULARY, left_out), self._count_unused(rows)
+        )
+
+    def _count_unused(self, rows: pl.DataFrame) -> dict[str, int]:
+        """Source concept -> rows of a table of diagnoses that are left out for it."""
+        if self.only_lettered or "concept" not in rows.columns:
+            return {}
+        unused = rows.filter(~pl.col("is_event"))["concept"].drop_nulls()
+        return dict(unused.value_counts().iter_rows())
 
     def _read_columns(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows with dates in one form, and the kind of the visit."""
@@ -345,8 +400,23 @@ def _add_tokens(rows: pl.DataFrame, tokens: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(token=pl.when(unit.is_not_null()).then(with_unit).otherwise("token"))
 
 
-def _read_persons(source: Source, form: str, accounts: TableAccounts) -> pl.DataFrame:
-    """Subjects with birth, sex, death and the time for which they were observed."""
+def _read_periods(frame: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame | None:
+    """`merge_periods` of a table of periods, None where nobody has several; these are said."""
+    start, end = (dates.parse_days(frame[name]) for name in ("obs_start", "obs_end"))
+    periods = merge_periods(frame.select("subject_id", start=start, end=end))
+    problem = "subjects were observed in several periods, with gaps between"
+    rule = "they are at risk in the period of their index day alone"
+    accounts.findings += warn_of_rows(periods.height, Reason.METADATA, problem, rule, file=file)
+    return periods if periods.height else None
+
+
+def _read_persons(
+    source: Source, form: str, accounts: TableAccounts
+) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """Subjects with birth, sex, death, start of the first and end of the last observation; and the
+    periods of those who were observed several times.
+    """
+    periods = None
     table = open_table(source, find_table(source, "person"), PERSON, {"month", "day"})
     persons = keep_unique_rows(table.read(), table.file, accounts)
     year, month, day = (
@@ -362,8 +432,10 @@ def _read_persons(source: Source, form: str, accounts: TableAccounts) -> pl.Data
             frame = open_table(source, file, SUBJECT | columns).read()
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], form) for key in columns)
+            if name == "observation_period":
+                periods = _read_periods(read, file, accounts)
             spans = read.group_by("subject_id").agg(
                 pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns
             )
             persons = persons.join(spans, on="subject_id", how="left", maintain_order="left")
-    return persons
+    return persons, periods

@@ -10,19 +10,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.map_files import is_map_path, locate_map
 from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.sources.words import NO_DIAGNOSIS
 from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error
 
-MIMIC_REFUSED = ("col", "icd10_from", "source_value", "label_column", "default_source")
+MIMIC_REFUSED = (
+    "col",
+    "icd10_from",
+    "source_value",
+    "source_vocab",
+    "label_column",
+    "default_source",
+)
 REFUSED = {  # layout -> options that have no meaning in it
     "omop": ("col", "source_value", "label_column"),
-    "synpuf": ("col", "icd10_from", "source_value", "default_source"),
+    "synpuf": ("col", "icd10_from", "source_value", "source_vocab", "default_source"),
     "mimic3": MIMIC_REFUSED,
     "mimic4": MIMIC_REFUSED,
-    "meds": ("col", "icd10_from", "source_value", "label_column"),
+    "meds": ("col", "icd10_from", "source_value", "source_vocab", "label_column"),
 }
 SAMPLE_DATE = datetime(2009, 12, 31, tzinfo=UTC)  # by which a form of dates is tried
 
@@ -73,6 +82,16 @@ def parse_pairs(
     return pairs
 
 
+def parse_vocabularies(options: ClaimsOptions) -> dict[str, str]:
+    """`--source-vocab WORD=VOCABULARY`: word in lower case -> vocabulary. Raises UserError: config,
+    unknown_name (exit 2).
+    """
+    pairs = parse_pairs(options, "source_vocab")
+    for vocab in pairs.values():
+        check_choice("vocabulary", vocab, (*FAMILIES, NO_DIAGNOSIS))
+    return pairs
+
+
 class LabelColumn(NamedTuple):
     """`--label-column COLUMN:NAME:VALUE[@YEAR]`: the label `name` is 1 where the column holds
     `value`.
@@ -115,6 +134,7 @@ def check_options(options: ClaimsOptions) -> None:
         check_choice("kind of claims", kind or None, KINDS)
     parse_label_columns(options)
     parse_pairs(options, "col")
+    parse_vocabularies(options)
     _check_files(options)
 
 

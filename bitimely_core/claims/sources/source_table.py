@@ -61,6 +61,9 @@ class SourceTable:
     form: str = ""  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
     categories: tuple[str, ...] = ()  # columns with few distinct texts
+    vocab: str = ""  # of rows without one, where it is another one than the survey's
+    dropped_note: str = ""  # what is wrong with the rows that `shape` drops, as in `are of ...`
+    reverses: bool = False  # this table or another of its source marks reversals of other rows
     others: bool = False  # with codes of other vocabularies, and their values
 
     @property
@@ -76,6 +79,8 @@ class EventBlock(NamedTuple):
     events: pl.DataFrame
     # reason -> rows (or codes, see `SourceTable.wide`) left out by a rule of the source
     dropped: Mapping[str, int] = {}
+    # source concept (OMOP) -> rows that were left out for it
+    unused: Mapping[str, int] = {}
 
 
 def count_dropped(reason: Reason, count: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from bitimely_core.claims import dates, unknown_dates
+from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.columns import (
     SUBJECT_DATE_COLUMNS,
     DateCounts,
@@ -19,10 +20,12 @@ from bitimely_core.claims.sources.columns import (
     warn_of_rows,
 )
 from bitimely_core.claims.sources.source_table import count_dropped
-from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.types import SourceRows
 
-SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
+SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
+SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").items()}
+SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
 
@@ -133,6 +136,7 @@ def make_subjects(
         accounts.findings += warn_of_rows(
             counts.bad, Reason.METADATA, problem, "they count as unknown", file=file, field=name
         )
+    accounts.findings += _report_sexes(frame["sex"], file)
     sex = pl.col("sex")
     numbers = sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
     stated = pl.when(sex.is_not_null()).then(numbers)
@@ -174,6 +178,25 @@ def _blank_unknown_dates(
         field=name,
     )
     return unknown_dates.blank_dates(texts, unknown)
+
+
+def _report_sexes(column: pl.Series, file: str) -> list[Finding]:
+    """Warnings of words that are no known sex, and of numbers that may count from 0."""
+    counts = column.str.to_lowercase().drop_nulls().value_counts(name="rows", sort=True)
+    present = set(counts["sex"])
+    if {"0", "1"} <= present and not present & {"2", "m", "f"}:
+        problem = "sexes are written 0 and 1: 1 is taken for male, 0 for unknown"
+        finding = input_warning(
+            Reason.METADATA, problem, "", "Write M and F", file=file, field="sex"
+        )
+        return [finding]
+    odd = counts.filter(~pl.col("sex").is_in(list(SEXES)))
+    frequent = odd.filter(pl.col("rows") >= SHOWN_ROWS)["sex"].head(EXAMPLES)
+    examples = f" ({', '.join(map(safe_text, frequent))})" if frequent.len() else ""
+    problem = f"of {column.count()} sexes are not understood{examples}"
+    rule = "they count as unknown: known are M, F, male, female, 1, 2"
+    number = int(odd["rows"].sum())
+    return warn_of_rows(number, Reason.METADATA, problem, rule, file=file, field="sex")
 
 
 def parse_labels(

@@ -7,7 +7,7 @@ vocabulary nothing states.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.source_table import SourceTable, Stated
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.subject_tables import TableAccounts
 from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.formats import tables
@@ -59,9 +59,9 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return frame.drop(columns)[cells["index"]].with_columns(cells["code"], cells["position"])
 
 
-def _iter_event_frames(table: SourceTable) -> Iterator[tuple[pl.DataFrame, int, Mapping[str, int]]]:
-    """The blocks of a table: all columns of `ClaimsSource.events`, the number of records, and what
-    is dropped.
+def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
+    """The blocks of a table, with all columns of `ClaimsSource.events`, and their numbers of
+    records.
 
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
@@ -76,13 +76,14 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[pl.DataFrame, int, 
         ):
             tables.refuse_faults(block, table.file)
             keys = (pl.col(name).alias(key) for key, name in source.columns.items())
-            frame, dropped = table.shape(block.frame.select("row", *keys, *table.wide))
+            shaped = table.shape(block.frame.select("row", *keys, *table.wide))
+            frame = shaped.events
             if block.blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
             if table.form:
                 written = frame["date"].cast(pl.String)
                 frame = frame.with_columns(reformat_dates(written, table.form))
-            yield _fill_columns(frame, table), block.seen, dropped
+            yield shaped._replace(events=_fill_columns(frame, table)), block.seen
 
 
 def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
@@ -91,7 +92,14 @@ def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:
     Texts that were read as categories stay so.
     """
     kinds = EVENT_KINDS | ({"value": pl.Float32()} if table.others else {})
-    kinds |= reversals.KINDS if "reversal" in frame.columns else {}
+    if table.reverses:
+        kinds |= reversals.KINDS
+        usual = (pl.lit(0, kind).alias(name) for name, kind in reversals.KINDS.items())
+        frame = frame if "reversal" in frame.columns else frame.with_columns(*usual)
+    if table.vocab:
+        stated = pl.lit(table.vocab)
+        has_vocab = "vocab" in frame.columns
+        frame = frame.with_columns(vocab=pl.col("vocab").fill_null(stated) if has_vocab else stated)
     absent = kinds.keys() - frame.columns
     nulls = (pl.lit(None, kinds[name]).alias(name) for name in absent)
     return frame.with_columns(*nulls, file=pl.lit(table.file)).select(*kinds, "file", "row")
@@ -106,9 +114,9 @@ class EventReader:
     def __call__(self) -> Iterator[pl.DataFrame]:
         """The frames."""
         for table in self.tables:
-            for frame, _, _ in _iter_event_frames(replace(table, categories=())):
-                if frame.height:
-                    yield frame
+            for block, _ in _iter_event_frames(replace(table, categories=())):
+                if block.events.height:
+                    yield block.events
 
     def split(self, size: int) -> list[EventReader]:
         """Readers of consecutive parts of about `size` bytes, which together read the same rows in
@@ -142,6 +150,8 @@ class SourceSurvey(TableAccounts):
     events: int = 0
     records: dict[str, int] = field(default_factory=dict)  # file -> records
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # `hash_ids`
+    # file -> source concept -> rows that were left out for it
+    unused: dict[str, Counter[str]] = field(default_factory=dict)
 
     def read(self, source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
         """The frames of `EventReader`. Each is surveyed as it is read.
@@ -153,8 +163,9 @@ class SourceSurvey(TableAccounts):
         """
         for table in source_tables:
             tally = _TableTally(table)
-            for events, records, dropped in _iter_event_frames(table):
-                tally.add(events, records, dropped)
+            for block, records in _iter_event_frames(table):
+                events = block.events
+                tally.add(block, records)
                 if events.is_empty():
                     continue
                 if self.counts_subjects:
@@ -187,9 +198,18 @@ class SourceSurvey(TableAccounts):
             _refuse_ambiguous_codes(plain, table.file, self.vocab, self.stated)
         self.events += tally.events
         self.records[table.file] = tally.records
+        self.unused[table.file] = tally.unused
         seen, kind = tally.events + tally.dropped.total(), "codes" if table.wide else "rows"
         dropped = dict(tally.dropped)
         self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
+        if table.dropped_note:
+            self.findings += warn_of_rows(
+                tally.dropped.total(),
+                Reason.WRONG_VOCABULARY,
+                f"rows {table.dropped_note}",
+                "they are left out",
+                file=table.file,
+            )
         self.findings += warn_of_rows(
             tally.odd_ids,
             Reason.LABEL_CHARS,
@@ -208,16 +228,19 @@ class _TableTally:
     records: int = 0
     events: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)  # concept -> rows left out
     dates: DateCounts = field(default_factory=DateCounts)
     codes: dict[str | None, set[str]] = field(default_factory=dict)  # vocabulary -> as written
     odd_ids: int = 0
     odd_rows: list[int] = field(default_factory=list)  # the first of them
 
-    def add(self, events: pl.DataFrame, records: int, dropped: Mapping[str, int]) -> None:
+    def add(self, block: EventBlock, records: int) -> None:
         """Count a block. Raises UserError: as `_refuse_unknown_words`."""
+        events = block.events
         self.records += records
         self.events += events.height
-        self.dropped.update(dropped)
+        self.dropped.update(block.dropped)
+        self.unused.update(block.unused)
         if events.is_empty():
             return
         _refuse_unknown_words(events, self.table)
@@ -244,8 +267,9 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
     """
     vocabularies = [*codes.FAMILIES, *[codes.OTHER] * table.others]
     action = "Map them with --source-value WORD=KIND"
+    example = "Say what they are with --source-vocab WORD=icd10, or WORD=none for other codes"
     for name, words, reason, hint in (
-        ("vocab", vocabularies, Reason.WRONG_VOCABULARY, ""),
+        ("vocab", vocabularies, Reason.WRONG_VOCABULARY, example),
         ("source", KINDS, Reason.SCHEMA, action),
     ):
         unknown = set(frame[name].drop_nulls().unique()) - set(words)

@@ -1,0 +1,160 @@
+"""Finds which files of a folder are claims, patients and labels, by their names and headers.
+
+Claims are `claims.csv`, `claims_2005.csv`, the parts in a folder `claims.parquet` that Spark wrote,
+or else every table with columns of subject, date and code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from bitimely_core.claims.sources import words
+from bitimely_core.claims.sources.columns import ENDINGS, detect_delimiter, find_names
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.formats import tables
+from bitimely_core.formats.source import Source
+
+CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
+PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
+PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
+ROLES = ("patients", "labels")
+LISTED = 5  # files that a message names
+TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
+
+
+class PlainFiles(NamedTuple):
+    """Relative paths of the tables of a folder."""
+
+    claims: list[str]
+    patients: list[str]
+    labels: list[str]
+    unread: list[str]  # other tables
+
+
+def is_table(path: str) -> bool:
+    """Whether a file may be a table, by its ending."""
+    return path.lower().endswith(ENDINGS) and name_table(path) not in TEXT_NOTES
+
+
+def name_table(path: str) -> str:
+    """The name of the table that a file holds, in lower case: its own without endings, or that of
+    the folder whose parts it is one of.
+    """
+    pure = PurePosixPath(path.lower())
+    folders = list(pure.parts[:-1])
+    is_part = bool(PART_NAME.fullmatch(pure.name))
+    while folders and PARTITION.fullmatch(folders[-1]):
+        folders.pop()
+        is_part = True
+    is_part = is_part or bool(folders and folders[-1].endswith(ENDINGS))
+    name = folders[-1] if is_part and folders else pure.name
+    return name.split(".")[0]
+
+
+def list_partitions(path: str) -> dict[str, str]:
+    """Column -> value, as the folders of a part of a table state them: `year=2005`."""
+    matches = map(PARTITION.fullmatch, PurePosixPath(path).parts[:-1])
+    return {match[1]: match[2] for match in matches if match}
+
+
+def find_plain_files(
+    source: Source, wanted: Mapping[str, Collection[str]], others: Collection[str] = ()
+) -> PlainFiles:
+    """The tables of a folder.
+
+    Args:
+        source: the folder.
+        wanted: subject, date and code -> accepted names of their columns; code has none where a
+            pattern names it.
+        others: names of files that are no tables of this kind.
+
+    Raises UserError: no_input, where there are no claims, or a table is there twice.
+    """
+    groups = _group_tables(source, others)
+    patients, labels = (_find_group(groups, words.WORDS["tables"][key]) for key in ROLES)
+    rest = {name: files for name, files in groups.items() if files not in (patients, labels)}
+    claims = _choose_claims(source, rest, wanted)
+    for files in (claims, patients, labels):
+        _refuse_copies(files)
+    if not claims:
+        raise input_error(
+            Reason.NO_INPUT,
+            f"no claims{{{','.join(ENDINGS[:3])}}} among {len(source.files)} files, and no table "
+            "with columns of subject, date and code",
+            hint="Give the folder that holds it, and the --source it is laid out for, or name the "
+            "columns: --col subject=NAME --col date=NAME --col code=NAME",
+        )
+    unread = set(itertools.chain(*rest.values())) - set(claims)
+    return PlainFiles(claims, patients, labels, sorted(unread))
+
+
+def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
+    """Name of a table -> its files."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted({*source.files, *source.rejected}):
+        if is_table(path) and PurePosixPath(path).name.lower() not in others:
+            groups.setdefault(name_table(path), []).append(path)
+    return groups
+
+
+def _choose_claims(
+    source: Source, groups: Mapping[str, list[str]], wanted: Mapping[str, Collection[str]]
+) -> list[str]:
+    """The files of claims by name, else by their columns; a single table without these is taken
+    too, so that what it lacks is said when it is opened.
+    """
+    paths = list(itertools.chain(*groups.values()))
+    by_name = [path for name in groups if CLAIMS_NAME.fullmatch(name) for path in groups[name]]
+    by_columns = by_name or [path for path in paths if _has_columns(source, path, wanted)]
+    return by_columns or (paths if len(paths) == 1 else [])
+
+
+def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
+    """The files of the first of these tables that is there."""
+    return next((groups[name] for name in names if name in groups), [])
+
+
+def _has_columns(source: Source, path: str, wanted: Mapping[str, Collection[str]]) -> bool:
+    """Whether a table has a column for each key. One that cannot be read has none."""
+    try:
+        file = source.path(path)
+        names = [*tables.read_names(file, delimiter=detect_delimiter(file)), *list_partitions(path)]
+    except UserError as error:
+        if error.exit_code != Exit.REFUSED:
+            raise
+        return False
+    return all(find_names(names, list(accepted)) for accepted in wanted.values() if accepted)
+
+
+def _refuse_copies(files: Collection[str]) -> None:
+    """Refuse a table that is there twice: in two formats, or in a folder and one inside of it.
+
+    Folders side by side, as of years, hold parts of one table. Raises UserError: no_input.
+    """
+    folders: dict[str, list[PurePosixPath]] = {}
+    for path in map(PurePosixPath, files):
+        folders.setdefault(path.name.lower().split(".")[0], []).append(path)
+    for name, paths in folders.items():
+        parents = [path.parent for path in paths]
+        is_twice = len(set(parents)) < len(parents)
+        is_inside = any(parent in other.parents for parent in parents for other in parents)
+        if is_twice or is_inside:
+            listed = ", ".join(safe_text(str(path)) for path in paths[:LISTED])
+            text = f"{safe_text(name)} occurs {len(paths)} times ({listed})"
+            hint = "Keep one of them in the folder"
+            raise input_error(Reason.NO_INPUT, text, "expected once", hint)
+
+
+def report_unread(files: PlainFiles) -> list[Finding]:
+    """An info on tables of the folder that are not read."""
+    if not files.unread:
+        return []
+    listed = ", ".join(map(safe_text, files.unread[:LISTED]))
+    rest = f" and {len(files.unread) - LISTED} more" if len(files.unread) > LISTED else ""
+    text = f"not read: {listed}{rest}"
+    why = "beside the claims, but neither claims, patients nor labels by name"
+    return [Finding(Reason.NO_INPUT, text, why, level="info", count=len(files.unread))]

@@ -1,0 +1,48 @@
+"""Names of columns and words in their cells that sources are known to use: `words.toml`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+NO_DIAGNOSIS = "none"  # the word of vocabularies that no map of diagnoses reads
+
+
+def fold_name(name: str) -> str:
+    """A name or word without case, blanks and punctuation."""
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def list_names(table: str) -> dict[str, tuple[str, ...]]:
+    """Key -> accepted names of its column, the preferred one first."""
+    return {key: tuple(names) for key, names in WORDS[table].items()}
+
+
+def index_words(table: str) -> dict[str, str]:
+    """Word -> what it means."""
+    return {word: key for key, words in WORDS[table].items() for word in words}
+
+
+def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
+    """The names of columns that may hold what `key` stands for: births or sexes."""
+    beginnings = tuple(WORDS["looks"][key])
+    return [
+        name
+        for name in names
+        if any(word.startswith(beginnings) for word in re.split(r"[\W_\d]+", name.lower()))
+    ]
+
+
+def translate_words(pairs: Mapping[str, str], table: str) -> dict[str, str]:
+    """Folded word -> what it means: those of `table`, then those that the user states."""
+    return {**index_words(table), **fold_keys(pairs)}
+
+
+def fold_keys(pairs: Mapping[str, str]) -> dict[str, str]:
+    """`pairs` with folded keys."""
+    return {fold_name(word): key for word, key in pairs.items()}

@@ -1,0 +1,588 @@
+"""Claims as people have them: files of any name, format and separator; optional facts that are
+missing are said; rows, people and labels are not lost in silence.
+
+The right values of the shared cases are those of their README. Other members of each class are
+made from the control and compared with it, or with pandas and pyreadstat.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+from samples import SAMPLES, SHARED, needs_sample
+
+from bitimely_cli.main import main
+from bitimely_core.cache import open_cache
+from bitimely_core.claims import cohorts, labels, periods
+
+CASES = SHARED / "cases" / "claims_files"
+MAP9 = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+MAP10 = SAMPLES / "phecode" / "variants" / "phecode_icd10.csv"
+CONTROL = CASES / "00_control"
+RIGHT = {"chf": 10, "copd": 46, "diabetes": 30}
+pytestmark = [needs_sample(CASES), needs_sample(MAP9)]
+
+
+class Ended(NamedTuple):
+    """How an ingest ended."""
+
+    code: int
+    text: str  # both streams
+    workspace: Path
+
+    def count_cases(self) -> dict[str, int]:
+        """Label -> subjects that have it."""
+        cases = open_cache(self.workspace / "cache" / "pophr").labels().filter(value=1)
+        return dict(cases["name"].value_counts().iter_rows())
+
+    def count_rows(self) -> int:
+        return open_cache(self.workspace / "cache" / "pophr").events_manifest.funnel.rows
+
+    def has(self, *texts: str) -> bool:
+        """Whether one line holds all texts."""
+        return any(all(text in line for text in texts) for line in self.text.splitlines())
+
+
+Ingest = Callable[..., Ended]
+
+
+@pytest.fixture
+def ingest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ingest:
+    """Run a folder as the README of the cases does."""
+
+    def run(folder: Path, *options: str, workspace: str = "w") -> Ended:
+        home = tmp_path / workspace
+        arguments = ["ingest", "pophr", str(folder), "-w", str(home), "--phecode-map", str(MAP9)]
+        if MAP10.is_file():
+            arguments += ["--phecode-map", str(MAP10), "--map-repair", "phecode-zeros"]
+        arguments += ["--default-source", "physician", "--min-codes", "5", "--no-select"]
+        capfd.readouterr()
+        code = main([*arguments, "--small-counts", *options])
+        out, err = capfd.readouterr()
+        return Ended(code, out + err, home)
+
+    return run
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    return folder
+
+
+def copy_case(raw: Path, name: str) -> Path:
+    shutil.copytree(CASES / name, raw, dirs_exist_ok=True)
+    return raw
+
+
+def read_control() -> pl.DataFrame:
+    return pl.read_csv(CONTROL / "claims.csv", infer_schema=False)
+
+
+def read_patients() -> pl.DataFrame:
+    return pl.read_csv(CONTROL / "patients.csv", infer_schema=False)
+
+
+def copy_patients(raw: Path) -> None:
+    shutil.copy(CONTROL / "patients.csv", raw)
+
+
+# --- optional facts speak
+
+
+def test_the_control(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "00_control"))
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    assert "subjects are known" not in ended.text
+
+
+@pytest.mark.parametrize(
+    ("birth", "sex"),
+    [
+        ("dob", "gender"),  # 08
+        ("BIRTHDATE", "GENDER"),
+        ("Date of Birth", "Patient-Sex"),
+        ("Geburtsdatum", "Geschlecht"),
+    ],
+)
+def test_known_names_of_births_and_sexes_are_read(
+    ingest: Ingest, raw: Path, birth: str, sex: str
+) -> None:
+    copy_case(raw, "00_control")
+    patients = read_patients().rename({"birth_date": birth, "sex": sex})
+    patients.write_csv(raw / "patients.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+    known = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    sexes = read_patients()["sex"].replace_strict({"M": 1, "F": 2}).value_counts()
+    assert sorted(known["sex"].value_counts().iter_rows()) == sorted(sexes.iter_rows())
+
+
+def test_case_08(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "08_patients_other_names"))
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+
+
+def test_an_unknown_name_of_births_is_said_with_the_option_that_works(
+    ingest: Ingest, raw: Path
+) -> None:
+    copy_case(raw, "00_control")
+    read_patients().rename({"birth_date": "born_on_day"}).write_csv(raw / "patients.csv")
+    ended = ingest(raw)
+    assert ended.code == 0
+    assert ended.has("births of 0 of", "--col birth=born_on_day", "'chf', 'copd' or 'diabetes'")
+    followed = ingest(raw, "--col", "birth=born_on_day")
+    assert (followed.code, followed.count_cases()) == (0, RIGHT)
+
+
+def test_sexes_that_are_not_understood_are_said(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    read_patients().with_columns(sex=pl.lit("qqq")).write_csv(raw / "patients.csv")
+    assert ingest(raw).has("60 of 60 sexes are not understood ('qqq')")
+    zeros = pl.Series("sex", ["0", "1"] * 30)
+    read_patients().with_columns(zeros).write_csv(raw / "patients.csv")
+    assert ingest(raw, workspace="v").has("sexes are written 0 and 1", "Write M and F")
+
+
+def test_case_70_ends_in_three_commands(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "70_plain_doc_path")
+    first = ingest(raw, "--default-source", "outpatient")
+    assert first.code == 4
+    assert first.has("error[class_missing]", "--default-source")
+    second = ingest(raw)
+    assert second.code == 0
+    assert second.has("births of 0 of", "patients.csv with patient_id, birth_date and sex")
+    copy_patients(raw)
+    third = ingest(raw)
+    assert (third.code, third.count_cases()) == (0, RIGHT)
+
+
+def test_histories_without_labels_are_asked_for(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "70_plain_doc_path"), "--rules", "none")
+    assert ended.code == 0
+    assert open_cache(ended.workspace / "cache" / "pophr").events_manifest.names == []
+
+
+def test_births_and_sexes_on_the_rows_of_the_claims(ingest: Ingest, raw: Path) -> None:
+    """As MarketScan has them."""
+    claims = read_control().join(read_patients(), on="patient_id", how="left")
+    claims.rename({"birth_date": "DOB", "sex": "SEX"}).write_csv(raw / "claims.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+    assert ingest(raw, "--col", "death=dod", workspace="v").code == 2
+
+
+@pytest.mark.parametrize("table", ["claims.csv", "patients.csv"])
+def test_whole_ids_with_a_fraction_are_the_same_ids(ingest: Ingest, raw: Path, table: str) -> None:
+    copy_case(raw, "10b_ids_float")
+    pl.read_csv(raw / "patients.csv", infer_schema=False).with_columns(
+        pl.col("patient_id").str.replace(r"\.0$", "")
+    ).write_csv(raw / "patients.csv")
+    other = pl.read_csv(raw / table, infer_schema=False)
+    other.with_columns(pl.col("patient_id") + ".0").write_csv(raw / table)
+    ended = ingest(raw)
+    assert (ended.code, sum(ended.count_cases().values())) == (0, sum(RIGHT.values()))
+    assert ended.has(table, "9999.0")
+
+
+def test_case_10b(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "10b_ids_float"))
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+
+
+def test_ids_that_match_nobody_are_said(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    read_patients().with_columns(pl.format("X{}", "patient_id").alias("patient_id")).write_csv(
+        raw / "patients.csv"
+    )
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has("0 of", "60 ids of patients are among the claims")
+
+
+def test_case_62_index_dates_are_missing(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "62_index_date_missing"))
+    assert ended.code == 0
+    assert ended.has("20 of 60 subjects have no index date", "whole history")
+
+
+# --- OMOP
+
+
+def test_case_40c_concepts_that_no_map_reads(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "40c_omop_kcd7_mixed"), "--source", "omop")
+    assert ended.code == 0
+    assert ended.has("372 of 840 rows", "'KCD7'", "--source-vocab KCD7=icd10")
+    followed = ingest(raw, "--source", "omop", "--source-vocab", "KCD7=icd10", workspace="followed")
+    assert followed.code == 0
+    assert followed.count_rows() == 840
+    assert "KCD7" not in followed.text
+
+
+def test_concepts_without_a_row_in_the_vocabulary_are_said(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "40c_omop_kcd7_mixed")
+    text = (raw / "CONCEPT.csv").read_text()
+    kept = [line for line in text.splitlines(keepends=True) if "KCD7" not in line]
+    (raw / "CONCEPT.csv").write_text("".join(kept))
+    ended = ingest(raw, "--source", "omop")
+    assert ended.has("372 of 840 rows", "'no vocabulary'")
+
+
+def test_case_42_periods_of_observation_are_kept_apart(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "42_omop_observation_gap")
+    ended = ingest(raw, "--source", "omop", "--cohort", str(raw / "chf.toml"))
+    assert ended.code == 4
+    assert ended.has("belong to the cohort chf-one-year", "followed for fewer than 364 days")
+    # one period for all: everybody is followed, and nobody has the outcome
+    both = pl.read_csv(raw / "observation_period.csv")
+    joined = both.group_by("person_id").agg(
+        pl.col("observation_period_id").first(),
+        pl.col("observation_period_start_date").min(),
+        pl.col("observation_period_end_date").max(),
+    )
+    joined.select(both.columns).write_csv(raw / "observation_period.csv")
+    whole = ingest(raw, "--source", "omop", "--cohort", str(raw / "chf.toml"), workspace="whole")
+    assert "belong to the cohort" not in whole.text
+
+
+def test_periods_are_merged_where_no_day_is_between() -> None:
+    table = pl.DataFrame(
+        [("a", 0, 9), ("a", 10, 19), ("a", 21, 30), ("b", 5, 50), ("b", 7, 9), ("c", 1, 1)],
+        schema={"subject_id": pl.String, "start": pl.Int32, "end": pl.Int32},
+        orient="row",
+    )
+    merged = periods.merge_periods(table.sample(fraction=1, shuffle=True, seed=1))
+    assert merged.rows() == [("a", [0, 21], [19, 30])]
+
+
+@pytest.mark.parametrize(
+    ("index_day", "start", "end"), [(5, 0, 19), (19, 0, 19), (20, 0, 19), (25, 21, 30), (-3, 0, 19)]
+)
+def test_the_period_is_that_of_the_index_day(index_day: int, start: int, end: int) -> None:
+    frame = pl.DataFrame(
+        {
+            "index_day": [index_day, index_day],
+            "obs_start": [0, -9],
+            "obs_end": [30, 99],
+            "period_starts": [[0, 21], None],
+            "period_ends": [[19, 30], None],
+        },
+        schema_overrides={"period_starts": pl.List(pl.Int32), "period_ends": pl.List(pl.Int32)},
+    )
+    placed = periods.place_periods(frame)
+    assert placed.select("obs_start", "obs_end").rows() == [(start, end), (-9, 99)]
+
+
+def test_an_event_in_a_later_period_is_followed_in_it() -> None:
+    """The first event is the index: its own period counts, as in PatientLevelPrediction."""
+    rules = cohorts.CohortRules.model_validate(
+        {
+            "name": "later",
+            "rule": [
+                {"name": "chf", "codes": {"icd9": ["428"]}, "any": [{"count": 1}]},
+                {"name": "start", "codes": {"icd9": ["250"]}, "any": [{"count": 1}]},
+            ],
+            "index": {"at": "event", "rule": "start"},
+            "outcome": {"rule": "chf"},
+            "risk": {"to_day": 100},
+        }
+    )
+    subjects = pl.DataFrame(
+        {
+            "subject_id": [0, 1, 2],
+            "first_day": [0, 0, 0],
+            "birth_day": [-20000] * 3,
+            "obs_start": [0, 0, 0],
+            "obs_end": [900, 900, 900],
+            "death_day": [None, None, None],
+            "sex": [1, 1, 2],
+            "split": ["train"] * 3,
+            "event_day": [700, 250, 850],  # in the second period, in the gap, too late
+            "period_starts": [[0, 600]] * 3,
+            "period_ends": [[200, 900]] * 3,
+        },
+        schema_overrides={"death_day": pl.Int32},
+    )
+    outcomes = pl.DataFrame(schema={"subject": pl.Int64, "day": pl.Int64})
+    record = cohorts.select_subjects(rules, subjects, outcomes)
+    assert record["left_out"].to_list() == [None, "outside the observation", "short follow-up"]
+    assert record["observation_start"].to_list()[0] == 600
+
+
+def test_a_landmark_is_followed_in_its_period() -> None:
+    cohort = pl.DataFrame(
+        {
+            "first_day": [0, 0],
+            "obs_end": [900, 900],
+            "y_chf": [0, 0],
+            "onset_chf": [None, None],
+            "period_starts": [[0, 600], None],
+            "period_ends": [[200, 900], None],
+        },
+        schema_overrides={
+            "onset_chf": pl.Int32,
+            "period_starts": pl.List(pl.Int32),
+            "period_ends": pl.List(pl.Int32),
+        },
+    )
+    landmark = labels.Landmark(landmark_days=100, gap_days=0, horizon_days=200)
+    followed = labels.apply_landmark(cohort, ["chf"], landmark)
+    assert followed["y_chf"].to_list() == [None, 0], "unknown is null, never 0"
+
+
+# --- rows that are dropped
+
+
+def test_all_rows_outside_of_the_lives_are_refused(ingest: Ingest, raw: Path) -> None:
+    """As 02 and 11b: every claim lies before the births."""
+    copy_case(raw, "00_control")
+    births = read_patients().with_columns(birth_date=pl.lit("2015-01-01"))
+    births.write_csv(raw / "patients.csv")
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has("error[date_outside_life]", "none of", "840 rows")
+    assert not (ended.workspace / "tokens").exists()
+
+
+def test_rows_dropped_by_a_rule_count_for_max_bad(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    late = pl.col("patient_id").is_in(read_patients()["patient_id"].head(20).implode())
+    day = (pl.int_range(pl.len()) % 9 + 1).cast(pl.String)
+    born = pl.when(late).then(pl.lit("2015-01-0") + day).otherwise("birth_date")
+    read_patients().with_columns(birth_date=born).write_csv(raw / "patients.csv")
+    lost = read_control().filter(late).height
+    strict = ingest(raw, "--max-bad", "0.1")
+    assert strict.code == 4
+    assert strict.has("are dropped by a rule", "--max-bad 0.1")
+    lenient = ingest(raw, "--max-bad", "0.5", workspace="lenient")
+    assert lenient.code == 0
+    assert lenient.has(f"{lost} rows", "a day between birth and death")
+
+
+@pytest.mark.parametrize("value", ["0", ""])
+def test_a_column_of_labels_without_a_case_is_refused(
+    ingest: Ingest, raw: Path, value: str
+) -> None:
+    copy_case(raw, "00_control")
+    table = read_patients().select("patient_id", outcome=pl.lit(value), other=pl.lit("1"))
+    table.write_csv(raw / "labels.csv")
+    ended = ingest(raw)
+    assert ended.code == 0
+    assert ended.has("warning[class_missing]", "0 of 60 subjects have the label 'outcome'")
+    asked = ingest(raw, "--label-column", "outcome:stroke:1", workspace="asked")
+    assert asked.code == 4
+    assert asked.has("error[class_missing]", "'stroke'")
+
+
+def test_histories_too_short_for_all_end_with_the_reason(ingest: Ingest, raw: Path) -> None:
+    ended = ingest(copy_case(raw, "00_control"), "--min-codes", "500")
+    assert ended.code == 4
+    assert ended.has("error[no_input]", "no subject has a sequence")
+    assert ended.text.count("no subject has a sequence") == 1
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    "case", ["05_pcornet_dxtype", "07_semicolon", "15_yearly_files", "30e_spark_folder"]
+)
+def test_cases_of_files(ingest: Ingest, raw: Path, case: str) -> None:
+    copy_case(raw, case)
+    if case == "05_pcornet_dxtype":
+        claims = pl.read_csv(raw / "claims.csv", infer_schema=False)
+        people = claims.select(PATID=pl.col("PATID").unique(maintain_order=True))
+        people.with_columns(BIRTH_DATE=pl.lit("1950-06-15")).write_csv(raw / "demographic.csv")
+    else:
+        copy_patients(raw)
+    ended = ingest(raw)
+    assert ended.code == 0
+    expected = {name: 2 * n for name, n in RIGHT.items()} if case.startswith("05") else RIGHT
+    assert ended.count_cases() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [("claims.csv", ";"), ("claims.tsv", "\t"), ("claims.txt", "|"), ("CLAIMS.CSV", "|")],
+)
+def test_any_separator(ingest: Ingest, raw: Path, name: str, mark: str) -> None:
+    copy_patients(raw)
+    noted = read_control().with_columns(note=pl.lit('a, "b"; c | d'))
+    noted.write_csv(raw / name, separator=mark)
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["export of my claims.csv"],
+        ["dx_a.csv", "dx_b.csv.gz", "dx_c.csv"],
+        ["claims-000000000000.csv", "claims-000000000001.csv"],
+        ["2005/claims.csv", "2006/claims.csv"],
+        ["claims.csv/part-00000-1f.c000.csv", "claims.csv/part-00001-1f.c000.csv"],
+    ],
+)
+def test_any_names_and_numbers_of_files(ingest: Ingest, raw: Path, names: Sequence[str]) -> None:
+    copy_patients(raw)
+    (raw / "README.txt").write_text("claims of a hospital\n")
+    (raw / "prices.csv").write_text("patient_id,price\nP0000,7\n")
+    claims = read_control()
+    for number, name in enumerate(names):
+        path = raw / name
+        path.parent.mkdir(exist_ok=True)
+        part = claims.gather_every(len(names), number)
+        text = part.write_csv().encode()
+        if name.endswith(".gz"):
+            import gzip
+
+            text = gzip.compress(text)
+        path.write_bytes(text)
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    assert ended.has("not read", "prices.csv")
+
+
+def test_a_table_that_is_there_twice_is_refused(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    read_control().write_parquet(raw / "claims.parquet")
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has("occurs 2 times")
+
+
+def test_partitions_state_what_their_files_lack(ingest: Ingest, raw: Path) -> None:
+    copy_patients(raw)
+    claims = read_control()
+    for year in ("2005", "2006", "2007"):
+        folder = raw / "claims" / "icd_version=9" / f"year={year}"
+        folder.mkdir(parents=True)
+        part = claims.filter(pl.col("date").str.starts_with(year))
+        part.rename({"icd9": "code"}).write_parquet(folder / "data_0.parquet")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+
+
+def test_files_of_two_vocabularies_by_the_names_of_their_columns(ingest: Ingest, raw: Path) -> None:
+    copy_patients(raw)
+    read_control().write_csv(raw / "claims_2005.csv")
+    later = pl.DataFrame({"patient_id": ["P0000"] * 3, "icd10": ["I10", "E78.5", "J44.9"]})
+    later.with_columns(date=pl.lit("2008-01-02")).write_csv(raw / "claims_2008.csv")
+    ended = ingest(raw)
+    assert ended.code == 0
+    events = pl.concat(list(open_cache(ended.workspace / "cache" / "pophr").events()))
+    codes = events["code"].str.extract(r"^(\w+)//").value_counts()
+    assert dict(codes.iter_rows()) == {"ICD9": 840, "ICD10": 3}
+
+
+def test_several_columns_of_codes(ingest: Ingest, raw: Path) -> None:
+    """Two claims of one day and person in one row; the same codes as in the control."""
+    copy_patients(raw)
+    claims = read_control().with_columns(
+        n=pl.int_range(pl.len()).over("patient_id") // 2, k=pl.int_range(pl.len()) % 2
+    )
+    wide = claims.group_by("patient_id", "n", maintain_order=True).agg(
+        pl.col("date").first(),
+        main=pl.col("icd9").first(),
+        other=pl.col("icd9").get(1, null_on_oob=True),
+    )
+    wide.drop("n").write_csv(raw / "claims.csv")
+    ended = ingest(raw, "--col", "code=main,other")
+    assert ended.code == 0
+    assert ended.count_rows() == 840
+    assert ingest(raw, "--col", "code=main,third", workspace="v").code == 2
+    numbered = wide.rename({"main": "DIAG_01", "other": "DIAG_02"}).drop("n")
+    numbered.write_csv(raw / "claims.csv")
+    assert ingest(raw, workspace="numbered").count_cases() == ended.count_cases()
+
+
+@pytest.mark.parametrize("word", ["09", "9", "ICD9CM", "ICD-9-CM", "icd 9", "i9"])
+def test_words_of_vocabularies(ingest: Ingest, raw: Path, word: str) -> None:
+    copy_patients(raw)
+    claims = read_control().rename({"icd9": "code"}).with_columns(vocabulary_id=pl.lit(word))
+    snomed = claims.head(5).with_columns(code=pl.lit("44054006"), vocabulary_id=pl.lit("SM"))
+    pl.concat([claims, snomed]).write_csv(raw / "claims.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    assert ended.has("5 rows", "are of vocabularies without diagnoses")
+
+
+def test_a_word_that_is_not_known_is_asked_for(ingest: Ingest, raw: Path) -> None:
+    copy_patients(raw)
+    claims = read_control().rename({"icd9": "code"}).with_columns(DXVER=pl.lit("nine"))
+    claims.write_csv(raw / "claims.csv")
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has("error[wrong_vocabulary]", "'nine'", "--source-vocab")
+    followed = ingest(raw, "--source-vocab", "nine=icd9")
+    assert (followed.code, followed.count_cases()) == (0, RIGHT)
+    assert ingest(raw, "--source-vocab", "nine=icd8").code == 2
+
+
+# --- Stata, SAS, SPSS
+
+
+@pytest.mark.parametrize("case", ["31_stata", "31b_sas_xpt", "31c_spss"])
+def test_cases_of_statistics_files(ingest: Ingest, raw: Path, case: str) -> None:
+    """All dates of these files are 1970-01-01: 840 rows are read, births are asked for."""
+    pytest.importorskip("pyreadstat")
+    ended = ingest(copy_case(raw, case))
+    assert ended.code == 0
+    assert ended.has("births of 0 of")
+
+
+@pytest.mark.parametrize("ending", ["dta", "sav", "xpt"])
+def test_statistics_files_are_the_table_that_was_written(
+    ingest: Ingest, raw: Path, ending: str
+) -> None:
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pandas = pytest.importorskip("pandas")
+    claims = pandas.read_csv(CONTROL / "claims.csv", dtype=str)
+    claims["patient_id"] = claims["patient_id"].str[1:].astype(float)  # numbers are doubles there
+    claims["date"] = pandas.to_datetime(claims["date"]).dt.date
+    patients = pandas.read_csv(CONTROL / "patients.csv", dtype=str)
+    patients["patient_id"] = patients["patient_id"].str[1:].astype(float)
+    patients["birth_date"] = pandas.to_datetime(patients["birth_date"]).dt.date
+    patients["sex"] = [float(i % 3 == 0) for i in range(60)]  # of which 20 are 1, female
+    write = getattr(
+        pyreadstat, {"dta": "write_dta", "sav": "write_sav", "xpt": "write_xport"}[ending]
+    )
+    write(claims, str(raw / f"claims.{ending}"))
+    named = {} if ending == "xpt" else {"variable_value_labels": {"sex": {0: "Male", 1: "Female"}}}
+    write(patients, str(raw / f"patients.{ending}"), **named)
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    if named:
+        cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+        assert (cohort["sex"] == 2).sum() == patients["sex"].sum()
+
+
+def test_codes_stored_as_numbers_are_refused(ingest: Ingest, raw: Path) -> None:
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pandas = pytest.importorskip("pandas")
+    claims = pandas.read_csv(CONTROL / "claims.csv", dtype=str)
+    claims["icd9"] = pandas.to_numeric(claims["icd9"], errors="coerce")
+    pyreadstat.write_dta(claims, str(raw / "claims.dta"))
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has("error[ambiguous_code]")
+    (raw / "claims.dta").write_bytes(b"no table of Stata")
+    damaged = ingest(raw)
+    assert damaged.code == 4
+    assert damaged.has("error[corrupt]")
+
+
+def test_without_pyreadstat_the_way_out_is_named(
+    ingest: Ingest, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyreadstat", None)
+    ended = ingest(copy_case(raw, "31_stata"))
+    assert ended.code == 2
+    assert ended.has("error[missing_extra]", "pip install 'bitimely[stat]'")
