@@ -1,7 +1,7 @@
 """Disclosure control of counts of people: which counts of a table are withheld, so that none of 1
 to 10 can be recovered.
 
-Rules (docs/privacy.md): a count of 1 to 10 people is withheld; so are as many of the counts that
+Rules (docs/pophr.md): a count of 1 to 10 people is withheld; so are as many of the counts that
 are linked to it by sums as it takes to leave every such count at least `FEASIBLE` possible values;
 whatever is computed from a withheld count is withheld too. Rows of files are rounded up.
 """

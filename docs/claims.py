@@ -6,7 +6,7 @@ the records of runs in docs/claims.json.
 
 A record of a page of results is a difference of two rows with its corrected interval; where the
 difference is a registered test, its verdict is the one of the registered family, from the workspace
-or, where that is gone, from the table in docs/results.md. Status: reproduced or contradicted where
+or, where that is gone, from the table in docs/results-full.md. Status: reproduced or contradicted where
 a verdict is allowed and points that way, undecided where it was tested and none is; not tested
 without a record.
 """
@@ -28,7 +28,7 @@ RECORDS, PAGE, LEDGER, RESULTS = (
     DOCS / "claims.json",
     DOCS / "claims.md",
     DOCS / "claims.toml",
-    DOCS / "results.md",
+    DOCS / "results-full.md",
 )
 NOT_COMPLETE = "family not complete"
 SIDES = {"better": 1, "worse": -1}  # verdict -> for or against the claim
@@ -112,7 +112,7 @@ def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | Non
 
 
 def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a registered test from the table of families in docs/results.md, None where it
+    """The record of a registered test from the table of families in docs/results-full.md, None where it
     is not there.
     """
     wanted = [claim.get(key) for key in ("column", "row", "rival")]
@@ -255,7 +255,7 @@ FIGURES = {
 
 
 def has_printed_rows(claim: dict[str, Any]) -> bool:
-    """Whether the section of the claim's recipe in docs/results.md has numbers of ours in its row
+    """Whether the section of the claim's recipe in docs/results-full.md has numbers of ours in its row
     and in that of its rival.
     """
     section = (
@@ -298,7 +298,7 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
         parts.append(record["text"])
     elif find_status(claim, None) == "undecided":
         parts.append(
-            f"[results](results.md), {claim['recipe']}: no significant difference or no verdict"
+            f"[results](results-full.md), {claim['recipe']}: no significant difference or no verdict"
         )
     known = records.get("baselines", {}).get(claim.get("baseline"), {})
     if known:

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from a workspace in which the recipes have been run: python
+"""The tables of docs/results-full.md, from a workspace in which the recipes have been run: python
 docs/results.py WORKSPACE [RECIPE...].
 
 Each section names the commands that make its table; sections of recipes that are not given stay as
@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("results.md")
+PAGE = Path(__file__).with_name("results-full.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
     "open-epilepsy": ("bitimely ingest epilepsy BONN", "bitimely run open-epilepsy"),

@@ -26,7 +26,7 @@ from bitimely_core.config import (
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-Made by `python docs/generate.py` from the code. `--set section.key=value`, or the same key in a recipe; what wins is in the [quickstart](quickstart.md#settings). Meaning, source and what other
+Made by `python docs/generate.py` from the code. `--set section.key=value`, or the same key in a recipe; the command line wins over a recipe, that over the preset, that over the defaults. Meaning, source and what other
 codes do otherwise are on the pages of the [models](models/README.md), those of BiTimelyGPT's family on [theirs](models/bitimelygpt.md).
 """
 

@@ -263,3 +263,47 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "tensor(" in done.stdout
+
+
+READ_WHOLE = [
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "results.md",
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+]
+LONGEST_SENTENCE = 30  # words
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a Markdown text, without code. A cell of a table and a point of a list are
+    texts of their own.
+    """
+    text = re.sub(r"```.*?```|<!--.*?-->", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.|#+|\|)\s?)|\|", text)
+    return [
+        " ".join(sentence.split())
+        for block in blocks
+        for sentence in re.split(r"(?<=[.?!])\s+|(?<=[:;])\s+", block)
+    ]
+
+
+@pytest.mark.parametrize("page", READ_WHOLE, ids=lambda path: path.name)
+def test_sentences_are_short(page: Path) -> None:
+    counts = {
+        sentence: len(re.findall(r"\S*\w\S*", sentence))
+        for sentence in split_sentences(page.read_text())
+    }
+    assert {text: n for text, n in counts.items() if n > LONGEST_SENTENCE} == {}
+
+
+def test_sentences_of_help_are_short() -> None:
+    long = [
+        sentence
+        for command in commands().values()
+        for text in [command.help or "", *(getattr(p, "help", "") or "" for p in command.params)]
+        for sentence in split_sentences(text)
+        if len(sentence.split()) > LONGEST_SENTENCE
+    ]
+    assert long == []

@@ -155,7 +155,7 @@ def capture_all() -> Iterator[Any]:
 
 
 def list_shared(home: Path) -> list[Path]:
-    """The files that docs/privacy.md calls results."""
+    """The files that docs/pophr.md calls results."""
     results = [
         path
         for part in ("runs", "tokens", "cache")

@@ -1,5 +1,5 @@
 """Which counts of a build of sequences may be printed, and what may be derived from them
-(`privacy`, docs/privacy.md).
+(`privacy`, docs/pophr.md).
 
 All pages and messages on one token set use the same decisions, so that no two of them together
 print what each of them withholds. `protected_scores` withholds in scores of models.

@@ -1,5 +1,5 @@
 """Scores of models on sequences as they are written: without counts of few people, and without or
-with fewer digits where such counts could be computed from scores (docs/privacy.md).
+with fewer digits where such counts could be computed from scores (docs/pophr.md).
 """
 
 from __future__ import annotations
