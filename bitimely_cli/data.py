@@ -456,15 +456,15 @@ def verify(
 
 @expand_options
 def list_(
+    common: CommonOptions,
     kind: Annotated[
-        str,
+        str | None,
         Argument(
             help="datasets, views, models, objectives, presets, analyses, pipelines or runs.",
             metavar="KIND",
             autocompletion=complete("kinds"),
         ),
-    ],
-    common: CommonOptions,
+    ] = None,
 ) -> int:
     """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
 
@@ -472,6 +472,12 @@ def list_(
     """
     from bitimely_core import catalog
 
+    if kind is None:
+        kinds = catalog.list_kinds(common.workspace)
+        screen.table(["kind", "number"], [list(row.values()) for row in kinds])
+        next_line = "next: bitimely list models"
+        screen.result({"kinds": kinds, "format_version": 1}, [next_line])
+        return Exit.OK
     rows = catalog.list_rows(kind, common.workspace)
     tables = [catalog.COLUMNS[kind], *([catalog.CLAIMED] if kind == "models" else [])]
     for columns in tables:

@@ -35,7 +35,7 @@ COLUMNS = {
         *(*SIZES, "train s", "infer s"),
     ],
     "objectives": ["name", "leak_free", "help"],
-    "presets": [*("name", *DIMENSIONS), *("data", "parameters", "paper_parameters", "models")],
+    "presets": ["name", *DIMENSIONS, "data", "parameters", "paper_parameters"],
     "analyses": ["name", "takes", "options", "help"],
     "pipelines": ["name", "title", "description"],
     "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
@@ -63,6 +63,11 @@ SOURCES = (
     *("models", "objectives", "zoo", "analyses", "insight", "datasets", "claims"),
     *("config.py", "registry.py", "catalog.py"),
 )
+
+
+def list_kinds(workspace: Path) -> list[Row]:
+    """The kinds that `bitimely list` knows, with the number of rows of each."""
+    return [{"kind": kind, "number": len(list_rows(kind, workspace))} for kind in COLUMNS]
 
 
 def list_rows(kind: str, workspace: Path) -> list[Row]:

@@ -403,10 +403,10 @@ def _describe_row(
     _describe_row(
         StackConfig,
         ALTERNATING,
-        "next-previous",
+        "next-previous-strict",
         "sos",
-        "Its own objective shows the model its targets; the stated sizes do not follow from the "
-        "table of configurations",
+        "The paper's objective, next-previous, shows the model its targets; the stated sizes do "
+        "not follow from the table of configurations",
     )
 )
 def bitimelygpt(config: StackConfig) -> Stack:
@@ -459,9 +459,9 @@ def gpt(config: BidirectionalConfig) -> Stack:
     _describe_row(
         BidirectionalConfig,
         ALTERNATING,
-        "next-previous",
+        "next-previous-strict",
         "sos",
-        "Its objective shows the targets to the model, as BiTimelyGPT's does",
+        "The paper's objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )
 def gpt_baar(config: BidirectionalConfig) -> Stack:

@@ -333,7 +333,7 @@ def lstm(config: RecurrentConfig) -> RecurrentModel:
     ModelFacts(
         config=RecurrentConfig,
         family="recurrent",
-        objective="next-previous",
+        objective="next-previous-strict",
         capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
         directions=ALTERNATING,
