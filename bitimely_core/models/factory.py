@@ -15,6 +15,7 @@ from bitimely_core.config import (
     build_model_config,
     find_model_config,
     load_preset,
+    settle_tokens,
     validate,
 )
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
@@ -65,7 +66,7 @@ def from_config(config: ModelConfig) -> Model:
     complete = (
         config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
     )
-    model: Model = registry.models[config.name](configure_events(complete))
+    model: Model = registry.models[config.name](settle_tokens(configure_events(complete)))
     return model
 
 

@@ -108,6 +108,7 @@ class BidirectionalModel(Model, ABC):
             pooled,
             eos,
             eos if self.config.index_day else None,
+            x[:, 1:-1],
         )
 
     def embed(

@@ -248,9 +248,11 @@ def build_model(settings: Settings, windows: list[Windows], matched_preset: str 
     import torch
 
     from bitimely_core import models
+    from bitimely_core.models.patch_lengths import choose_patch
 
     torch.manual_seed(settings.train.seed)
     config = settings.model.model_copy(update={"numbers": choose_numbers(windows, settings.model)})
+    config = choose_patch(config, windows[0])
     shape: Flags = {**derive_model_shape(windows, config), "numbers": config.numbers}
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:

@@ -85,7 +85,7 @@ def train(
         ),
     )
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
-    settings, head = _build_network(settings, entry.facts.readout, windows, view)
+    settings, head = _build_network(settings, chosen, windows, view)
     record = RunRecord(
         run=run or _name_run(entry.name, preset, name),
         kind="train",
@@ -130,14 +130,23 @@ def _collect_defaults(
 
 
 def _build_network(
-    settings: Settings, readout: str, windows: Windows, view: TrainValidation
+    settings: Settings, chosen: Flags, windows: Windows, view: TrainValidation
 ) -> tuple[Settings, Head]:
     """The model for the windows with its head, both with random weights, and the settings with what
-    the windows decided; `readout` is the model's own.
+    the windows decided where the user has not `chosen` it.
     """
+    from bitimely_core import heads
+    from bitimely_core.models.patch_lengths import choose_learning_rate
+
     model = build_model(settings, [windows], None)
-    tuned = settings.finetune.model_copy(update={"readout": settings.finetune.readout or readout})
-    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
+    tuned = heads.choose_head(settings.finetune, model.config)
+    rate = choose_learning_rate(model.config)
+    train = settings.train
+    if rate is not None and "lr" not in chosen.get("train", {}):
+        train = train.model_copy(update={"lr": rate})
+    settings = settings.model_copy(
+        update={"model": model.config, "finetune": tuned, "train": train}
+    )
     return settings, build_head(model, settings, windows, view)
 
 
