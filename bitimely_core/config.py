@@ -110,10 +110,10 @@ class ModelConfig(Section):
     codes: int | None = Field(
         None, description="Size of the input vocabulary, for tokenizer codes."
     )
-    target: Literal["raw", "tokens", "spectrum"] = Field(
-        "raw",
-        description="Predict raw samples, the detached, standardised tokens, "
-        "or with patch-cnn the log amplitudes and mean of a patch.",
+    target: Literal["raw", "tokens", "spectrum"] | None = Field(
+        None,
+        description="Predict raw samples, the detached, standardised tokens, or with patch-cnn the "
+        "log amplitudes and mean of a patch; none: raw, of long patches of patch-cnn spectrum.",
     )
     ffn: Literal["glu", "plain"] = Field(
         "glu", description="Feed-forward network: gated, or two linear maps."
@@ -432,8 +432,8 @@ def list_presets() -> dict[str, Path]:
 def load_preset(name: str) -> SettingsLayer:
     """The preset as written.
 
-    Its keys: description, paper_parameters, data, [retention], [attention], [recurrent], [train],
-    [finetune]. Raises UserError (unknown_name, exit 2).
+    Its keys: description, paper_parameters, data, [retention], [attention], [recurrent], those of
+    other models and of tokenizers, [train], [finetune]. Raises UserError (unknown_name, exit 2).
     """
     files = list_presets()
     check_choice("preset", name, files)
@@ -724,17 +724,44 @@ LONG_PATCH = 200  # samples from which `patch-cnn` reads a patch by residual blo
 
 
 def settle_tokens(config: M) -> M:
-    """With the size of a patch, and whether features of it are read, where they were not chosen."""
+    """With the size of a patch, what is read of it and predicted, where they were not chosen."""
     if config.tokenizer != "patch-cnn":
-        return config if config.patch else config.model_copy(update={"patch": PATCH})
-    patch = config.patch or -(-config.length // PATCHES)
-    features = config.patch_features
-    features = patch < LONG_PATCH if features is None else features
-    return config.model_copy(update={"patch": patch, "patch_features": features})
+        known = {"patch": config.patch or PATCH, "target": config.target or "raw"}
+        return config.model_copy(update=known)
+    patch = config.patch or max(PATCH, -(-config.length // PATCHES))
+    is_short, features = patch < LONG_PATCH, config.patch_features
+    known = {
+        "patch": patch,
+        "patch_features": is_short if features is None else features,
+        "target": config.target or ("raw" if is_short else "spectrum"),
+    }
+    return config.model_copy(update=known)
+
+
+def describe_tokens(config: ModelConfig, rate: float | None) -> str:
+    """The tokens of a model in words; `rate` in Hz of signals."""
+    if not config.cuts_patches:
+        return f"{config.tokenizer} tokens"
+    seconds = f" ({config.patch / rate:.3g} s)" if rate else ""
+    beside = ", log amplitudes beside them" if config.patch_features else ""
+    return f"{config.tokenizer} tokens of {config.patch} samples{seconds}{beside}"
+
+
+def find_dimensions(
+    name: str, preset: str | None, chosen: SettingsLayer | None = None
+) -> SettingsLayer:
+    """The settings of a model in a preset: of its family, and of its tokenizer where the preset has
+    a section of that; the user has `chosen` some.
+    """
+    facts, shipped = models[name].facts, load_preset(preset) if preset else {}
+    section = {"tokenizer": facts.tokenizer} if facts.tokenizer else {}
+    section |= shipped.get(facts.family, {})
+    tokenizer = (chosen or {}).get("tokenizer", section.get("tokenizer", ""))
+    return {**section, **shipped.get(tokenizer, {})}
 
 
 def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:
     """The configuration of a model: defaults <- its family's section of the preset <- overrides."""
     kind = find_model_config(name)
-    base = load_preset(preset_name).get(models[name].facts.family, {}) if preset_name else {}
+    base = find_dimensions(name, preset_name, overrides)
     return settle_tokens(validate(kind, merge_layers(base, {"name": name}, overrides)))

@@ -88,34 +88,26 @@ def default_shape(preset: str) -> dict[str, Any]:
     return dict(DEFAULT_SHAPES.get(preset, {}))
 
 
-def match_parameters(
-    name: str,
-    preset: str,
-    *,
-    channels: int = 1,
-    length: int = 3000,
-    codes: int | None = None,
-    events: str = "code-embed",
-    person: bool = True,
-    numbers: bool | None = None,
-) -> dict[str, Any]:
+def match_parameters(name: str, preset: str, **chosen: Any) -> dict[str, Any]:
     """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at
     `preset` (`--budget matched`).
 
     Layers and heads stay. The width is a multiple of 2 x heads and the other widths keep their
     ratio to it; if the count is still more than 5 % off, the feed-forward width is adjusted. The
-    result includes `ModelFacts.budget_changes`.
+    result includes `ModelFacts.budget_changes`. `chosen`: fields of `ModelConfig` that the data or
+    the user decide: channels, length, codes, events, person, numbers, and the tokenizer of models
+    that take several.
     """
-    entry = registry.models[name]
-    data = {
-        "channels": channels,
-        "length": length,
-        "codes": codes,
-        "person": person,
-        "numbers": numbers,
-        **({"tokenizer": "codes"} if codes else {}),
-    }
-    goal = count_configured(build_model_config("bitimelygpt", preset, **data))
+    entry, data = registry.models[name], dict(chosen)
+    events, tokenizer = data.pop("events", "code-embed"), data.pop("tokenizer", None)
+    if data.get("codes"):
+        tokenizer = "codes"
+    elif tokenizer not in {None, "patch-cnn"}:  # one size for all other tokens: that of the paper
+        tokenizer = "conv"
+    tokens = {} if tokenizer is None else {"tokenizer": tokenizer}
+    goal = count_configured(build_model_config("bitimelygpt", preset, **data, **tokens))
+    if entry.facts.tokenizer or tokenizer == "codes":
+        data |= tokens
     base = build_model_config(entry.name, preset, **data, events=events)
     first = entry.facts.budget_changes(base)
     base = base.model_copy(update=first)

@@ -38,20 +38,19 @@ STEM, WIDTHS = 9, (16, 16, 32, 64, 64, 64)  # kernel of the stem; features behin
 LONG_SIZES = ((2000, 2, 4), (math.inf, 4, 5))
 
 
-class GroupedConv(nn.Sequential):
+class GroupedConv(nn.Module):
     """A convolution without bias and the norm of groups of its features, over one patch."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(
-            Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
-            nn.GroupNorm(outputs // GROUP, outputs),
-        )
+        super().__init__()
+        self.conv = Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+        self.norm = nn.GroupNorm(outputs // GROUP, outputs)
 
     def forward(self, y: Tensor, counts: Tensor | None = None) -> Tensor:
         """[R, C, n] -> [R, outputs, ceil(n / stride)]; patches have no end of their own, so there
         are no `counts`.
         """
-        normed: Tensor = super().forward(y)
+        normed: Tensor = self.norm(self.conv(y))
         return normed
 
 

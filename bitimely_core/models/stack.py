@@ -395,6 +395,7 @@ def _describe_row(
         directions=directions,
         attention=True,
         input=("regular", "events"),
+        tokenizer="patch-cnn",
         source=source,
         known=limits,
     )

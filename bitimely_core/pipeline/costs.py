@@ -379,9 +379,8 @@ def _count_parameters(
         shape |= {"codes": codes, "tokenizer": "codes"}
     config = build_model_config(name, preset, **merge_layers(shape, settings))
     if budget == "matched":
-        widths = models.match_parameters(
-            name, preset, channels=channels, length=length, codes=codes, events=config.events
-        )
+        chosen = {"codes": codes, "events": config.events, "tokenizer": config.tokenizer}
+        widths = models.match_parameters(name, preset, channels=channels, length=length, **chosen)
         config = build_model_config(name, preset, **merge_layers(shape, settings, widths))
     return config, models.count_configured(config)
 

@@ -204,14 +204,17 @@ def require_view(data: str | None, recipe: Recipe) -> str:
 
 def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
     """Settings of the pre-training, and those of its preset for fine-tuning."""
+    from bitimely_core.models.patch_lengths import choose_learning_rate
+
     shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
     same = find_dataset(name, workspace) in {data.dataset for data in origin.data}
     stored = origin.to_json()["settings"]
+    rate = choose_learning_rate(origin.settings.model) or 1e-4
     return {
         "model": stored["model"],
         "objective": stored["objective"],
         "data": {"names": (name,), "fraction": 0.2 if same else 1.0},
-        "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})},
+        "train": {"epochs": 5, "lr": rate, **shipped.get("finetune", {})},
     }
 
 

@@ -27,7 +27,12 @@ from bitimely_core.workflows.jobs import (
     list_training_notices,
 )
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
-from bitimely_core.workflows.pretrain import adapt_to_events, build_model
+from bitimely_core.workflows.pretrain import (
+    adapt_to_events,
+    build_model,
+    collect_dimensions,
+    settle_rate,
+)
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
 
 if TYPE_CHECKING:
@@ -118,11 +123,10 @@ def _collect_defaults(
     preset: str, entry: registry.Entry[registry.ModelFacts], chosen: Flags, *, is_events: bool
 ) -> Flags:
     """The dimensions of the preset, and the budget of a training from random weights."""
-    facts = entry.facts
-    dimensions = {**load_preset(preset).get(facts.family, {}), "name": entry.name}
-    choices = chosen.get("model", {})
+    facts, choices = entry.facts, chosen.get("model", {})
+    dimensions = collect_dimensions(preset, entry.name, choices)
     if is_events and "tokenizer" not in choices:
-        dimensions = adapt_to_events(dimensions, choices, facts)
+        dimensions = adapt_to_events(preset, entry.name, choices)
     budget = {**BUDGET, "lr": facts.lr}
     if "epochs" in chosen.get("train", {}):
         del budget["steps"]
@@ -136,17 +140,11 @@ def _build_network(
     the windows decided where the user has not `chosen` it.
     """
     from bitimely_core import heads
-    from bitimely_core.models.patch_lengths import choose_learning_rate
 
     model = build_model(settings, [windows], None)
     tuned = heads.choose_head(settings.finetune, model.config)
-    rate = choose_learning_rate(model.config)
-    train = settings.train
-    if rate is not None and "lr" not in chosen.get("train", {}):
-        train = train.model_copy(update={"lr": rate})
-    settings = settings.model_copy(
-        update={"model": model.config, "finetune": tuned, "train": train}
-    )
+    settings = settle_rate(settings, model.config, chosen)
+    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
     return settings, build_head(model, settings, windows, view)
 
 
