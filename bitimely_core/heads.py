@@ -193,12 +193,9 @@ def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
                 field="finetune.readout",
             )
         return model.pooled_width
-    states = {
-        "sos+eos": 2,
-        "mean+tokens": 3,
-        "flatten": model.adapter.tokenizer.count(model.config.length),
-    }
+    states = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}
     width = states.get(readout, 1) * model.width
+    width += 2 * model.config.dim if readout == "mean+tokens" else 0
     return 2 * width if layers == "last-two" and merge == "concat" else width
 
 

@@ -166,6 +166,7 @@ class PatchCNNTokenizer(PatchTokenizer):
                 "tokens of a network",
                 "expected raw or spectrum: learned targets collapse",
                 "model.target",
+                "Leave it out, or use model.tokenizer=patch",
             )
         super().__init__(channels, config.patch, stride=config.stride, crop=config.crop)
         self.network = PatchNetwork(channels, config.patch)
