@@ -87,8 +87,8 @@ class ModelConfig(Section):
     ffn_dim: int = Field(128, ge=1, description="Hidden width of the feed-forward network.")
     tokenizer: Literal["conv", "patch", "patch-cnn", "steps", "codes"] = Field(
         "conv",
-        description="How a window is cut; patch-cnn: patches, each read by a network; "
-        "steps: a token a timestep.",
+        description="How a window is cut; bitimelygpt and its family and lstm and its own start "
+        "with patch-cnn: patches, each read by a network; steps: a token a timestep.",
     )
     patch: int = Field(
         0,
@@ -723,19 +723,19 @@ PATCH, PATCHES = 8, 16  # samples of a patch; patches of a window of signals of 
 LONG_PATCH = 200  # samples from which `patch-cnn` reads a patch by residual blocks
 
 
-def settle_tokens(config: M) -> M:
+def choose_tokens(config: M) -> M:
     """With the size of a patch, what is read of it and predicted, where they were not chosen."""
     if config.tokenizer != "patch-cnn":
-        known = {"patch": config.patch or PATCH, "target": config.target or "raw"}
-        return config.model_copy(update=known)
+        chosen = {"patch": config.patch or PATCH, "target": config.target or "raw"}
+        return config.model_copy(update=chosen)
     patch = config.patch or max(PATCH, -(-config.length // PATCHES))
     is_short, features = patch < LONG_PATCH, config.patch_features
-    known = {
+    chosen = {
         "patch": patch,
         "patch_features": is_short if features is None else features,
         "target": config.target or ("raw" if is_short else "spectrum"),
     }
-    return config.model_copy(update=known)
+    return config.model_copy(update=chosen)
 
 
 def describe_tokens(config: ModelConfig, rate: float | None) -> str:
@@ -764,4 +764,4 @@ def build_model_config(name: str, preset_name: str | None = None, **overrides: A
     """The configuration of a model: defaults <- its family's section of the preset <- overrides."""
     kind = find_model_config(name)
     base = find_dimensions(name, preset_name, overrides)
-    return settle_tokens(validate(kind, merge_layers(base, {"name": name}, overrides)))
+    return choose_tokens(validate(kind, merge_layers(base, {"name": name}, overrides)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from bitimely_core import registry
 from bitimely_core.config import (
     ModelConfig,
     build_model_config,
+    choose_tokens,
     find_model_config,
     load_preset,
-    settle_tokens,
     validate,
 )
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
@@ -66,7 +67,7 @@ def from_config(config: ModelConfig) -> Model:
     complete = (
         config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
     )
-    model: Model = registry.models[config.name](settle_tokens(configure_events(complete)))
+    model: Model = registry.models[config.name](choose_tokens(configure_events(complete)))
     return model
 
 
@@ -99,16 +100,12 @@ def match_parameters(name: str, preset: str, **chosen: Any) -> dict[str, Any]:
     that take several.
     """
     entry, data = registry.models[name], dict(chosen)
-    events, tokenizer = data.pop("events", "code-embed"), data.pop("tokenizer", None)
-    if data.get("codes"):
-        tokenizer = "codes"
-    elif tokenizer not in {None, "patch-cnn"}:  # one size for all other tokens: that of the paper
-        tokenizer = "conv"
-    tokens = {} if tokenizer is None else {"tokenizer": tokenizer}
+    events = {"events": data.pop("events", "code-embed")}
+    tokens = _choose_matched_tokens(data.pop("tokenizer", None), data)
     goal = count_configured(build_model_config("bitimelygpt", preset, **data, **tokens))
-    if entry.facts.tokenizer or tokenizer == "codes":
+    if entry.facts.tokenizer or data.get("codes"):
         data |= tokens
-    base = build_model_config(entry.name, preset, **data, events=events)
+    base = build_model_config(entry.name, preset, **data, **events)
     first = entry.facts.budget_changes(base)
     base = base.model_copy(update=first)
 
@@ -141,6 +138,17 @@ def match_parameters(name: str, preset: str, **chosen: Any) -> dict[str, Any]:
         )
         chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / unit) if unit else 0))
     return {**first, **chosen}
+
+
+def _choose_matched_tokens(tokenizer: str | None, data: Mapping[str, object]) -> dict[str, str]:
+    """The tokens of two models of one size; but for those of a network, all of signals have the
+    size of the paper's.
+    """
+    if data.get("codes"):
+        return {"tokenizer": "codes"}
+    if tokenizer is None:
+        return {}
+    return {"tokenizer": tokenizer if tokenizer == "patch-cnn" else "conv"}
 
 
 def load(folder: str | Path) -> Model:

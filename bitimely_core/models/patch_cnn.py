@@ -140,11 +140,11 @@ class PatchSpectrum(nn.Module):
             x = torch.where(seen, x, 0.0).flatten(0, -2).cpu().double()
             counts = seen.flatten(0, -2).sum(0).cpu()
             sums += torch.stack((counts, x.sum(0), x.square().sum(0)))
-        known = sums[0] > 0
+        observed = sums[0] > 0
         mean = sums[1] / sums[0]
         std = (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()
-        self.mean.copy_(torch.where(known, mean, self.mean.cpu()))
-        self.std.copy_(torch.where(known, torch.where(std > 0, std, 1.0), self.std.cpu()))
+        self.mean.copy_(torch.where(observed, mean, self.mean.cpu()))
+        self.std.copy_(torch.where(observed, torch.where(std > 0, std, 1.0), self.std.cpu()))
 
     def spread_over_features(self, of_channels: Tensor) -> Tensor:
         """What holds for channels [..., V], for their features [..., V (K + 2)]."""

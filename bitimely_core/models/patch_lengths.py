@@ -12,12 +12,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from bitimely_core.config import LONG_PATCH, PATCHES, M, ModelConfig, read_toml, settle_tokens
-
-if TYPE_CHECKING:
-    from bitimely_core.tokens import Windows
+from bitimely_core.config import LONG_PATCH, PATCHES, M, ModelConfig, choose_tokens, read_toml
+from bitimely_core.schemas.tokens import TokenOptions, WindowOptions
 
 TABLE = Path(__file__).with_suffix(".toml")
 FEWEST, MOST = 3, 60  # patches of a window
@@ -67,18 +65,19 @@ def count_samples(length: int, wanted: float) -> int:
     return -(-length // patches)
 
 
-def choose_patch(config: M, windows: Windows) -> M:
-    """The configuration with the patch for these windows of signals where none was chosen."""
-    if config.tokenizer != "patch-cnn" or windows.vocabulary:
+def choose_patch(config: M, options: TokenOptions) -> M:
+    """The configuration with the patch for windows of signals that were cut by the `options`, where
+    none was chosen.
+    """
+    if config.tokenizer != "patch-cnn" or not isinstance(options, WindowOptions):
         return config
-    options = windows.options
     rule = find_rule(options.value_channels, options.target, options.length)
-    wanted = windows.length / PATCHES if rule is None else rule.seconds * options.rate
-    patch = config.patch or count_samples(windows.length, wanted)
+    wanted = options.window / PATCHES if rule is None else rule.seconds * options.rate
+    patch = config.patch or count_samples(options.window, wanted)
     features = config.patch_features
     if features is None and rule is not None:
         features = rule.features
-    return settle_tokens(config.model_copy(update={"patch": patch, "patch_features": features}))
+    return choose_tokens(config.model_copy(update={"patch": patch, "patch_features": features}))
 
 
 def choose_learning_rate(config: ModelConfig) -> float | None:

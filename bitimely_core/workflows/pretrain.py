@@ -96,7 +96,7 @@ def pretrain(
     if supervised:
         settings, notices = _skip_training(settings, entry.name)
     model = build_model(settings, windows, matched_preset)
-    settings = settle_rate(settings, model.config, base, chosen)
+    settings = choose_rate(settings, model.config, base, chosen)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
     stamp, preparation = _find_stamp(settings, windows)
@@ -262,7 +262,7 @@ def build_model(settings: Settings, windows: list[Windows], matched_preset: str 
 
     torch.manual_seed(settings.train.seed)
     config = settings.model.model_copy(update={"numbers": choose_numbers(windows, settings.model)})
-    config = choose_patch(config, windows[0])
+    config = choose_patch(config, windows[0].options)
     shape: Flags = {**derive_model_shape(windows, config), "numbers": config.numbers}
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
@@ -276,7 +276,7 @@ def build_model(settings: Settings, windows: list[Windows], matched_preset: str 
     return model
 
 
-def settle_rate(settings: Settings, config: ModelConfig, *layers: Flags) -> Settings:
+def choose_rate(settings: Settings, config: ModelConfig, *layers: Flags) -> Settings:
     """With the learning rate of the tokens of the model where none of the `layers` has one."""
     from bitimely_core.models.patch_lengths import choose_learning_rate
 

@@ -30,8 +30,8 @@ from bitimely_core.workflows.prepare import open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import (
     adapt_to_events,
     build_model,
+    choose_rate,
     collect_dimensions,
-    settle_rate,
 )
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
 
@@ -143,7 +143,7 @@ def _build_network(
 
     model = build_model(settings, [windows], None)
     tuned = heads.choose_head(settings.finetune, model.config)
-    settings = settle_rate(settings, model.config, chosen)
+    settings = choose_rate(settings, model.config, chosen)
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
     return settings, build_head(model, settings, windows, view)
 
