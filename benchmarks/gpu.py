@@ -277,7 +277,9 @@ def measure_training(rounds: int) -> Iterator[Row]:
     losses: dict[str, list[float]] = {"cuda": [], "cpu": []}
     for device, kept in losses.items():
         torch.manual_seed(0)
-        model: Any = models.build("bitimelygpt", preset="tiny", channels=2, length=1200)
+        model: Any = models.build(
+            "bitimelygpt", preset="tiny", channels=2, length=1200, tokenizer="conv"
+        )
         config = loop.TrainConfig(
             steps=200, device=device, batch_size=8, precision="fp32", log_every=1
         )

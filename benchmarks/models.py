@@ -68,7 +68,8 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
         batch = Batch(
             torch.randn(rows, LENGTH, CHANNELS), target=torch.zeros(rows, dtype=torch.int64)
         )
-        model = models.build(name, preset=preset, channels=CHANNELS, length=LENGTH)
+        tokens = {"tokenizer": "conv"} if facts.tokenizer else {}  # a token each four samples
+        model = models.build(name, preset=preset, channels=CHANNELS, length=LENGTH, **tokens)
     supervised = facts.objective == "none"
     network: torch.nn.Module = heads.Classifier(model, outputs=5) if supervised else model
     objective: Any = heads.cross_entropy if supervised else objectives.get(facts.objective)

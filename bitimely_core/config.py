@@ -85,10 +85,21 @@ class ModelConfig(Section):
     dim: int = Field(64, ge=2, description="Model width, which is also the width of the keys.")
     value_dim: int = Field(128, ge=2, description="Width of the values.")
     ffn_dim: int = Field(128, ge=1, description="Hidden width of the feed-forward network.")
-    tokenizer: Literal["conv", "patch", "steps", "codes"] = Field(
-        "conv", description="How a window is cut; steps: a token a timestep."
+    tokenizer: Literal["conv", "patch", "patch-cnn", "steps", "codes"] = Field(
+        "conv",
+        description="How a window is cut; bitimelygpt and its family and lstm and its own start "
+        "with patch-cnn: patches, each read by a network; steps: a token a timestep.",
     )
-    patch: int = Field(8, ge=1, description="Samples of a patch.")
+    patch: int = Field(
+        0,
+        ge=0,
+        description="Samples of a patch; 0: 8, with patch-cnn by the kind of signal and its rate.",
+    )
+    patch_features: bool | None = Field(
+        None,
+        description="patch-cnn: also read log amplitudes, mean and size of a patch; "
+        "none: by the kind of signal.",
+    )
     stride: int | None = Field(
         None, ge=1, description="Samples between patches; none: the patch, without overlap."
     )
@@ -99,8 +110,10 @@ class ModelConfig(Section):
     codes: int | None = Field(
         None, description="Size of the input vocabulary, for tokenizer codes."
     )
-    target: Literal["raw", "tokens"] = Field(
-        "raw", description="Predict raw samples, or the detached, standardised tokens."
+    target: Literal["raw", "tokens", "spectrum"] | None = Field(
+        None,
+        description="Predict raw samples, the detached, standardised tokens, or with patch-cnn the "
+        "log amplitudes and mean of a patch; none: raw, of long patches of patch-cnn spectrum.",
     )
     ffn: Literal["glu", "plain"] = Field(
         "glu", description="Feed-forward network: gated, or two linear maps."
@@ -134,6 +147,11 @@ class ModelConfig(Section):
         "shared", description="Output projections of next and previous tokens."
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate.")
+
+    @property
+    def cuts_patches(self) -> bool:
+        """Whether a token is a patch of `patch` samples."""
+        return self.tokenizer in {"patch", "patch-cnn"}
 
     @property
     def normalises_windows(self) -> bool:
@@ -321,14 +339,22 @@ class DataConfig(Section):
 class FinetuneConfig(Section):
     """What a supervised head reads. None = the model's own readout."""
 
-    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = (
-        Field(None, description="Vector that the head reads (default: the model's own).")
+    readout: (
+        Literal["sos", "eos", "sos+eos", "mean", "mean+tokens", "last", "max", "flatten", "native"]
+        | None
+    ) = Field(
+        None,
+        description="Vector that the head reads (default: the model's own, with patch-cnn "
+        "mean+tokens: the mean of the states beside mean and largest of the tokens).",
     )
     layers: Literal["last", "last-two"] = Field("last", description="Layers that the head reads.")
     layer_merge: Literal["concat", "mean"] = Field(
         "concat", description="How two layers are joined."
     )
     freeze: bool = Field(False, description="Train the head alone.")
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout before the head; none: 0.1 with patch-cnn, else 0."
+    )
     hazard: Literal["discrete", "piecewise-exponential"] = Field(
         "discrete", description="Time to event: shares of intervals, or constant rates."
     )
@@ -406,8 +432,8 @@ def list_presets() -> dict[str, Path]:
 def load_preset(name: str) -> SettingsLayer:
     """The preset as written.
 
-    Its keys: description, paper_parameters, data, [retention], [attention], [recurrent], [train],
-    [finetune]. Raises UserError (unknown_name, exit 2).
+    Its keys: description, paper_parameters, data, [retention], [attention], [recurrent], those of
+    other models and of tokenizers, [train], [finetune]. Raises UserError (unknown_name, exit 2).
     """
     files = list_presets()
     check_choice("preset", name, files)
@@ -692,8 +718,50 @@ def parse_stored_settings(values: Any) -> Any:
     return StoredSettings.model_validate(values) if isinstance(values, dict) else values
 
 
+M = TypeVar("M", bound=ModelConfig)
+PATCH, PATCHES = 8, 16  # samples of a patch; patches of a window of signals of no known kind
+LONG_PATCH = 200  # samples from which `patch-cnn` reads a patch by residual blocks
+
+
+def choose_tokens(config: M) -> M:
+    """With the size of a patch, what is read of it and predicted, where they were not chosen."""
+    if config.tokenizer != "patch-cnn":
+        chosen = {"patch": config.patch or PATCH, "target": config.target or "raw"}
+        return config.model_copy(update=chosen)
+    patch = config.patch or max(PATCH, -(-config.length // PATCHES))
+    is_short, features = patch < LONG_PATCH, config.patch_features
+    chosen = {
+        "patch": patch,
+        "patch_features": is_short if features is None else features,
+        "target": config.target or ("raw" if is_short else "spectrum"),
+    }
+    return config.model_copy(update=chosen)
+
+
+def describe_tokens(config: ModelConfig, rate: float | None) -> str:
+    """The tokens of a model in words; `rate` in Hz of signals."""
+    if not config.cuts_patches:
+        return f"{config.tokenizer} tokens"
+    seconds = f" ({config.patch / rate:.3g} s)" if rate else ""
+    beside = ", log amplitudes beside them" if config.patch_features else ""
+    return f"{config.tokenizer} tokens of {config.patch} samples{seconds}{beside}"
+
+
+def find_dimensions(
+    name: str, preset: str | None, chosen: SettingsLayer | None = None
+) -> SettingsLayer:
+    """The settings of a model in a preset: of its family, and of its tokenizer where the preset has
+    a section of that; the user has `chosen` some.
+    """
+    facts, shipped = models[name].facts, load_preset(preset) if preset else {}
+    section = {"tokenizer": facts.tokenizer} if facts.tokenizer else {}
+    section |= shipped.get(facts.family, {})
+    tokenizer = (chosen or {}).get("tokenizer", section.get("tokenizer", ""))
+    return {**section, **shipped.get(tokenizer, {})}
+
+
 def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:
     """The configuration of a model: defaults <- its family's section of the preset <- overrides."""
     kind = find_model_config(name)
-    base = load_preset(preset_name).get(models[name].facts.family, {}) if preset_name else {}
-    return validate(kind, merge_layers(base, {"name": name}, overrides))
+    base = find_dimensions(name, preset_name, overrides)
+    return choose_tokens(validate(kind, merge_layers(base, {"name": name}, overrides)))

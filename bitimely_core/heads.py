@@ -16,17 +16,21 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.config import FinetuneConfig, ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models import factory, survival
 from bitimely_core.models.adapters import PERSON
 from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_model
 from bitimely_core.models.contract import Which
+from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
 if TYPE_CHECKING:
     import numpy as np
+
+HEAD_DROPOUT = 0.1  # with tokens of a network
 
 Task = Literal["classification", "multilabel", "regression", "survival"]
 
@@ -90,6 +94,20 @@ def _native(states: Tensor, encoded: Encoded) -> Tensor:
     return encoded.pooled
 
 
+def _mean_beside_tokens(states: Tensor, encoded: Encoded) -> Tensor:
+    """The mean of the states, and mean and maximum of the tokens before the first layer."""
+    if encoded.embedded is None:
+        raise usage_error(
+            "readout mean+tokens",
+            "this model does not give its tokens",
+            "Use mean or the model's own",
+            field="finetune.readout",
+        )
+    tokens = encoded._replace(eos=None)
+    parts = [_mean(states, encoded), *(read(encoded.embedded, tokens) for read in (_mean, _max))]
+    return torch.cat(parts, -1)
+
+
 POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
     "sos": lambda states, encoded: _select_special(states, encoded, "sos"),
     "eos": lambda states, encoded: _select_special(states, encoded, "eos"),
@@ -97,6 +115,7 @@ POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
         [_select_special(states, encoded, name) for name in ("sos", "eos")], -1
     ),
     "mean": _mean,
+    "mean+tokens": _mean_beside_tokens,
     "last": _last,
     "max": _max,
     "flatten": lambda states, encoded: _tokens(states, encoded, 0.0)[0].flatten(1),
@@ -176,7 +195,24 @@ def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
         return model.pooled_width
     states = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}
     width = states.get(readout, 1) * model.width
+    width += 2 * model.config.dim if readout == "mean+tokens" else 0
     return 2 * width if layers == "last-two" and merge == "concat" else width
+
+
+def find_readout(config: ModelConfig) -> str:
+    """The readout of a supervised head where none is chosen."""
+    if config.tokenizer == "patch-cnn" and isinstance(config, BidirectionalConfig):
+        return "mean+tokens"
+    return models[config.name].facts.readout
+
+
+def choose_head(tuned: FinetuneConfig, config: ModelConfig) -> FinetuneConfig:
+    """The settings of a head with what the tokens of the model decide."""
+    dropout = tuned.dropout
+    if dropout is None:
+        dropout = HEAD_DROPOUT if config.tokenizer == "patch-cnn" else 0.0
+    readout = tuned.readout or find_readout(config)
+    return tuned.model_copy(update={"readout": readout, "dropout": dropout})
 
 
 class Head(nn.Module):
@@ -209,12 +245,13 @@ class Head(nn.Module):
         layers: str = "last",
         layer_merge: str = "concat",
         freeze: bool = False,
+        dropout: float = 0.0,
         grid: Sequence[Any] | None = None,
     ) -> None:
         super().__init__()
         self.grid = survival.HazardGrid(grid[0], tuple(grid[1]), tuple(grid[2])) if grid else None
         self.task, self.outputs = task, outputs
-        self.readout = readout or models[model.config.name].facts.readout
+        self.readout = readout or find_readout(model.config)
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
         if self.readout not in POOLS:
             raise usage_error(
@@ -224,6 +261,7 @@ class Head(nn.Module):
                 field="finetune.readout",
             )
         self.model = model.requires_grad_(not freeze)
+        self.dropout = nn.Dropout(dropout)
         width = outputs
         if self.grid is not None:
             width = outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
@@ -253,9 +291,8 @@ class Head(nn.Module):
         """Logits, for regression standardised values, [B, K]; of hazards [B, labels * 2 *
         intervals].
         """
-        out = self.linear(
-            compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
-        )
+        vectors = compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
+        out = self.linear(self.dropout(vectors))
         if self.person is None or batch.person is None:
             return out
         return out + self.person(batch.person.to(out.dtype))
@@ -326,6 +363,7 @@ class Head(nn.Module):
             name: getattr(self, name)
             for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")
         }
+        head |= {"dropout": self.dropout.p} if self.dropout.p else {}
         return {
             **self.model.describe(),
             "head": head | ({} if self.grid is None else {"grid": self.grid}),

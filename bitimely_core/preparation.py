@@ -113,7 +113,7 @@ def find_leak(support: Support, starts: Array, width: int, context: Context) -> 
 
 def find_token_grid(config: ModelConfig) -> tuple[int, int]:
     """Values between the starts of two tokens, and values of a target."""
-    if config.tokenizer == "patch":
+    if config.cuts_patches:
         return config.stride or config.patch, config.patch
     return (4, 1) if config.tokenizer == "conv" else (1, 1)
 

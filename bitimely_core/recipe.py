@@ -64,6 +64,7 @@ class RecipeStage(Section):
     ties: str | None = None
     rotary: str | None = None
     clock: str | None = None
+    tokenizer: str | None = None
     readout: str | None = None
     layers: str | None = None
     freeze: bool | None = None
@@ -89,6 +90,7 @@ FLAG_FIELDS = {
     "ties": ("model", "ties"),
     "rotary": ("model", "rotary"),
     "clock": ("model", "clock"),
+    "tokenizer": ("model", "tokenizer"),
     "readout": ("finetune", "readout"),
     "layers": ("finetune", "layers"),
     "freeze": ("finetune", "freeze"),

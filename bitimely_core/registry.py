@@ -439,6 +439,8 @@ class ModelFacts:
         lambda config: {}
     )  # what `--budget matched` changes in a configuration before the width
     lr: float = 1e-3  # largest learning rate of `train`, which starts from random weights
+    # of signals, where neither the preset nor the user names one; "": that of `ModelConfig`
+    tokenizer: str = ""
     step: int | None = None  # widths that it tries are multiples of this; None: of 2 x heads
 
 

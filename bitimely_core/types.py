@@ -169,6 +169,7 @@ class Encoded(NamedTuple):
     eos: Tensor | None = None  # [B] index of [EOS]
     # [B] index of the state that readout `last` reads; None: that of the last token
     last: Tensor | None = None
+    embedded: Tensor | None = None  # [B, N, D] tokens before the first layer
 
 
 class Batches(Protocol):

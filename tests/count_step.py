@@ -197,6 +197,8 @@ def count(
     shape: dict[str, Any] = models.default_shape(preset)
     if "codes" in shape:
         shape |= {"tokenizer": "codes"}
+    elif registry.models[name].facts.tokenizer:
+        shape |= {"tokenizer": "conv"}  # the paper's
     with torch.device("meta"):
         model: Any = models.build(
             name, preset=preset, **{**shape, "core_precision": core, **options}

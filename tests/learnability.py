@@ -102,8 +102,11 @@ def build_head(
     """
     torch.manual_seed(seed)
     _, channels, classes, _ = TASKS[task]
+    # those whose start the tests compare
+    tokens = {"tokenizer": "conv"} if registry.models[name].facts.tokenizer else {}
     head = heads.Classifier(
-        models.build(name, preset="tiny", channels=channels, length=LENGTH), outputs=classes
+        models.build(name, preset="tiny", channels=channels, length=LENGTH, **tokens),
+        outputs=classes,
     )
     if tokenizer_seed is not None:
         head.model.adapter.tokenizer.load_state_dict(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bitimely_core import models
+from bitimely_core import models, registry
 from bitimely_core.config import Settings
 from bitimely_core.run import Run
 from bitimely_core.schemas.runs import RunRecord
@@ -23,9 +23,20 @@ def seeded(seed=0):
 
 
 def tiny(name, **options):
-    """A model of preset tiny with the same random weights each time, in eval mode."""
+    """A model of preset tiny with the same random weights each time, in eval mode, with the tokens
+    of `use_paper_tokens`.
+    """
     torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
+    options = {"preset": "tiny", "channels": 3, "length": 50, **use_paper_tokens(name, options)}
+    return models.build(name, **options).eval()
+
+
+def use_paper_tokens(name, options):
+    """The options of a model, of signals with the paper's tokens where it takes them and no others
+    are chosen.
+    """
+    chosen = not registry.models[name].facts.tokenizer or {"tokenizer", "codes"} & options.keys()
+    return options if chosen else {"tokenizer": "conv", **options}
 
 
 def lively(model, std=0.15):

@@ -273,6 +273,7 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
         torch.manual_seed(0)
         model: nn.Module = models.build(
             "bitimelygpt",
+            tokenizer="conv",
             channels=2,
             length=24,
             layers=2,

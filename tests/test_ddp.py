@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import small
 import torch
+from planted import use_paper_tokens
 from safetensors.torch import load_file, save_file
 from test_resume import Forge, log_of
 from test_resume import warm as warm
@@ -209,7 +210,10 @@ def member(folder: str, task: dict[str, Any]) -> int:
     if (size := task.get("build")) is not None:
         torch.manual_seed(0)
         model: nn.Module = models.build(
-            task["model"], **{"channels": 3, "length": 32, "dropout": 0.0, **size}
+            task["model"],
+            **use_paper_tokens(
+                task["model"], {"channels": 3, "length": 32, "dropout": 0.0, **size}
+            ),
         ).double()
         objective: Any = objectives.get(task["objective"], **task.get("settings", {}))
         rows = Histories if "codes" in size else Series

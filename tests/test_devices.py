@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import planted
 import pytest
 import torch
 from test_train import Outcome, Rows, Tiny, config, squares, weights
@@ -225,9 +226,9 @@ def test_recomputed_layers_train_to_the_same_bits(name: str, options: dict[str, 
     weights, kept = [], []
     for recompute in ("none", "layers"):
         torch.manual_seed(0)
-        model: Any = models.build(
-            name, preset="tiny", channels=2, length=64, layers=2, dropout=0.1, **options
-        )
+        model: Any = planted.tiny(
+            name, channels=2, length=64, layers=2, dropout=0.1, **options
+        ).train()
         sizes: list[int] = []
 
         def objective(

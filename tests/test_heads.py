@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import planted
 import pytest
 import torch
 from torch.nn import functional as F
@@ -20,8 +21,7 @@ READOUTS = [name for name in POOLS if name != "native"]
 
 
 def tiny(name="bitimelygpt", **options):
-    torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
+    return planted.tiny(name, **options)
 
 
 def labelled(target, lengths=(50, 37, 22, 50)):

@@ -4,7 +4,7 @@ noise.
 
 import pytest
 import torch
-from planted import make_run
+from planted import make_run, tiny, use_paper_tokens
 
 from bitimely_core import models, objectives, registry
 from bitimely_core.analyses import leakage as leaking
@@ -42,7 +42,7 @@ RETENTION = [
 
 
 def config_of(name, **options):
-    return build_model_config(name, "tiny", channels=2, **options)
+    return build_model_config(name, "tiny", channels=2, **use_paper_tokens(name, options))
 
 
 def measured(config, objective, mode="eval"):
@@ -90,12 +90,7 @@ def test_no_target_leak(name, options, objective):
 
 def largest(name, objective, layers, **options):
     """The largest own-target derivative of each part."""
-    torch.manual_seed(0)
-    model = (
-        models.build(name, preset="tiny", channels=2, length=40, layers=layers, **options)
-        .double()
-        .eval()
-    )
+    model = tiny(name, channels=2, length=40, layers=layers, **options).double()
     x = torch.randn(1, 40, 2, dtype=torch.float64, requires_grad=True)
     result = objectives.get(objective)(model, Batch(x))
     out = {}
@@ -126,7 +121,7 @@ def test_a_window_statistic_leaks():
     on its own target.
     """
     torch.manual_seed(0)
-    model = models.build("bitimelygpt", preset="tiny", channels=1, length=40).double().eval()
+    model = tiny("bitimelygpt", channels=1, length=40).double()
     raw = torch.randn(1, 40, 1, dtype=torch.float64, requires_grad=True)
     window = (raw - raw.mean(1, keepdim=True)) / raw.std(1, keepdim=True)
     prediction = objectives.get("next-previous-strict")(model, Batch(window))["prediction"]
@@ -139,7 +134,7 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
     same Jacobian must find it.
     """
     torch.manual_seed(0)
-    model = models.build("timelygpt", preset="tiny", channels=2, length=38).double()
+    model = tiny("timelygpt", channels=2, length=38).double()
     mix = torch.nn.Conv1d(64, 64, 3, padding=1).double()
     model.adapter.embedding.register_forward_hook(
         lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2)
@@ -162,7 +157,8 @@ def test_page_of_the_paper_objective():
     assert page.summary["jacobian"]["eval"]["own"] > 0
     assert "leaks" in page.verdict
     assert [type(block) for block in page.blocks] == [Table, Table, Figure]
-    assert page.blocks[2].data.values.shape == (20, 38)
+    # both directions of three patches of 3,000 / 16 samples, the last of half its samples
+    assert page.blocks[2].data.values.shape == (2 * 3, 3 * 188 - 188 // 2)
 
 
 def test_page_of_the_strict_objective():
@@ -261,7 +257,9 @@ def test_next_previous_copies_noise_within_a_few_steps():
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
     found = leaking.train_on_noise(
-        build_model_config("bitimelygpt", "tiny", channels=4), objectives.get(objective), steps
+        build_model_config("bitimelygpt", "tiny", channels=4, tokenizer="conv"),
+        objectives.get(objective),
+        steps,
     )
     assert (found.rel < 0.9) if leaks else (0.97 <= found.rel < 1.03)
     assert found.values >= 20_000

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from tiny_models import events, tiny
+from planted import tiny
+from tiny_models import events
 from torch import nn
 from torch.nn import functional as F
 

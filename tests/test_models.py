@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import EVENTS, REGULAR, STACKS, combine, events, tiny
+from planted import tiny
+from tiny_models import EVENTS, REGULAR, STACKS, combine, events
 
 from bitimely_core import heads, models, objectives, registry
 from bitimely_core.config import build_model_config, find_model_config, list_presets
@@ -433,7 +434,8 @@ def closed_form(
         ("tiny", {"channels": 7, "output_heads": "separate"}, None),
     ],
 )
-def test_parameter_counts_of_the_presets(preset, options, count):
+def test_parameter_counts_of_the_presets_with_the_paper_s_tokens(preset, options, count):
+    options = options if "codes" in options else {"tokenizer": "conv", **options}
     config = build_model_config("bitimelygpt", preset, **options)
     wanted = closed_form(
         config.layers,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tiny_models import tiny
+from planted import tiny
 from torch.nn import functional as F
 
 from bitimely_core import heads, models

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 
+import planted
 import pytest
 import torch
 from torch.nn import functional as F
@@ -23,8 +24,7 @@ STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 
 
 def tiny(name="bitimelygpt", **options):
-    torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options})
+    return planted.tiny(name, **options).train()
 
 
 def seeded(seed=0):
@@ -412,7 +412,7 @@ def test_token_targets_are_standardised_and_have_no_gradient():
 def test_stamps(model, objective, options, stamp):
     options = dict(options)
     normalise = options.pop("normalise", None)
-    config = build_model_config(model, "tiny", **options)
+    config = build_model_config(model, "tiny", **planted.use_paper_tokens(model, options))
     settings = Settings(model=config, objective=ObjectiveConfig(name=objective))
     assert objectives.leak_free(settings, normalise=normalise) == stamp
     assert objectives.leak_free(settings.model_dump(by_alias=True), normalise=normalise) == stamp
@@ -538,7 +538,7 @@ def sines(draw):
 def test_sines_are_learned_and_tokens_do_not_collapse(name, objective, options, steps, limit):
     """The loss falls as a share of the target's variance, and not because the tokens shrink."""
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=2, length=64, **options)
+    model = planted.tiny(name, channels=2, length=64, **options).train()
     objectives.measure_scale(model, [sines(seeded(9)) for _ in range(4)])
     probe = sines(seeded(3))
     before = model(probe).tokens.var()
@@ -578,7 +578,7 @@ def test_passes_are_those_of_a_step(objective: str, model: str) -> None:
     states add some.
     """
     built, batch = (
-        models.build(model, preset="tiny", channels=2, length=512),
+        planted.tiny(model, channels=2, length=512).train(),
         Batch(torch.randn(4, 512, 2)),
     )
 

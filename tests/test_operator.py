@@ -205,7 +205,9 @@ def test_two_layers_are_one_graph_forward_and_backward(name: str, length: int) -
     import torch._dynamo
 
     torch.manual_seed(0)
-    model: Any = models.build(name, preset="tiny", channels=2, length=length, layers=2, dropout=0.0)
+    model: Any = models.build(
+        name, preset="tiny", channels=2, length=length, layers=2, dropout=0.0, tokenizer="conv"
+    )
     batch, weights = Batch(torch.randn(2, length, 2)), list(model.parameters())
     torch._dynamo.reset()
     counters: Any = torch._dynamo.utils.counters

@@ -4,6 +4,7 @@ the test says what does.
 
 import math
 
+import planted
 import pytest
 import torch
 
@@ -44,12 +45,7 @@ def by_loops(q, k, v, allowed):
 
 
 def tiny(name="bitimelygpt", **options):
-    torch.manual_seed(0)
-    return (
-        models.build(name, **{"preset": "tiny", "channels": 2, "length": 40, **options})
-        .eval()
-        .double()
-    )
+    return planted.tiny(name, **{"channels": 2, "length": 40, **options}).double()
 
 
 def signal(rows=1, length=40, channels=2):
@@ -329,7 +325,7 @@ def test_table1_bidirectionality():
 def test_appendix_the_tokenizer_reduces_the_length_to_a_quarter(steps, tokens):
     """N = T / 4 as two stride-2 convolutions give it: rounded up."""
     torch.manual_seed(0)
-    model = models.build("bitimelygpt", preset="tiny", channels=2, length=steps, layers=2)
+    model = planted.tiny("bitimelygpt", channels=2, length=steps, layers=2)
     encoded = model(Batch(torch.randn(1, steps, 2)))
     assert encoded.tokens.shape == encoded.targets.shape == (1, tokens, 2)  # N x V
     assert encoded.hidden[-1].shape == (1, tokens + 2, 64)  # (N + 2) x d with [SOS] and [EOS]
@@ -373,7 +369,11 @@ def test_table_of_configurations(preset):
     assert shipped["train"]["epochs"] == 20
     assert shipped["finetune"]["epochs"] == 5
     count = models.count_configured(
-        build_model_config("bitimelygpt", preset, **models.default_shape(preset))
+        build_model_config(
+            "bitimelygpt",
+            preset,
+            **planted.use_paper_tokens("bitimelygpt", models.default_shape(preset)),
+        )
     )
     assert count == TRUE_SIZES[preset] < shipped["paper_parameters"]
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from planted import seeded, tiny
+from planted import seeded, tiny, use_paper_tokens
 from torch import nn
 from torch.nn import functional as F
 
@@ -270,7 +270,7 @@ LEAKS = [
 
 @pytest.mark.parametrize(("name", "objective", "options"), LEAKS, ids=str)
 def test_what_is_stamped_leak_free_has_no_derivative(name, objective, options):
-    config = build_model_config(name, "tiny", channels=2, **options)
+    config = build_model_config(name, "tiny", channels=2, **use_paper_tokens(name, options))
     stamp = objectives.leak_free(Settings(model=config, objective=ObjectiveConfig(name=objective)))
     measure = (
         leakage.measure_code_changes if config.tokenizer == "codes" else leakage.measure_jacobian
@@ -438,14 +438,17 @@ def test_a_full_count_by_hand():
     """
     layers = 12 * (4 * 384 * (384 + 384) + 8 * 384)
     rest = 2 * (3 * 49 + 7) + 7 * 384 + 384 + 2 * 384 + 2 * 384 + 384 * 7 + 7
-    assert models.count_configured(build_model_config("lstm", "18m", channels=7)) == layers + rest
+    assert (
+        models.count_configured(build_model_config("lstm", "18m", channels=7, tokenizer="conv"))
+        == layers + rest
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "preset"), [*itertools.product(NAMES, ["18m", "7.5m", "tiny"]), ("lstm", "3m")]
 )
 def test_matched_budgets_come_within_five_percent(name, preset):
-    data = models.default_shape(preset)
+    data = use_paper_tokens(name, models.default_shape(preset))
     goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
     found = models.match_parameters(name, preset, **data)
     config = build_model_config(name, preset, **data, **found)

@@ -20,6 +20,7 @@ SIGNALS = {
     "conv": {},
     "patch": {"tokenizer": "patch"},
     "overlap": {"tokenizer": "patch", "stride": 3},
+    "network": {"tokenizer": "patch-cnn", "patch": 8},
     "steps": {"tokenizer": "steps"},
     "channels": {"tokenizer": "patch", "channel_independent": True},
 }

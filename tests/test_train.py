@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import planted
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bitimely_core import models, objectives
+from bitimely_core import objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.train import checkpoints, loop, losses, metrics_log
@@ -552,7 +553,7 @@ def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(
     from bitimely_core import registry
 
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=2, length=48, dropout=0.0, **options)
+    model = planted.tiny(name, channels=2, length=48, dropout=0.0, **options).train()
     objective = objectives.get(registry.models[name].facts.objective, **settings)
     x = torch.randn(4, 48, 2)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from bitimely_core import models, registry
+from bitimely_core import registry
 from bitimely_core.config import find_model_config
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
@@ -25,11 +25,6 @@ def combine(names, options):
         for chosen in options
         if chosen.keys() <= find_model_config(name).model_fields.keys()
     ]
-
-
-def tiny(name, **options):
-    torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
 
 
 def events(batch=2, length=9, seed=0):

@@ -19,7 +19,7 @@ from bitimely_core.errors import Reason, UserError, check_choice, input_error, u
 from bitimely_core.evaluate.intervals import explain_few
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.verdicts import count_units
-from bitimely_core.heads import POOLS, average_channels, pool
+from bitimely_core.heads import POOLS, average_channels, find_readout, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models
 from bitimely_core.run import Run
@@ -35,6 +35,7 @@ WORDS = {
     "eos": "[EOS]",
     "sos+eos": "[SOS] + [EOS]",
     "mean": "average pooling",
+    "mean+tokens": "average pooling, and of the tokens",
     "last": "last token",
     "max": "maximum",
     "flatten": "all tokens",
@@ -118,7 +119,7 @@ def list_choices(
 
 def _is_default(readout: str, encoded: Encoded, model: Any) -> bool:
     """Whether a readout is probed by default: the model has it, and it is not too wide."""
-    if readout == "flatten":
+    if readout == "flatten" or readout == "mean+tokens" != find_readout(model.config):
         return False
     try:
         return pool(encoded, model, readout).shape[-1] <= MAX_WIDTH

@@ -345,7 +345,7 @@ def record_tokens(model: Model, x: Tensor) -> Iterator[TokenRecord]:
         lambda module, args, made: record.tokens.append(made[0])
     )
     if model.config.normalises_windows:
-        model.prepare = keep  # type: ignore[assignment]
+        model.prepare = keep  # type: ignore[method-assign]
     else:
         record.inputs.append(x)
     try:

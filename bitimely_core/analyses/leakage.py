@@ -261,15 +261,13 @@ def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: b
             update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0}
         )
     step = samples_per_token(config)
-    length = min(step * tokens - (step // 2 if ragged else 0), 256)
+    cut = step // 2 if ragged else 0
+    length = min(step * tokens - cut, 256)
+    if config.cuts_patches:  # a patch before and behind one
+        length = max(length, 2 * step + config.patch - cut)
     width = 1 if config.channel_independent else channels
     return config.model_copy(
-        update={
-            "length": max(length, config.patch),
-            "channels": width,
-            "others": (),
-            "dropout": 0.0,
-        }
+        update={"length": length, "channels": width, "others": (), "dropout": 0.0}
     )
 
 

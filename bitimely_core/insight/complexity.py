@@ -351,6 +351,8 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
     config = build_model_config(models[model].name, preset, channels=CHANNELS)
     if config.tokenizer == "codes" and config.codes is None:
         config = config.model_copy(update={"codes": FIRST + CODES})
+    if config.tokenizer == "patch-cnn":  # the layers are compared: tokens that cost little
+        config = build_model_config(config.name, preset, channels=CHANNELS, tokenizer="conv")
     with torch.device("meta"):
         config = building.from_config(config).config  # as the model reads it
     return config, preset

@@ -276,7 +276,7 @@ def normalise_rows(maps: Array) -> Array:
 
 def first_sample(samples: int, config: ModelConfig) -> int:
     """The first sample of the first token; earlier ones are cropped."""
-    is_cropped = config.tokenizer == "patch" and config.crop == "start"
+    is_cropped = config.cuts_patches and config.crop == "start"
     return max(samples - config.patch, 0) % samples_per_token(config) if is_cropped else 0
 
 
@@ -288,7 +288,7 @@ def spread_over_samples(share: Array, samples: int, config: ModelConfig) -> Arra
     tokens that begin after the last sample (of spectra) have none.
     """
     step = samples_per_token(config)
-    width = config.patch if config.tokenizer == "patch" else step
+    width = config.patch if config.cuts_patches else step
     # [N, width]
     places = (
         first_sample(samples, config) + step * np.arange(len(share))[:, None] + np.arange(width)

@@ -19,6 +19,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.adapters import count_channels, make_grid, require_codes
 from bitimely_core.models.contract import Direction, Which, config_error
+from bitimely_core.models.patch_cnn import PatchCNNTokenizer
 from bitimely_core.models.tokenizers import (
     FIRST,
     CodeTokenizer,
@@ -32,19 +33,32 @@ from bitimely_core.records import FORMAT, write_results
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
+Tokenizer = ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer
+TOKENIZERS: dict[str, Callable[[ModelConfig, int], Tokenizer]] = {
+    "conv": lambda config, channels: ConvTokenizer(channels),
+    "steps": lambda config, channels: StepTokenizer(channels),
+    "patch": lambda config, channels: PatchTokenizer(
+        channels, config.patch, stride=config.stride, crop=config.crop
+    ),
+    "patch-cnn": PatchCNNTokenizer,
+}
+"""Tokenizer of signals -> (configuration, channels) -> it."""
 
-def _make_tokenizer(
-    config: ModelConfig,
-) -> ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer:
+
+def _make_tokenizer(config: ModelConfig) -> Tokenizer:
     """The tokenizer of one data set. Raises UserError (config, exit 2) for codes without a
     vocabulary, or by channel.
     """
     if config.tokenizer == "codes":
         return CodeTokenizer(_require_codes(config))
-    channels = count_channels(config)
-    if config.tokenizer == "patch":
-        return PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
-    return StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
+    if config.target == "spectrum" and config.tokenizer != "patch-cnn":
+        raise config_error(
+            f"spectrum with tokenizer {config.tokenizer}",
+            "expected patch-cnn",
+            "model.target",
+            "Leave it out",
+        )
+    return TOKENIZERS[config.tokenizer](config, count_channels(config))
 
 
 def _require_codes(config: ModelConfig) -> int:
@@ -206,6 +220,10 @@ class Model(nn.Module):
             return batch
         return split_channels(batch)
 
+    def prepare(self, batch: Batch) -> Batch:
+        """The input of the tokenizer."""
+        return self.expand_channels(batch)
+
     def _configure_events(self, batch: Batch, codes: int) -> Batch:
         """Events with what the model reads of their times, on a grid of months where it reads
         one.
@@ -230,6 +248,9 @@ class Model(nn.Module):
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Targets of a batch and their validity mask, both [B, N, P] (codes: [B, N])."""
         batch, tokenizer = self.expand_channels(batch), self.adapter_of(batch).tokenizer
+        if isinstance(tokenizer, PatchCNNTokenizer):
+            targets, real = tokenizer.make_targets(batch)
+            return targets, tokenizer.find_targets(batch) & real[..., None]
         tokens, targets, real = tokenizer(batch)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             return standardise_tokens(tokens, real), real[..., None].expand_as(tokens)
@@ -346,6 +367,19 @@ class Model(nn.Module):
         for part in self.modules():
             if isinstance(part, NumberScale) and bool(part.mean.isnan().all()):
                 part.fit(moments)
+
+    @torch.no_grad()
+    def fit_features(self, read: Callable[[], Iterable[Batch]]) -> None:
+        """Standardise features of patches by their moments in the batches that `read` gives, where
+        they have none.
+        """
+        for part in self.modules():
+            if isinstance(part, PatchCNNTokenizer) and part.lacks_moments:
+                part.fit(
+                    self.prepare(batch)
+                    for batch in read()
+                    if self.adapter_of(batch).tokenizer is part
+                )
 
     def _fit_length(self, before: int) -> list[str]:
         """Adapt what depends on the length of the windows, which was `before`; the names of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bitimely_core import registry
 from bitimely_core.config import (
     ModelConfig,
     build_model_config,
+    choose_tokens,
     find_model_config,
     load_preset,
     validate,
@@ -65,7 +67,7 @@ def from_config(config: ModelConfig) -> Model:
     complete = (
         config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
     )
-    model: Model = registry.models[config.name](configure_events(complete))
+    model: Model = registry.models[config.name](choose_tokens(configure_events(complete)))
     return model
 
 
@@ -87,35 +89,23 @@ def default_shape(preset: str) -> dict[str, Any]:
     return dict(DEFAULT_SHAPES.get(preset, {}))
 
 
-def match_parameters(
-    name: str,
-    preset: str,
-    *,
-    channels: int = 1,
-    length: int = 3000,
-    codes: int | None = None,
-    events: str = "code-embed",
-    person: bool = True,
-    numbers: bool | None = None,
-) -> dict[str, Any]:
+def match_parameters(name: str, preset: str, **chosen: Any) -> dict[str, Any]:
     """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at
     `preset` (`--budget matched`).
 
     Layers and heads stay. The width is a multiple of 2 x heads and the other widths keep their
     ratio to it; if the count is still more than 5 % off, the feed-forward width is adjusted. The
-    result includes `ModelFacts.budget_changes`.
+    result includes `ModelFacts.budget_changes`. `chosen`: fields of `ModelConfig` that the data or
+    the user decide: channels, length, codes, events, person, numbers, and the tokenizer of models
+    that take several.
     """
-    entry = registry.models[name]
-    data = {
-        "channels": channels,
-        "length": length,
-        "codes": codes,
-        "person": person,
-        "numbers": numbers,
-        **({"tokenizer": "codes"} if codes else {}),
-    }
-    goal = count_configured(build_model_config("bitimelygpt", preset, **data))
-    base = build_model_config(entry.name, preset, **data, events=events)
+    entry, data = registry.models[name], dict(chosen)
+    events = {"events": data.pop("events", "code-embed")}
+    tokens = _choose_matched_tokens(data.pop("tokenizer", None), data)
+    goal = count_configured(build_model_config("bitimelygpt", preset, **data, **tokens))
+    if entry.facts.tokenizer or data.get("codes"):
+        data |= tokens
+    base = build_model_config(entry.name, preset, **data, **events)
     first = entry.facts.budget_changes(base)
     base = base.model_copy(update=first)
 
@@ -148,6 +138,17 @@ def match_parameters(
         )
         chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / unit) if unit else 0))
     return {**first, **chosen}
+
+
+def _choose_matched_tokens(tokenizer: str | None, data: Mapping[str, object]) -> dict[str, str]:
+    """The tokens of two models of one size; but for those of a network, all of signals have the
+    size of the paper's.
+    """
+    if data.get("codes"):
+        return {"tokenizer": "codes"}
+    if tokenizer is None:
+        return {}
+    return {"tokenizer": tokenizer if tokenizer == "patch-cnn" else "conv"}
 
 
 def load(folder: str | Path) -> Model:

@@ -108,6 +108,7 @@ class BidirectionalModel(Model, ABC):
             pooled,
             eos,
             eos if self.config.index_day else None,
+            x[:, 1:-1],
         )
 
     def embed(
@@ -394,6 +395,7 @@ def _describe_row(
         directions=directions,
         attention=True,
         input=("regular", "events"),
+        tokenizer="patch-cnn",
         source=source,
         known=limits,
     )

@@ -7,7 +7,7 @@ in `bitimely_core.zoo`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = [
     "get",
     "leak_free",
     "make_result",
+    "measure_features",
     "measure_scale",
 ]
 
@@ -226,12 +227,22 @@ def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch]) -> float
     """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to
     `SCALE_BATCHES`; kept in `model.target_scale`.
     """
-    stream = batches(0) if callable(batches) else batches
-    where = next(model.parameters()).device
-    limited = itertools.islice(stream, SCALE_BATCHES)
-    moved = (
-        Batch._make(part if part is None else part.to(where) for part in batch) for batch in limited
-    )
-    scale = float(model.measure(moved))  # type: ignore[operator]
+    scale = float(model.measure(_read_first(model, batches)))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale
+
+
+def measure_features(model: nn.Module, batches: Batches) -> None:
+    """Measure what standardises the features of patches, on up to `SCALE_BATCHES`, where the model
+    or the one below its head has any that are not measured.
+    """
+    network = getattr(model, "model", model)
+    if isinstance(network, Model):
+        network.fit_features(lambda: _read_first(model, batches))
+
+
+def _read_first(model: nn.Module, batches: Batches | Iterable[Batch]) -> Iterator[Batch]:
+    """The first `SCALE_BATCHES` where the model is."""
+    where = next(model.parameters()).device
+    for batch in itertools.islice(batches(0) if callable(batches) else batches, SCALE_BATCHES):
+        yield Batch._make(part if part is None else part.to(where) for part in batch)

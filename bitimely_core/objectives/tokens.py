@@ -444,7 +444,7 @@ def refuse_overlap(config: ModelConfig) -> None:
     """Raises UserError (config, exit 2) for overlapping patches, which leak neighbouring
     targets.
     """
-    if config.tokenizer == "patch" and config.stride is not None and config.stride < config.patch:
+    if config.cuts_patches and config.stride is not None and config.stride < config.patch:
         raise usage_error(
             f"patches of {config.patch} with stride {config.stride} overlap",
             "expected stride >= patch for a leak-free objective",

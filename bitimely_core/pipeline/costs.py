@@ -266,7 +266,9 @@ def _fit_shape(config: ModelConfig, sizes: list[DataSize]) -> ModelConfig:
 
 def _count_tokens(config: ModelConfig, sizes: list[DataSize]) -> float:
     """Tokens of a window: the mean length of histories, or samples by those that a token takes."""
-    samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)
+    samples = {"conv": 4}.get(config.tokenizer, 1)
+    if config.cuts_patches:
+        samples = config.patch
     return max(size.events or size.length / samples for size in sizes)
 
 
@@ -377,9 +379,8 @@ def _count_parameters(
         shape |= {"codes": codes, "tokenizer": "codes"}
     config = build_model_config(name, preset, **merge_layers(shape, settings))
     if budget == "matched":
-        widths = models.match_parameters(
-            name, preset, channels=channels, length=length, codes=codes, events=config.events
-        )
+        chosen = {"codes": codes, "events": config.events, "tokenizer": config.tokenizer}
+        widths = models.match_parameters(name, preset, channels=channels, length=length, **chosen)
         config = build_model_config(name, preset, **merge_layers(shape, settings, widths))
     return config, models.count_configured(config)
 
@@ -391,7 +392,7 @@ def _predict_trial(model: str, config: ModelConfig, parameters: int, tokens: flo
     if config.tokenizer == "codes":
         return math.inf
     # models of the measurement took 4 samples a token
-    samples = 4 * tokens if config.tokenizer == "patch" else config.length
+    samples = 4 * tokens if config.cuts_patches else config.length
     measured = _read_costs()
     costs, share = measured.get("models", {}), (samples / 1000) ** 2
     if model not in costs:

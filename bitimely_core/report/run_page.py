@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
+from bitimely_core.config import describe_tokens
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.evaluate.verdicts import (
@@ -121,7 +122,7 @@ def run_facts(record: RunRecord) -> dict[str, str]:
     parameters = f"{record.parameters:,} parameters"
     if record.paper_parameters:
         parameters += f" (paper: {record.paper_parameters / 1e6:g} M)"
-    tokens = f"{settings.model.tokenizer} tokens"
+    tokens = describe_tokens(settings.model, record.data[0].rate)
     facts = {
         **_describe_data(record),
         "Model": f"{record.model}, preset {record.preset}, {tokens}, {parameters}",

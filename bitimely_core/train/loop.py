@@ -125,7 +125,7 @@ def fit(
         stack.enter_context(restore_model(model, device))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
-            _measure_scale(model, batches, objective, settings)
+            _measure_moments(model, batches, objective, settings)
         model.to(device)
         distributed.broadcast_parameters(model)
         optimizer, names = _make_optimizer(model, settings, device)
@@ -213,15 +213,17 @@ def _require_batches(config: TrainConfig, batches: Batches) -> None:
         )
 
 
-def _measure_scale(
+def _measure_moments(
     model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig
 ) -> None:
-    """Measure `model.target_scale` where it is NaN. Raises UserError (resource_limit, exit 6)."""
+    """Measure what standardises features, and `model.target_scale` where it is NaN. Raises
+    UserError (resource_limit, exit 6).
+    """
     scale = getattr(model, "target_scale", None)
-    if not isinstance(scale, Tensor) or not bool(torch.isnan(scale).any()):
-        return
     try:
-        objectives.measure_scale(model, batches)
+        objectives.measure_features(model, batches)
+        if isinstance(scale, Tensor) and bool(torch.isnan(scale).any()):
+            objectives.measure_scale(model, batches)
     except Exception as error:
         fault = faults.out_of_memory_error(
             error, batches, config, 1, divisible=faults.is_divisible(model, objective)

@@ -97,8 +97,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             same kind of device.
         device: auto, cpu, cuda or mps.
         settings: further settings of the model (docs/settings.md), for instance `layers=2`,
-            `tokenizer="conv"`. Without one on how it is cut, a window becomes patches, 32 where it
-            has so many samples.
+            `tokenizer="conv"`. Without one on how it is cut, a window becomes 16 patches, each read
+            by a network, of other models 32, where it has so many samples.
 
     Attributes:
         model_: the trained `Model`, in eval mode.
@@ -201,7 +201,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                     heads.losses[self.task],
                     self.head_epochs,
                 )
-        self.readout_ = self.readout or registry.models[self.model].facts.readout
+        self.readout_ = self.readout or heads.find_readout(self.model_.config)
         self._n_features_out = self._compute(
             values[:1], lambda batch: heads.compute_vectors(self.model_, batch, self.readout_)
         ).shape[1]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core import registry
 from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
@@ -72,7 +71,7 @@ def finetune(
     """
     import torch
 
-    from bitimely_core import models
+    from bitimely_core import heads, models
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = open_recipe(config)
@@ -89,8 +88,7 @@ def finetune(
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
-    readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
-    tuned = settings.finetune.model_copy(update={"readout": readout})
+    tuned = heads.choose_head(settings.finetune, model.config)
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
     head = build_head(model, settings, windows, view)
     origin = parent.record
@@ -206,14 +204,17 @@ def require_view(data: str | None, recipe: Recipe) -> str:
 
 def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
     """Settings of the pre-training, and those of its preset for fine-tuning."""
+    from bitimely_core.models.patch_lengths import choose_learning_rate
+
     shipped = load_preset(origin.preset) if origin.preset in list_presets() else {}
     same = find_dataset(name, workspace) in {data.dataset for data in origin.data}
     stored = origin.to_json()["settings"]
+    rate = choose_learning_rate(origin.settings.model) or 1e-4
     return {
         "model": stored["model"],
         "objective": stored["objective"],
         "data": {"names": (name,), "fraction": 0.2 if same else 1.0},
-        "train": {"epochs": 5, "lr": 1e-4, **shipped.get("finetune", {})},
+        "train": {"epochs": 5, "lr": rate, **shipped.get("finetune", {})},
     }
 
 
@@ -296,6 +297,7 @@ def build_head(
         layers=tuned.layers,
         layer_merge=tuned.layer_merge,
         freeze=tuned.freeze,
+        dropout=tuned.dropout or 0.0,
         grid=_make_grid(settings, windows, target),
     )
     heads.standardise(head, target)

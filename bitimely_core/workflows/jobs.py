@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from bitimely_core import registry, storage
-from bitimely_core.config import ModelConfig, Settings
+from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.records import find_missing, has_result, list_results, write_results
 from bitimely_core.report.model_card import render_card
@@ -164,7 +164,8 @@ def _announce_job(job: TrainingJob, say: Say | None) -> None:
     length = f"{train.epochs} epochs of {batches.steps:,} steps"
     if train.steps is not None:
         length = f"{train.steps:,} steps"
-    for line in (job.headline, f"{length} of {batches.size} windows", *job.record.notices):
+    tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
+    for line in (job.headline, tokens, f"{length} of {batches.size} windows", *job.record.notices):
         say(line)
 
 
@@ -339,6 +340,7 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
         "exists": (job.folder / "run.json").is_file(),
         "parameters": record.parameters,
         "paper_parameters": record.paper_parameters,
+        "tokens": describe_tokens(record.settings.model, record.data[0].rate),
         "leak_free": record.leak_free,
         "windows": {split: len(job.windows[0][split]) for split in SPLITS},
         "notices": list(record.notices),

@@ -12,6 +12,7 @@ from bitimely_core.config import (
     ModelConfig,
     Settings,
     TuneConfig,
+    find_dimensions,
     load_preset,
     merge_layers,
     parse_assignments,
@@ -74,7 +75,7 @@ def pretrain(
     chosen = merge_layers(recipe.overrides("pretrain"), flags, parse_assignments(assignments))
     model_choices = chosen.get("model", {})
     entry = registry.models[model_choices.get("name", "bitimelygpt")]
-    base = _collect_preset(shipped, entry.name, entry.facts)
+    base = _collect_preset(preset, entry.name, chosen)
     resolve = partial(resolve_training, "pretrain", config=recipe, pairs=assignments, flags=flags)
     settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
@@ -89,12 +90,13 @@ def pretrain(
     windows = _prepare_data(settings, workspace, verify, dry_run, progress)
     # a preset of signals, given events
     if windows[0].vocabulary and "tokenizer" not in model_choices:
-        base["model"] = adapt_to_events(base["model"], model_choices, entry.facts)
+        base["model"] = adapt_to_events(preset, entry.name, model_choices)
         settings = resolve(base)
     notices: list[str] = []
     if supervised:
         settings, notices = _skip_training(settings, entry.name)
     model = build_model(settings, windows, matched_preset)
+    settings = choose_rate(settings, model.config, base, chosen)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
     stamp, preparation = _find_stamp(settings, windows)
@@ -202,11 +204,12 @@ def _match_preset(preset: str, budget: str | None) -> str | None:
     return preset if budget == "matched" else None
 
 
-def _collect_preset(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:
-    """Settings of the preset `shipped` for the model `name`."""
+def _collect_preset(preset: str, name: str, chosen: Flags) -> Flags:
+    """Settings of the preset for the model `name`; the user has `chosen` some."""
+    shipped = load_preset(preset)
     return {
-        "model": {**shipped.get(facts.family, {}), "name": name},
-        "objective": {"name": facts.objective},
+        "model": collect_dimensions(preset, name, chosen.get("model", {})),
+        "objective": {"name": registry.models[name].facts.objective},
         "data": {"names": shipped.get("data", ["synthetic"])},
         "train": shipped.get("train", {}),
     }
@@ -226,11 +229,18 @@ def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
     return facts.objective == "none"
 
 
-def adapt_to_events(model: Flags, chosen: Flags, facts: registry.ModelFacts) -> Flags:
+def collect_dimensions(preset: str, name: str, chosen: Flags) -> Flags:
+    """The model settings of the preset for the model `name`; the user has `chosen` some."""
+    return {**find_dimensions(name, preset, chosen), "name": name}
+
+
+def adapt_to_events(preset: str, name: str, chosen: Flags) -> Flags:
     """The model settings of a preset for signals, changed for events.
 
     There are as many half-lives as heads, over the same span. The user has `chosen` some settings.
     """
+    facts = registry.models[name].facts
+    model = collect_dimensions(preset, name, {**chosen, "tokenizer": "codes"})
     events = load_preset("3m").get(facts.family, {})
     adapted = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
     if "decay" in events:
@@ -248,21 +258,32 @@ def build_model(settings: Settings, windows: list[Windows], matched_preset: str 
     import torch
 
     from bitimely_core import models
+    from bitimely_core.models.patch_lengths import choose_patch
 
     torch.manual_seed(settings.train.seed)
     config = settings.model.model_copy(update={"numbers": choose_numbers(windows, settings.model)})
+    config = choose_patch(config, windows[0].options)
     shape: Flags = {**derive_model_shape(windows, config), "numbers": config.numbers}
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
         size = {
             key: shape[key] for key in ("channels", "length", "codes", "numbers") if key in shape
         }
-        dimensions |= models.match_parameters(
-            config.name, matched_preset, **size, events=config.events
-        )
+        chosen = {"events": config.events, "tokenizer": config.tokenizer}
+        dimensions |= models.match_parameters(config.name, matched_preset, **size, **chosen)
     model = models.build(config.name, **shape, **dimensions)
     model.fit_numbers(find_moments(windows))
     return model
+
+
+def choose_rate(settings: Settings, config: ModelConfig, *layers: Flags) -> Settings:
+    """With the learning rate of the tokens of the model where none of the `layers` has one."""
+    from bitimely_core.models.patch_lengths import choose_learning_rate
+
+    rate = choose_learning_rate(config)
+    if rate is None or any("lr" in layer.get("train", {}) for layer in layers):
+        return settings
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"lr": rate})})
 
 
 def _list_batch_notices(settings: Settings) -> list[str]:

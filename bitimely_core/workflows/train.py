@@ -27,7 +27,12 @@ from bitimely_core.workflows.jobs import (
     list_training_notices,
 )
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
-from bitimely_core.workflows.pretrain import adapt_to_events, build_model
+from bitimely_core.workflows.pretrain import (
+    adapt_to_events,
+    build_model,
+    choose_rate,
+    collect_dimensions,
+)
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
 
 if TYPE_CHECKING:
@@ -85,7 +90,7 @@ def train(
         ),
     )
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
-    settings, head = _build_network(settings, entry.facts.readout, windows, view)
+    settings, head = _build_network(settings, chosen, windows, view)
     record = RunRecord(
         run=run or _name_run(entry.name, preset, name),
         kind="train",
@@ -118,11 +123,10 @@ def _collect_defaults(
     preset: str, entry: registry.Entry[registry.ModelFacts], chosen: Flags, *, is_events: bool
 ) -> Flags:
     """The dimensions of the preset, and the budget of a training from random weights."""
-    facts = entry.facts
-    dimensions = {**load_preset(preset).get(facts.family, {}), "name": entry.name}
-    choices = chosen.get("model", {})
+    facts, choices = entry.facts, chosen.get("model", {})
+    dimensions = collect_dimensions(preset, entry.name, choices)
     if is_events and "tokenizer" not in choices:
-        dimensions = adapt_to_events(dimensions, choices, facts)
+        dimensions = adapt_to_events(preset, entry.name, choices)
     budget = {**BUDGET, "lr": facts.lr}
     if "epochs" in chosen.get("train", {}):
         del budget["steps"]
@@ -130,13 +134,16 @@ def _collect_defaults(
 
 
 def _build_network(
-    settings: Settings, readout: str, windows: Windows, view: TrainValidation
+    settings: Settings, chosen: Flags, windows: Windows, view: TrainValidation
 ) -> tuple[Settings, Head]:
     """The model for the windows with its head, both with random weights, and the settings with what
-    the windows decided; `readout` is the model's own.
+    the windows decided where the user has not `chosen` it.
     """
+    from bitimely_core import heads
+
     model = build_model(settings, [windows], None)
-    tuned = settings.finetune.model_copy(update={"readout": settings.finetune.readout or readout})
+    tuned = heads.choose_head(settings.finetune, model.config)
+    settings = choose_rate(settings, model.config, chosen)
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
     return settings, build_head(model, settings, windows, view)
 

@@ -184,10 +184,6 @@ class TokenEncoder(Model):
         """Learned positions [count, D] at the start, from number `first` on."""
         return draw_uniform(count, self.config.dim)
 
-    def prepare(self, batch: Batch) -> Batch:
-        """The input of the tokenizer."""
-        return self.expand_channels(batch)
-
     def forward(
         self,
         batch: Batch,
@@ -373,7 +369,8 @@ def patchtst(config: PatchTSTConfig) -> PatchTST:
     """
     settings = ENCODER | {"value_dim": config.dim, "others": ()}
     if config.tokenizer != "codes":  # an odd length loses its first samples
-        settings |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}
+        settings |= {"crop": "start", "channel_independent": True}
+        settings |= {} if config.tokenizer == "patch-cnn" else {"tokenizer": "patch"}
     return PatchTST(config.model_copy(update=settings))
 
 

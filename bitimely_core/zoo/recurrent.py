@@ -314,6 +314,7 @@ LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
     ModelFacts(
         config=RecurrentConfig,
         family="recurrent",
+        tokenizer="patch-cnn",
         objective="next",
         capabilities=DIRECTED_CAPABILITIES,
         readout="last",
@@ -333,6 +334,7 @@ def lstm(config: RecurrentConfig) -> RecurrentModel:
     ModelFacts(
         config=RecurrentConfig,
         family="recurrent",
+        tokenizer="patch-cnn",
         objective="next-previous-strict",
         capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
@@ -350,6 +352,7 @@ def lstm_baar(config: RecurrentConfig) -> RecurrentModel:
     ModelFacts(
         config=BiLSTMConfig,
         family="recurrent",
+        tokenizer="patch-cnn",
         objective="masked",
         capabilities=("hidden",),
         readout="native",
@@ -369,6 +372,7 @@ def bilstm(config: BiLSTMConfig) -> BiLSTM:
     ModelFacts(
         config=ELMoConfig,
         family="recurrent",
+        tokenizer="patch-cnn",
         objective="next-previous-strict",
         capabilities=("one-way", "hidden"),
         readout="native",

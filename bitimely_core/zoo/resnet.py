@@ -22,10 +22,11 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter
 from bitimely_core.models.contract import config_error
+from bitimely_core.models.convolution import STRIDE, ResidualBlock
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.zoo.convolutions import MapAdapter, MapModel, NormedConv, reduce_counts
 
-STEM, KERNEL, STRIDE = 9, 5, 2  # kernel of the stem; kernel and stride of the blocks
+STEM = 9  # kernel of the stem
 # longest window in samples -> stride of the stem, blocks; longer ones as the last
 SIZES = ((500, 1, 3), (2000, 2, 4), (float("inf"), 4, 5))
 
@@ -74,21 +75,6 @@ class ResNetAdapter(MapAdapter):
         return (config.stem or 1) * STRIDE**config.blocks
 
 
-class ResidualBlock(nn.Module):
-    """Two convolutions, the first of stride 2, beside a linear map of the same stride."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.first = NormedConv(inputs, outputs, KERNEL, STRIDE)
-        self.second = NormedConv(outputs, outputs, KERNEL)
-        self.shortcut = NormedConv(inputs, outputs, 1, STRIDE)
-
-    def forward(self, y: Tensor, counts: Tensor | None) -> Tensor:
-        """[B, C, n] -> [B, outputs, ceil(n / 2)], of which the first `counts` are a row's own."""
-        inner = F.relu(self.first(y, counts))
-        return F.relu(self.second(inner, counts) + self.shortcut(y, counts))
-
-
 class ResNet(MapModel):
     """The stem of the adapter and the residual blocks."""
 
@@ -99,8 +85,8 @@ class ResNet(MapModel):
             raise config_error(f"{config.dim}", "expected a multiple of 4", "model.dim")
         super().__init__(choose_sizes(config))
         self.blocks = nn.ModuleList(
-            ResidualBlock(inputs, outputs)
-            for inputs, outputs in itertools.pairwise(list_widths(self.config))
+            ResidualBlock(*pair, conv=NormedConv, activate=F.relu)
+            for pair in itertools.pairwise(list_widths(self.config))
         )
 
     def compute_map(self, x: Tensor, counts: Tensor | None, adapter: Adapter) -> Tensor:
