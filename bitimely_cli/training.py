@@ -89,6 +89,11 @@ class PretrainOptions(OptionGroup):
     ] = None
 
 
+Augment = Annotated[
+    str | None, declare_setting(FinetuneConfig, "augment", metavar="NAME,NAME...|default|none")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(OptionGroup):
     """How a run is fine-tuned."""
@@ -97,6 +102,7 @@ class FinetuneOptions(OptionGroup):
     layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None
     freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False
     from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False
+    augment: Augment = None
     fraction: Annotated[
         float | None,
         declare_setting(
@@ -119,6 +125,7 @@ class HeadOptions(OptionGroup):
         ),
     ] = None
     readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
+    augment: Augment = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
 
 
@@ -313,7 +320,9 @@ def train(
     Example: bitimely train resnet --data epilepsy/five
     """
     flags = collect_settings(
-        finetune={"readout": head.readout}, data={"fraction": head.fraction}, **training.sections()
+        finetune={"readout": head.readout, "augment": head.augment},
+        data={"fraction": head.fraction},
+        **training.sections(),
     )
     _launch_processes(training.devices)
     from bitimely_core import workflows

@@ -318,8 +318,19 @@ class DataConfig(Section):
     )
 
 
+def parse_names(value: Any) -> Any:
+    """`"stretch,gain"` as a tuple of names; `"none"`, alone or among others, is no name.
+
+    What is no text stays as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    names = (name.strip() for name in value.split(","))
+    return tuple(name for name in names if name and name != "none")
+
+
 class FinetuneConfig(Section):
-    """What a supervised head reads. None = the model's own readout."""
+    """What a supervised head reads and how it learns. None = the model's own readout."""
 
     readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = (
         Field(None, description="Vector that the head reads (default: the model's own).")
@@ -338,6 +349,23 @@ class FinetuneConfig(Section):
     from_scratch: bool = Field(
         False,
         description="Random weights of the same architecture: the control without pre-training.",
+    )
+    augment: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
+        (),
+        description="Augmentations of training windows, separated by commas, applied in this "
+        "order, see: bitimely list augmentations. default: stretch,gain where the label is a rate "
+        "or a duration, gain,noise for classes, else none.",
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: all classes count the same in the training loss."
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of a label that is spread over all classes in training."
+    )
+    label_scales: Literal["rate", "duration", "none"] | None = Field(
+        None,
+        description="What the augmentation stretch takes the label for (default: as the view "
+        "states).",
     )
 
 

@@ -68,6 +68,7 @@ class RecipeStage(Section):
     layers: str | None = None
     freeze: bool | None = None
     from_scratch: bool | None = None
+    augment: str | tuple[str, ...] | None = None
     fraction: float | None = Field(None, gt=0, le=1)
 
     def flags(self) -> SettingsLayer:
@@ -93,6 +94,7 @@ FLAG_FIELDS = {
     "layers": ("finetune", "layers"),
     "freeze": ("finetune", "freeze"),
     "from_scratch": ("finetune", "from_scratch"),
+    "augment": ("finetune", "augment"),
     "fraction": ("data", "fraction"),
 }
 

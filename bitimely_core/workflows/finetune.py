@@ -89,9 +89,7 @@ def finetune(
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
-    readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
-    tuned = settings.finetune.model_copy(update={"readout": readout})
-    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
+    settings = complete_settings(settings, model, windows)
     head = build_head(model, settings, windows, view)
     origin = parent.record
     initial = _describe_origin(origin, scratch)
@@ -125,6 +123,19 @@ def finetune(
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
 
+def complete_settings(settings: Settings, model: Model, windows: Windows) -> Settings:
+    """The settings with what the model and the windows decide: dimensions, readout, augmentations.
+
+    Raises UserError: as `resolve_augmentation`.
+    """
+    from bitimely_core.augment.batches import resolve_augmentation
+
+    readout = settings.finetune.readout or registry.models[model.config.name].facts.readout
+    tuned = settings.finetune.model_copy(update={"readout": readout})
+    tuned = resolve_augmentation(tuned, windows)
+    return settings.model_copy(update={"model": model.config, "finetune": tuned})
+
+
 def make_job(
     record: RunRecord, head: Head, windows: Windows, view: tuning.TrainValidation, workspace: Path
 ) -> TrainingJob:
@@ -132,20 +143,28 @@ def make_job(
     the settings ask for one.
     """
     from bitimely_core import heads
+    from bitimely_core.augment.batches import augment_batches
     from bitimely_core.data import batches as make_batches
 
     settings, train, size = record.settings, record.settings.train, record.settings.train.batch_size
-    batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
+    batches = augment_batches(
+        make_batches(view.train, size, seed=train.seed, ties=settings.model.ties),
+        view.train,
+        settings.finetune,
+        train.seed,
+    )
     validation = (
         make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
     )
     measure = partial(measure_task, device=train.device)
+    target = view.train.targets(None)
+    assert target is not None, "a view with a task has targets"
     readout = settings.finetune.readout
     return TrainingJob(
         record=record,
         folder=locate_new(workspace, "runs", record.run, "--run"),
         model=head,
-        objective=heads.losses[head.task],
+        objective=heads.make_loss(head.task, target, head.outputs, settings.finetune),
         batches=batches,
         validation=validation,
         windows=[windows],

@@ -13,6 +13,7 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
 from bitimely_core.workflows.finetune import (
     build_head,
+    complete_settings,
     describe_fraction,
     make_job,
     open_view,
@@ -85,7 +86,7 @@ def train(
         ),
     )
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
-    settings, head = _build_network(settings, entry.facts.readout, windows, view)
+    settings, head = _build_network(settings, windows, view)
     record = RunRecord(
         run=run or _name_run(entry.name, preset, name),
         kind="train",
@@ -109,9 +110,10 @@ def train(
 
 
 def describe_schedule(settings: Settings) -> str:
-    """The optimiser and its rate, in words."""
+    """The optimiser, its rate and the augmentations, in words."""
     chosen = settings.train
-    return f"AdamW at {chosen.lr:g}, warm-up {chosen.warmup:.0%}, cosine to 0"
+    names = ", ".join(settings.finetune.augment) or "no"
+    return f"AdamW at {chosen.lr:g}, warm-up {chosen.warmup:.0%}, cosine to 0; {names} augmentation"
 
 
 def _collect_defaults(
@@ -126,18 +128,22 @@ def _collect_defaults(
     budget = {**BUDGET, "lr": facts.lr}
     if "epochs" in chosen.get("train", {}):
         del budget["steps"]
-    return {"model": dimensions, "objective": {"name": "none"}, "train": budget}
+    return {
+        "model": dimensions,
+        "objective": {"name": "none"},
+        "train": budget,
+        "finetune": {"augment": ("default",)},
+    }
 
 
 def _build_network(
-    settings: Settings, readout: str, windows: Windows, view: TrainValidation
+    settings: Settings, windows: Windows, view: TrainValidation
 ) -> tuple[Settings, Head]:
     """The model for the windows with its head, both with random weights, and the settings with what
-    the windows decided; `readout` is the model's own.
+    the windows decided.
     """
     model = build_model(settings, [windows], None)
-    tuned = settings.finetune.model_copy(update={"readout": settings.finetune.readout or readout})
-    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
+    settings = complete_settings(settings, model, windows)
     return settings, build_head(model, settings, windows, view)
 
 
