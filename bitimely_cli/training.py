@@ -314,8 +314,8 @@ def train(
 ) -> int:
     """Train a model on the labels of a view from random weights, without pre-training.
 
-    Without --steps or --epochs it takes 1,500 steps of 32 windows: AdamW at the model's own rate,
-    which rises over 5 % of the steps and falls as a cosine to 0.
+    Without --steps, --epochs or --minutes it takes 1,500 steps of 32 windows: AdamW at the model's
+    own rate, which rises over 5 % of the budget and falls as a cosine to 0.
 
     Example: bitimely train resnet --data epilepsy/five
     """

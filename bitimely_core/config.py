@@ -182,6 +182,12 @@ class TrainConfig(Section):
     steps: int | None = Field(
         None, ge=0, description="Stop after so many optimizer steps, whatever the epochs."
     )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Train for so many minutes, whatever the epochs and steps; "
+        "the learning rate follows the time.",
+    )
     batch_size: int = Field(64, ge=1, description="Windows per step, over all processes.")
     accumulate: int = Field(
         1, ge=1, description="Micro-batches a batch is split into, to save memory."
@@ -192,6 +198,19 @@ class TrainConfig(Section):
         0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate."
     )
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of a moving average of the weights, which validation and run take; "
+        "0: none.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many epochs in a row without a better validation "
+        "(default: never).",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Arithmetic of the training; "
@@ -225,8 +244,9 @@ class TrainConfig(Section):
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
     checkpoint: Literal["last", "best"] = Field(
         "last",
-        description="Weights of the run: those of the last step, as in the paper, "
-        "or of the lowest validation loss.",
+        description="Weights of the run: those of the last step, as in the paper, or of the best "
+        "validation: by the metric of the task where at least 20 people validate, or 5 with 500 "
+        "windows, else the last; in a pre-training by the loss.",
     )
     track: bool = Field(
         False,
@@ -235,7 +255,12 @@ class TrainConfig(Section):
     )
 
     def count_steps(self, per_epoch: int) -> int:
-        """Optimizer steps of the training, with `per_epoch` of them in an epoch."""
+        """Optimizer steps of the training, with `per_epoch` of them in an epoch.
+
+        Of minutes it is an epoch, until steps have been timed.
+        """
+        if self.minutes is not None:
+            return max(per_epoch, 1)
         return self.epochs * per_epoch if self.steps is None else self.steps
 
 

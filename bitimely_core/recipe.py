@@ -51,6 +51,7 @@ class RecipeStage(Section):
     objective: str | None = None
     epochs: int | None = Field(None, ge=0)
     steps: int | None = Field(None, ge=0)
+    minutes: float | None = Field(None, gt=0)
     batch_size: int | None = Field(None, ge=1)
     accumulate: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
@@ -60,6 +61,7 @@ class RecipeStage(Section):
     devices: int | None = Field(None, ge=1)
     compile: bool | Literal["auto"] | None = None
     checkpoint: Literal["last", "best"] | None = None
+    patience: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=0)
     ties: str | None = None
     rotary: str | None = None

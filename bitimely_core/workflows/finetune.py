@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
+from bitimely_core.config import Settings, TrainConfig, list_presets, load_preset, merge_layers
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate import LOWER_IS_BETTER
+from bitimely_core.evaluate import LOWER_IS_BETTER, MAIN
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe
@@ -20,6 +20,7 @@ from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.train import tuning
+from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Progress
 from bitimely_core.workflows.jobs import (
     Flags,
@@ -42,10 +43,15 @@ from bitimely_core.workflows.prepare import (
 from bitimely_core.workspace import find_dataset, locate_new
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
     from bitimely_core.models.survival import HazardGrid
     from bitimely_core.tokens import Windows
+
+# validation subjects that suffice to choose the best weights; fewer do with so many windows
+ENOUGH_SUBJECTS, FEW_SUBJECTS, MANY_WINDOWS = 20, 5, 500
 
 
 def finetune(
@@ -89,7 +95,7 @@ def finetune(
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
-    settings = complete_settings(settings, model, windows)
+    settings, choice = limit_choice(complete_settings(settings, model, windows), view.validation)
     head = build_head(model, settings, windows, view)
     origin = parent.record
     initial = _describe_origin(origin, scratch)
@@ -109,6 +115,7 @@ def finetune(
         renewed=tuple(reset),
         notices=(
             *_list_changes(windows, view, origin, settings, reset),
+            *choice,
             *list_training_notices(
                 settings, [windows], initial["leak_free"], pretrained=not scratch
             ),
@@ -134,6 +141,40 @@ def complete_settings(settings: Settings, model: Model, windows: Windows) -> Set
     tuned = settings.finetune.model_copy(update={"readout": readout})
     tuned = resolve_augmentation(tuned, windows)
     return settings.model_copy(update={"model": model.config, "finetune": tuned})
+
+
+def limit_choice(settings: Settings, validation: Windows) -> tuple[Settings, list[str]]:
+    """The settings, with the last weights in the place of the best where too few people validate,
+    and the notice that says so.
+    """
+    subjects, rows = len(set(validation.subjects())), len(validation)
+    if settings.train.checkpoint == "last" or subjects >= ENOUGH_SUBJECTS:
+        return settings, []
+    if subjects >= FEW_SUBJECTS and rows >= MANY_WINDOWS:
+        return settings, []
+    unit, counted = validation.subject_unit, f"{subjects:,}"
+    if hides_counts(validation) and is_small(subjects):
+        counted = "few"
+    notice = (
+        f"The weights are those of the last step: {counted} validation {unit}s are too few to "
+        f"choose the best (at least {ENOUGH_SUBJECTS}, or {FEW_SUBJECTS} with {MANY_WINDOWS} "
+        "windows)."
+    )
+    train = settings.train.model_copy(update={"checkpoint": "last"})
+    return settings.model_copy(update={"train": train}), [notice]
+
+
+def _choose_criterion(task: str, view: tuning.TrainValidation, train: TrainConfig) -> Criterion:
+    """The main metric of the task on the validation windows, where it has something to decide."""
+    is_used = train.checkpoint == "best" or train.patience is not None
+    if not is_used or not len(view.validation):
+        return LOWEST_LOSS
+    name = MAIN[task]
+
+    def measure(model: nn.Module) -> float | None:
+        return measure_task(model, [view], train.device)[name]
+
+    return Criterion(name, measure, lower_is_better=name in LOWER_IS_BETTER)
 
 
 def make_job(
@@ -169,6 +210,7 @@ def make_job(
         validation=validation,
         windows=[windows],
         headline=f"{record.model} with a head on {readout}: {record.parameters:,} parameters",
+        criterion=_choose_criterion(head.task, view, train),
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
     )
 

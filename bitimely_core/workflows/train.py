@@ -15,6 +15,7 @@ from bitimely_core.workflows.finetune import (
     build_head,
     complete_settings,
     describe_fraction,
+    limit_choice,
     make_job,
     open_view,
     require_view,
@@ -39,7 +40,14 @@ if TYPE_CHECKING:
 PRESET = "tiny"
 SIGNALS, HISTORIES = "resnet", "bitimelygpt"  # the default models of recordings and of claims
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
-BUDGET: Flags = {"steps": 1500, "batch_size": 32, "warmup": 0.05, "weight_decay": 0.01, "clip": 1.0}
+BUDGET: Flags = {
+    "steps": 1500,
+    "batch_size": 32,
+    "warmup": 0.05,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "checkpoint": "best",
+}
 
 
 def train(
@@ -62,7 +70,7 @@ def train(
     training subjects.
 
     `model` None: resnet for recordings, bitimelygpt for histories. The budget is 1,500 steps unless
-    epochs or steps are given.
+    epochs, steps or minutes are given.
 
     Raises UserError: as `finetune`.
     """
@@ -86,6 +94,7 @@ def train(
         ),
     )
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
+    settings, choice = limit_choice(settings, view.validation)
     settings, head = _build_network(settings, windows, view)
     record = RunRecord(
         run=run or _name_run(entry.name, preset, name),
@@ -100,7 +109,7 @@ def train(
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
-        notices=tuple(_list_notices(settings, windows, view)),
+        notices=(*_list_notices(settings, windows, view), *choice),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
     )
@@ -126,7 +135,7 @@ def _collect_defaults(
     if is_events and "tokenizer" not in choices:
         dimensions = adapt_to_events(dimensions, choices, facts)
     budget = {**BUDGET, "lr": facts.lr}
-    if "epochs" in chosen.get("train", {}):
+    if {"epochs", "minutes"} & chosen.get("train", {}).keys():
         del budget["steps"]
     return {
         "model": dimensions,
