@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, TrainConfig, list_presets, load_preset, merge_layers
+from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate import LOWER_IS_BETTER, MAIN
+from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe
@@ -20,8 +20,8 @@ from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.train import tuning
-from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Progress
+from bitimely_core.workflows.choice import choose_criterion, limit_choice
 from bitimely_core.workflows.jobs import (
     Flags,
     Say,
@@ -43,15 +43,10 @@ from bitimely_core.workflows.prepare import (
 from bitimely_core.workspace import find_dataset, locate_new
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
     from bitimely_core.models.survival import HazardGrid
     from bitimely_core.tokens import Windows
-
-# validation subjects that suffice to choose the best weights; fewer do with so many windows
-ENOUGH_SUBJECTS, FEW_SUBJECTS, MANY_WINDOWS = 20, 5, 500
 
 
 def finetune(
@@ -143,40 +138,6 @@ def complete_settings(settings: Settings, model: Model, windows: Windows) -> Set
     return settings.model_copy(update={"model": model.config, "finetune": tuned})
 
 
-def limit_choice(settings: Settings, validation: Windows) -> tuple[Settings, list[str]]:
-    """The settings, with the last weights in the place of the best where too few people validate,
-    and the notice that says so.
-    """
-    subjects, rows = len(set(validation.subjects())), len(validation)
-    if settings.train.checkpoint == "last" or subjects >= ENOUGH_SUBJECTS:
-        return settings, []
-    if subjects >= FEW_SUBJECTS and rows >= MANY_WINDOWS:
-        return settings, []
-    unit, counted = validation.subject_unit, f"{subjects:,}"
-    if hides_counts(validation) and is_small(subjects):
-        counted = "few"
-    notice = (
-        f"The weights are those of the last step: {counted} validation {unit}s are too few to "
-        f"choose the best (at least {ENOUGH_SUBJECTS}, or {FEW_SUBJECTS} with {MANY_WINDOWS} "
-        "windows)."
-    )
-    train = settings.train.model_copy(update={"checkpoint": "last"})
-    return settings.model_copy(update={"train": train}), [notice]
-
-
-def _choose_criterion(task: str, view: tuning.TrainValidation, train: TrainConfig) -> Criterion:
-    """The main metric of the task on the validation windows, where it has something to decide."""
-    is_used = train.checkpoint == "best" or train.patience is not None
-    if not is_used or not len(view.validation):
-        return LOWEST_LOSS
-    name = MAIN[task]
-
-    def measure(model: nn.Module) -> float | None:
-        return measure_task(model, [view], train.device)[name]
-
-    return Criterion(name, measure, lower_is_better=name in LOWER_IS_BETTER)
-
-
 def make_job(
     record: RunRecord, head: Head, windows: Windows, view: tuning.TrainValidation, workspace: Path
 ) -> TrainingJob:
@@ -210,7 +171,7 @@ def make_job(
         validation=validation,
         windows=[windows],
         headline=f"{record.model} with a head on {readout}: {record.parameters:,} parameters",
-        criterion=_choose_criterion(head.task, view, train),
+        criterion=choose_criterion(head.task, view, train),
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
     )
 

@@ -11,11 +11,11 @@ from bitimely_core.config import Settings, load_preset, merge_layers, parse_assi
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
+from bitimely_core.workflows.choice import limit_choice
 from bitimely_core.workflows.finetune import (
     build_head,
     complete_settings,
     describe_fraction,
-    limit_choice,
     make_job,
     open_view,
     require_view,
