@@ -417,12 +417,17 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
     majority = scores.baselines.get("majority", Baseline()).metrics
+    training = {} if scores.training is None else scores.training.metrics
     rows: list[list[Any]] = []
     for name, metric in scores.metrics.items():
         chance = metric.undefined_reason or majority.get(name, MetricValue()).value
-        rows.append([name, *_list_numbers(metric), chance])
+        trained = training.get(name, MetricValue()).value
+        rows.append([name, *_list_numbers(metric), trained, chance])
     screen.table(
-        ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
+        [
+            *("metric", "value", "se", "95 % CI lower", "upper"),
+            *("training windows", "majority baseline"),
+        ],
         rows,
         f"{scores.run} on {scores.data} ({scores.split})",
     )

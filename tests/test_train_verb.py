@@ -185,3 +185,20 @@ def test_other_settings_in_the_same_folder_are_refused(home, capsys):
     assert call(capsys, home, *words, "--lr", "0.01", "--force-new")[0] == 0
     assert load_record(home, "again").settings.train.lr == 0.01
     assert Path(home / "runs" / "again" / "report.html").is_file()
+
+
+def test_the_page_has_the_score_on_training_windows(home, capsys):
+    """The oracle is the evaluation of the training split itself."""
+    assert call(capsys, home, "train", *VIEW, *SMALL, "--run", "known")[0] == 0
+    code, tested, _ = call(capsys, home, "evaluate", "known", "--bootstrap", "0")
+    assert code == 0
+    page = (home / "runs" / "known" / "report.html").read_text()
+    assert "training windows" in page
+    code, trained, _ = call(
+        capsys, home, "evaluate", "known", "--bootstrap", "0", "--split", "train"
+    )
+    assert "training" not in trained, "it would be the score itself"
+    known = tested["training"]
+    assert known["n"] == known["of"] == trained["n"]
+    for name, metric in trained["metrics"].items():
+        assert known["metrics"][name]["value"] == pytest.approx(metric["value"])
