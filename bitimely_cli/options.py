@@ -200,6 +200,7 @@ class TrainOptions(OptionGroup):
 
     epochs: Annotated[int | None, declare_setting(TrainConfig, "epochs")] = None
     steps: Annotated[int | None, declare_setting(TrainConfig, "steps")] = None
+    minutes: Annotated[float | None, declare_setting(TrainConfig, "minutes")] = None
     batch_size: Annotated[int | None, declare_setting(TrainConfig, "batch_size")] = None
     accumulate: Annotated[int | None, declare_setting(TrainConfig, "accumulate")] = None
     lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
@@ -215,6 +216,7 @@ class TrainOptions(OptionGroup):
     devices: Devices = None
     compile: Annotated[bool, declare_setting(TrainConfig, "compile")] = False
     checkpoint: Annotated[str | None, declare_setting(TrainConfig, "checkpoint")] = None
+    patience: Annotated[int | None, declare_setting(TrainConfig, "patience")] = None
     track: Annotated[bool, declare_setting(TrainConfig, "track")] = False
     seed: Seed = None
 

@@ -89,6 +89,11 @@ class PretrainOptions(OptionGroup):
     ] = None
 
 
+Augment = Annotated[
+    str | None, declare_setting(FinetuneConfig, "augment", metavar="NAME,NAME...|default|none")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(OptionGroup):
     """How a run is fine-tuned."""
@@ -97,6 +102,7 @@ class FinetuneOptions(OptionGroup):
     layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None
     freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False
     from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False
+    augment: Augment = None
     fraction: Annotated[
         float | None,
         declare_setting(
@@ -119,6 +125,7 @@ class HeadOptions(OptionGroup):
         ),
     ] = None
     readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
+    augment: Augment = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
 
 
@@ -307,13 +314,15 @@ def train(
 ) -> int:
     """Train a model on the labels of a view from random weights, without pre-training.
 
-    Without --steps or --epochs it takes 1,500 steps of 32 windows: AdamW at the model's own rate,
-    which rises over 5 % of the steps and falls as a cosine to 0.
+    Without --steps, --epochs or --minutes it takes 1,500 steps of 32 windows: AdamW at the model's
+    own rate, which rises over 5 % of the budget and falls as a cosine to 0.
 
     Example: bitimely train resnet --data epilepsy/five
     """
     flags = collect_settings(
-        finetune={"readout": head.readout}, data={"fraction": head.fraction}, **training.sections()
+        finetune={"readout": head.readout, "augment": head.augment},
+        data={"fraction": head.fraction},
+        **training.sections(),
     )
     _launch_processes(training.devices)
     from bitimely_core import workflows
@@ -408,12 +417,17 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
     majority = scores.baselines.get("majority", Baseline()).metrics
+    training = {} if scores.training is None else scores.training.metrics
     rows: list[list[Any]] = []
     for name, metric in scores.metrics.items():
         chance = metric.undefined_reason or majority.get(name, MetricValue()).value
-        rows.append([name, *_list_numbers(metric), chance])
+        trained = training.get(name, MetricValue()).value
+        rows.append([name, *_list_numbers(metric), trained, chance])
     screen.table(
-        ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
+        [
+            *("metric", "value", "se", "95 % CI lower", "upper"),
+            *("training windows", "majority baseline"),
+        ],
         rows,
         f"{scores.run} on {scores.data} ({scores.split})",
     )

@@ -35,6 +35,7 @@ COLUMNS = {
         *(*SIZES, "train s", "infer s"),
     ],
     "objectives": ["name", "leak_free", "help"],
+    "augmentations": ["name", "help"],
     "presets": ["name", *DIMENSIONS, "data", "parameters", "paper_parameters"],
     "analyses": ["name", "takes", "options", "help"],
     "pipelines": ["name", "title", "description"],
@@ -60,7 +61,7 @@ KNOWN = {
 COSTS = Path(__file__).parent / "models" / "costs.toml"
 LISTINGS = Path(__file__).with_name("listings.json")
 SOURCES = (
-    *("models", "objectives", "zoo", "analyses", "insight", "datasets", "claims"),
+    *("models", "objectives", "augment", "zoo", "analyses", "insight", "datasets", "claims"),
     *("config.py", "registry.py", "catalog.py"),
 )
 
@@ -94,6 +95,7 @@ def compute_rows(kind: str) -> list[Row]:
         "views": _list_views,
         "models": _list_models,
         "objectives": _list_objectives,
+        "augmentations": _list_augmentations,
         "presets": _list_presets,
         "analyses": _list_analyses,
         "pipelines": _list_pipelines,
@@ -235,6 +237,13 @@ def _list_objectives() -> list[Row]:
     return [
         {"name": name, "leak_free": e.facts.leak_free, "help": e.help, "notice": e.facts.notice}
         for name, e in registry.objectives.items()
+    ]
+
+
+def _list_augmentations() -> list[Row]:
+    return [
+        {"name": name, "help": e.help, "mixes_labels": e.facts.mixes_labels}
+        for name, e in sorted(registry.augmentations.items())
     ]
 
 

@@ -200,6 +200,12 @@ class TrainConfig(Section):
     steps: int | None = Field(
         None, ge=0, description="Stop after so many optimizer steps, whatever the epochs."
     )
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Train for so many minutes, whatever the epochs and steps; "
+        "the learning rate follows the time.",
+    )
     batch_size: int = Field(64, ge=1, description="Windows per step, over all processes.")
     accumulate: int = Field(
         1, ge=1, description="Micro-batches a batch is split into, to save memory."
@@ -210,6 +216,19 @@ class TrainConfig(Section):
         0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate."
     )
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of a moving average of the weights, which validation and run take; "
+        "0: none.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many epochs in a row without a better validation "
+        "(default: never).",
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Arithmetic of the training; "
@@ -243,8 +262,9 @@ class TrainConfig(Section):
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
     checkpoint: Literal["last", "best"] = Field(
         "last",
-        description="Weights of the run: those of the last step, as in the paper, "
-        "or of the lowest validation loss.",
+        description="Weights of the run: those of the last step, as in the paper, or of the best "
+        "validation: by the metric of the task where at least 20 people validate, or 5 with 500 "
+        "windows, else the last; in a pre-training by the loss.",
     )
     track: bool = Field(
         False,
@@ -253,7 +273,12 @@ class TrainConfig(Section):
     )
 
     def count_steps(self, per_epoch: int) -> int:
-        """Optimizer steps of the training, with `per_epoch` of them in an epoch."""
+        """Optimizer steps of the training, with `per_epoch` of them in an epoch.
+
+        Of minutes it is an epoch, until steps have been timed.
+        """
+        if self.minutes is not None:
+            return max(per_epoch, 1)
         return self.epochs * per_epoch if self.steps is None else self.steps
 
 
@@ -336,8 +361,19 @@ class DataConfig(Section):
     )
 
 
+def parse_names(value: Any) -> Any:
+    """`"stretch,gain"` as a tuple of names; `"none"`, alone or among others, is no name.
+
+    What is no text stays as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    names = (name.strip() for name in value.split(","))
+    return tuple(name for name in names if name and name != "none")
+
+
 class FinetuneConfig(Section):
-    """What a supervised head reads. None = the model's own readout."""
+    """What a supervised head reads and how it learns. None = the model's own readout."""
 
     readout: (
         Literal["sos", "eos", "sos+eos", "mean", "mean+tokens", "last", "max", "flatten", "native"]
@@ -364,6 +400,23 @@ class FinetuneConfig(Section):
     from_scratch: bool = Field(
         False,
         description="Random weights of the same architecture: the control without pre-training.",
+    )
+    augment: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
+        (),
+        description="Augmentations of training windows, separated by commas, applied in this "
+        "order, see: bitimely list augmentations. default: stretch,gain where the label is a rate "
+        "or a duration, gain,noise for classes, else none.",
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: all classes count the same in the training loss."
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of a label that is spread over all classes in training."
+    )
+    label_scales: Literal["rate", "duration", "none"] | None = Field(
+        None,
+        description="What the augmentation stretch takes the label for (default: as the view "
+        "states).",
     )
 
 

@@ -9,9 +9,11 @@ Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -26,9 +28,6 @@ from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
-
-if TYPE_CHECKING:
-    import numpy as np
 
 HEAD_DROPOUT = 0.1  # with tokens of a network
 
@@ -425,15 +424,34 @@ def load(folder: str | Path) -> Head:
     return head.eval()
 
 
-def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
-    """Cross-entropy of class ids [B] in the objective form; parts: accuracy."""
+def cross_entropy(
+    head: Head,
+    batch: Batch,
+    generator: Generator | None = None,
+    *,
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
+) -> dict[str, Any]:
+    """Cross-entropy of class ids [B] or shares [B, C] in the objective form; parts: accuracy.
+
+    In training `smoothing` of each label is spread over all classes, and the terms of class c are
+    multiplied by `weights[c]`; validation losses have neither.
+    """
     assert batch.target is not None
-    target = batch.target.long()
     logits = head(batch).float()
+    shares = batch.target if batch.target.dim() > 1 else None
+    target = batch.target.long() if shares is None else shares.argmax(-1)
     accuracy = (logits.argmax(-1) == target).float().mean()
+    each = F.cross_entropy(
+        logits,
+        target if shares is None else shares.to(logits.dtype),
+        weight=None if weights is None or not head.training else weights.to(logits),
+        label_smoothing=smoothing if head.training else 0.0,
+        reduction="none",
+    )
     return _make_result(
         head,
-        F.cross_entropy(logits, target),
+        each.mean(),
         {"accuracy": accuracy},
         logits,
         target,
@@ -442,12 +460,25 @@ def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) 
 
 
 def binary_cross_entropy(
-    head: Head, batch: Batch, generator: Generator | None = None
+    head: Head,
+    batch: Batch,
+    generator: Generator | None = None,
+    *,
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form."""
+    """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form.
+
+    In training labels are moved to 1/2 by `smoothing`, and terms of label k that holds are
+    multiplied by `weights[k]`; validation losses have neither.
+    """
     logits, target, valid = _align_labels(head, batch)
+    smoothing = smoothing if head.training else 0.0
     each = F.binary_cross_entropy_with_logits(
-        logits, torch.where(valid, target, 0.0), reduction="none"
+        logits,
+        torch.where(valid, target * (1 - smoothing) + smoothing / 2, 0.0),
+        pos_weight=None if weights is None or not head.training else weights.to(logits),
+        reduction="none",
     )
     return _make_result(
         head,
@@ -485,13 +516,44 @@ def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) ->
     )
 
 
-losses = {
+losses: dict[str, Callable[..., dict[str, Any]]] = {
     "classification": cross_entropy,
     "multilabel": binary_cross_entropy,
     "regression": mean_squared_error,
     "survival": hazard_loss,
 }
 """Task -> its loss."""
+
+
+def make_loss(
+    task: Task, targets: np.ndarray, classes: int, config: FinetuneConfig
+) -> Callable[..., dict[str, Any]]:
+    """The loss of a task with the class weights and the label smoothing of the settings.
+
+    Balanced weights make all classes count the same in the training labels `targets`: n / (C n_c)
+    for class c, of a label that may hold beside others (n - n_k) / n_k.
+
+    Raises UserError: config (exit 2) for a task without classes.
+    """
+    smoothing, is_balanced = config.label_smoothing, config.class_weights == "balanced"
+    if not smoothing and not is_balanced:
+        return losses[task]
+    if task not in {"classification", "multilabel"}:
+        raise usage_error(
+            f"the labels of a {task}",
+            "class weights and label smoothing are for classes",
+            "Leave it out",
+            field="finetune.class_weights" if is_balanced else "finetune.label_smoothing",
+        )
+    weights = None
+    if is_balanced and task == "classification":
+        counts = np.bincount(np.asarray(targets, np.int64), minlength=classes)
+        weights = len(targets) / (classes * np.maximum(counts, 1))
+    elif is_balanced:
+        held, known = np.nansum(targets, 0), np.isfinite(targets).sum(0)
+        weights = np.maximum(known - held, 1) / np.maximum(held, 1)
+    balance = None if weights is None else torch.from_numpy(weights).float()
+    return partial(losses[task], smoothing=smoothing, weights=balance)
 
 
 def _align_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

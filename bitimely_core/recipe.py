@@ -51,6 +51,7 @@ class RecipeStage(Section):
     objective: str | None = None
     epochs: int | None = Field(None, ge=0)
     steps: int | None = Field(None, ge=0)
+    minutes: float | None = Field(None, gt=0)
     batch_size: int | None = Field(None, ge=1)
     accumulate: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
@@ -60,6 +61,7 @@ class RecipeStage(Section):
     devices: int | None = Field(None, ge=1)
     compile: bool | Literal["auto"] | None = None
     checkpoint: Literal["last", "best"] | None = None
+    patience: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=0)
     ties: str | None = None
     rotary: str | None = None
@@ -69,6 +71,7 @@ class RecipeStage(Section):
     layers: str | None = None
     freeze: bool | None = None
     from_scratch: bool | None = None
+    augment: str | tuple[str, ...] | None = None
     fraction: float | None = Field(None, gt=0, le=1)
 
     def flags(self) -> SettingsLayer:
@@ -95,6 +98,7 @@ FLAG_FIELDS = {
     "layers": ("finetune", "layers"),
     "freeze": ("finetune", "freeze"),
     "from_scratch": ("finetune", "from_scratch"),
+    "augment": ("finetune", "augment"),
     "fraction": ("data", "fraction"),
 }
 

@@ -1,6 +1,7 @@
 """Looks up what names stand for, and imports plug-ins.
 
-The names are of data sets, models, objectives, analyses and kinds of data, each with its facts.
+The names are of data sets, models, objectives, augmentations, analyses and kinds of data, each
+with its facts.
 """
 
 from __future__ import annotations
@@ -300,6 +301,8 @@ class View:
     # their starts
     target: str | None = None
     unit: str = ""  # of the labels of a regression; "": not known
+    # what stretching the time does to the labels: a rate is divided, a duration multiplied
+    label_scales: Literal["", "rate", "duration"] = ""
     # a window's label is the mean of the numeric annotations over it, where they cover this share
     # of it
     overlap: float | None = None
@@ -474,6 +477,17 @@ class ObjectiveFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AugmentationFacts:
+    """What is known about an augmentation: a function (row, draw, context) -> row.
+
+    `row` is a `LabelledRow`, `draw` the numpy generator of that row, `context` an
+    `AugmentationContext`.
+    """
+
+    mixes_labels: bool = False  # class ids become shares, [C] float32, before it is called
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnalysisFacts:
     """`takes` names what the analysis needs: runs, a data set, or a model by name."""
 
@@ -486,6 +500,7 @@ class AnalysisFacts:
 datasets: FunctionRegistry[DatasetFacts] = FunctionRegistry("data set")
 models: FunctionRegistry[ModelFacts] = FunctionRegistry("model")
 objectives: FunctionRegistry[ObjectiveFacts] = FunctionRegistry("objective")
+augmentations: FunctionRegistry[AugmentationFacts] = FunctionRegistry("augmentation")
 analyses: FunctionRegistry[AnalysisFacts] = FunctionRegistry("analysis")
 data_kinds: Registry[DataKind] = Registry("kind of data")
 row_readers: Registry[Callable[[Any, int], Any]] = Registry(

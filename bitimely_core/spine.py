@@ -1,13 +1,22 @@
-"""Where the spine's own models, objectives, analyses and kinds of data are found. Wings say so in
+"""Where the spine's own models, objectives, augmentations, analyses and kinds of data are
+found. Wings say so in
 their `__init__`, plug-ins when they are imported.
 
 This module is the first entry point of `bitimely.plugins`, see `pyproject.toml`.
 """
 
-from bitimely_core.registry import analyses, data_kinds, models, objectives, row_readers
+from bitimely_core.registry import (
+    analyses,
+    augmentations,
+    data_kinds,
+    models,
+    objectives,
+    row_readers,
+)
 
 models.provide("bitimely_core.models.stack")
 objectives.provide("bitimely_core.objectives.tokens")
+augmentations.provide("bitimely_core.augment")
 analyses.provide("bitimely_core.analyses")
 data_kinds.provide("bitimely_core.tokens.kind", "recordings")
 data_kinds.provide("bitimely_core.claims.kind", "events")

@@ -141,6 +141,25 @@ class Batch(NamedTuple):
     affine: Tensor | None = None
 
 
+class LabelledRow(NamedTuple):
+    """One training window with its label, which augmentations change.
+
+    T samples, V channels, C classes. A new row never shares memory with the one before.
+    """
+
+    values: np.ndarray  # [T, V] float32 as the model reads them, 0 where one is missing
+    mask: np.ndarray | None  # [T, V] bool, True = observed; None: all are
+    # [] class id or number, [C] indicators or shares, NaN: not known
+    target: np.ndarray
+
+
+class AugmentationContext(NamedTuple):
+    """What an augmentation may read beside its row."""
+
+    label_scales: str  # rate, duration or none: what stretching the time does to the label
+    draw_partner: Callable[[np.random.Generator], LabelledRow]  # another row of the training
+
+
 def name_horizon(label: str, days: float) -> str:
     """The name of the risk of a label within so many days."""
     return f"{label}@{days:g}d"

@@ -1,5 +1,5 @@
-"""Which weights a run has: of the last step, or of the lowest validation loss; through kills,
-damage and every verb that uses them.
+"""Which weights a run has: of the last step, of the best validation, or their moving average;
+through kills, damage and every verb that uses them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import accuracy_score
 from small import copy_data
 from test_train import Outcome, Rows
 from torch import nn
@@ -18,7 +19,9 @@ from torch import nn
 from bitimely_cli.main import main
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.records import read_result_table
 from bitimely_core.train import loop, metrics_log
+from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +54,13 @@ def approach(model: nn.Module, batch: Batch, generator: torch.Generator | None =
 
 
 def train(
-    folder: Path | None, choice: str, *, kill_at: int = 0, **changes: Any
+    folder: Path | None,
+    choice: str,
+    *,
+    kill_at: int = 0,
+    criterion: Criterion = LOWEST_LOSS,
+    objective: Any = approach,
+    **changes: Any,
 ) -> tuple[Point, dict[int, tuple[float, float, float]], loop.FitResult]:
     """The model, and what it was at each validation: step -> loss, weight, batches seen."""
     model, path, lines = Point(), {}, 0
@@ -77,9 +86,10 @@ def train(
     result = loop.fit(
         model,
         Rows(),
-        approach,
+        objective,
         config=validate(TrainConfig, values),
         validation=Rows(rows=6),
+        criterion=criterion,
         folder=folder,
         log=log,
     )
@@ -181,11 +191,25 @@ def test_the_choice_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     assert (caught.value.exit_code, caught.value.field) == (Exit.REFUSED, "--checkpoint")
 
 
-def test_run_scores_and_page_name_the_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The oracle is the log: the step with the lowest validation loss."""
-    home = copy_data(tmp_path / "home")
+TUNED = [
+    "finetune",
+    "plain",
+    "--data",
+    "generic/classification",
+    "--fraction",
+    "1",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "6",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a pre-trained run, `plain`."""
+    torch.set_num_threads(1)
+    folder = copy_data(tmp_path_factory.mktemp("runs") / "home")
     begun = [
         "pretrain",
         "--preset",
@@ -194,46 +218,50 @@ def test_run_scores_and_page_name_the_weights(
         "generic/classification",
         "--batch-size",
         "8",
-        "--set",
-        "model.tokenizer=patch",
+        "--epochs",
+        "2",
     ]
     begun += [
+        "--set",
+        "model.tokenizer=patch",
         "--set",
         "model.patch=10",
         "--set",
         "model.layers=2",
-        "--run",
-        "plain",
-        "-w",
-        str(home),
-        "--checkpoint",
     ]
-    assert main([*begun, "best", "--epochs", "2"]) == 0
-    tuned = [
-        "finetune",
-        "plain",
-        "--data",
-        "generic/classification",
-        "--fraction",
-        "1",
-        "--batch-size",
-        "8",
-    ]
-    tuned += ["--epochs", "6", "--lr", "0.03", "-w", str(home)]
+    begun += ["--run", "plain", "--checkpoint", "best", "-w", str(folder)]
+    assert main(begun) == 0
+    assert main(begun) == 0, "the finished run is left alone"
+    return folder
+
+
+def tune(home: Path, run: str, *options: str) -> int:
+    return main([*TUNED, "--lr", "0.03", "--run", run, "-w", str(home), *options])
+
+
+def read_validations(run: Path) -> list[dict[str, Any]]:
+    lines = metrics_log.read_metrics(run)
+    return [dict(line) for line in lines if line["split"] == "validation"]
+
+
+def test_run_scores_and_page_name_the_weights(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracles are the log, and the score of the run's own predictions on the validation
+    split.
+    """
+    monkeypatch.setattr("bitimely_core.workflows.choice.ENOUGH_SUBJECTS", 2)
     for choice in ("last", "best"):
-        assert main([*tuned, "--checkpoint", choice, "--run", choice]) == 0
-        assert main(["evaluate", choice, "--bootstrap", "20", "-w", str(home)]) == 0
+        assert tune(home, choice, "--checkpoint", choice) == 0
+        evaluated = ["evaluate", choice, "--split", "validation", "--bootstrap", "20"]
+        assert main([*evaluated, "-w", str(home)]) == 0
     runs = {choice: home / "runs" / choice for choice in ("last", "best")}
-    lines = [
-        line for line in metrics_log.read_metrics(runs["best"]) if line["split"] == "validation"
-    ]
+    lines = read_validations(runs["best"])
     assert [line["loss"] for line in lines] == [
-        line["loss"]
-        for line in metrics_log.read_metrics(runs["last"])
-        if line["split"] == "validation"
+        line["loss"] for line in read_validations(runs["last"])
     ]
-    lowest, end = min(lines, key=lambda line: line["loss"] or 0.0), lines[-1]
-    for choice, line in (("best", lowest), ("last", end)):
+    highest, end = max(lines, key=lambda line: line["accuracy"]), lines[-1]
+    for choice, line in (("best", highest), ("last", end)):
         expected = {
             "choice": choice,
             "step": line["step"],
@@ -241,18 +269,110 @@ def test_run_scores_and_page_name_the_weights(
             "loss": line["loss"],
             "rel": line["rel"],
         }
+        if choice == "best":
+            expected |= {"metric": "accuracy", "score": line["accuracy"]}
         record, scores = (
             json.loads((runs[choice] / name).read_bytes()) for name in ("run.json", "scores.json")
         )
         assert record["settings"]["train"]["checkpoint"] == choice
         assert record["checkpoint"] == scores["settings"]["checkpoint"] == expected
+        rows = read_result_table(runs[choice] / "predictions.parquet")
+        measured = accuracy_score(rows["target"].to_numpy(), rows["prediction"].to_numpy())
+        assert measured == pytest.approx(line["accuracy"])
         page = (runs[choice] / "report.html").read_text()
-        assert (
-            f"last, step {end['step']}"
-            if choice == "last"
-            else f"step {lowest['step']} of {end['step']}"
-        ) in page
+        words = f"step {highest['step']} of {end['step']}"
+        assert (f"last, step {end['step']}" if choice == "last" else words) in page
     capsys.readouterr()
-    assert main([*tuned, "--checkpoint", "last", "--run", "best"]) == int(Exit.USAGE)
+    assert tune(home, "best", "--checkpoint", "last") == int(Exit.USAGE)
     assert "settings.train.checkpoint" in capsys.readouterr().err
-    assert main([*begun, "best", "--epochs", "2"]) == 0, "the finished run is left alone"
+
+
+def test_few_validation_people_do_not_choose(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(home, "few", "--checkpoint", "best") == 0
+    record = json.loads((home / "runs" / "few" / "run.json").read_bytes())
+    assert record["settings"]["train"]["checkpoint"] == record["checkpoint"]["choice"] == "last"
+    (notice,) = (line for line in record["notices"] if "last step" in line)
+    assert "2 validation subjects are too few" in notice
+    assert notice in capsys.readouterr().err
+    assert notice in (home / "runs" / "few" / "report.html").read_text()
+
+
+# ---- a criterion other than the loss, patience, moving average
+
+
+def near_four(model: nn.Module) -> float:
+    """Highest on the way, where neither the loss of validation nor that of training is lowest."""
+    assert isinstance(model, Point)
+    return -abs(model.weight.item() - 4.0)
+
+
+FOUR = Criterion("near_four", near_four)
+
+
+def train_by_four(folder: Path | None, *, kill_at: int = 0, **changes: Any) -> Any:
+    return train(folder, "best", kill_at=kill_at, criterion=FOUR, **changes)
+
+
+def test_the_criterion_chooses_in_the_place_of_the_loss(tmp_path: Path) -> None:
+    model, path, result = train_by_four(tmp_path / "whole")
+    closest = max(path, key=lambda step: -abs(path[step][1] - 4.0))
+    assert closest != min(path, key=lambda step: path[step][0])
+    assert result["best"] is not None
+    assert (result["best"]["step"], result["best"]["score"]) == (closest, near_four(model))
+    assert model.weight.item() == path[closest][1]
+    for kill_at in range(1, EPOCHS * (PER_EPOCH + 1), 5):
+        folder = tmp_path / str(kill_at)
+        with pytest.raises(Killed):
+            train_by_four(folder, kill_at=kill_at)
+        train_by_four(folder)
+        assert stored(folder) == stored(tmp_path / "whole")
+
+
+def test_an_undefined_score_is_never_the_best() -> None:
+    criterion = Criterion("odd", lambda model: None if model.weight.item() > 3 else 1.0)
+    _, path, result = train(None, "best", criterion=criterion)
+    assert result["best"] is not None
+    assert result["best"]["step"] == min(path)
+
+
+def test_patience_ends_the_training(tmp_path: Path) -> None:
+    """So many epochs after the lowest loss; a killed run ends there, too."""
+    _, whole, _ = train(None, "best")
+    lowest = min(whole, key=lambda step: whole[step][0])
+    assert lowest + PER_EPOCH < max(whole)
+    model, path, result = train(tmp_path / "whole", "best", patience=1)
+    assert result["steps"] == max(path) == lowest + PER_EPOCH
+    assert model.weight.item() == whole[lowest][1]
+    _, _, again = train(tmp_path / "whole", "best", patience=1)
+    assert (again["resumed"], again["steps"]) == (result["steps"], result["steps"])
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", "best", patience=1, kill_at=PER_EPOCH + 3)
+    train(tmp_path / "killed", "best", patience=1)
+    assert stored(tmp_path / "killed") == stored(tmp_path / "whole")
+
+
+def test_the_average_of_the_weights_against_its_definition(tmp_path: Path) -> None:
+    weights: list[float] = []
+
+    def approach_noted(model: nn.Module, batch: Batch, generator: Any = None) -> Outcome:
+        if model.training:
+            weights.append(model.weight.item())
+        return approach(model, batch)
+
+    model, _, _ = train(tmp_path / "whole", "last", ema=0.8, objective=approach_noted)
+    last = load_file(tmp_path / "whole" / "checkpoints" / "step-30" / "model.safetensors")
+    after = [*weights[1:], float(last["weight"])]  # of each step
+    average = 0.0
+    for step, weight in enumerate(after, 1):
+        decay = min(0.8, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * weight
+    assert model.weight.item() == pytest.approx(average, rel=1e-5)
+    assert abs(average - after[-1]) > 1e-4
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", "last", ema=0.8, kill_at=17)
+    train(tmp_path / "killed", "last", ema=0.8)
+    assert stored(tmp_path / "killed") == stored(tmp_path / "whole")
+    path = train(None, "best", ema=0.8)[1]
+    assert min(path.values())[0] != min(train(None, "best")[1].values())[0], "it is validated"

@@ -90,6 +90,39 @@ def test_a_budget_in_epochs_or_steps(home, capsys):
     assert epochs["steps"] == 2 * int(np.ceil(windows / 32))
 
 
+def test_a_budget_in_minutes(home, capsys):
+    """The run says that its steps depend on the machine."""
+    words = ["train", *VIEW, "--batch-size", "8", "--minutes", "0.02", "--run", "timed"]
+    planned = call(capsys, home, *words, "--dry-run")[1]
+    assert planned["seconds"] == pytest.approx(1.2)
+    code, result, err = call(capsys, home, *words)
+    assert code == 0, err
+    assert "0.02 minutes of 8 windows" in err
+    record = load_record(home, "timed")
+    assert record.settings.train.steps is None
+    assert record.final.step == result["steps"] > 0
+    assert any("depends on the machine" in notice for notice in result["notices"])
+    again = call(capsys, home, *words)[1]
+    assert (again["trained"], again["steps"]) == (False, result["steps"])
+
+
+def test_the_run_names_its_augmentations_and_choice(home, capsys):
+    """Classes have gain and noise by default; few validation people do not choose the weights."""
+    record = load_record(home, "resnet-staging")
+    assert record.settings.finetune.augment == ("gain", "noise")
+    assert record.settings.train.checkpoint == record.checkpoint.choice == "last"
+    assert any("too few to choose the best" in notice for notice in record.notices)
+    page = (home / "runs" / "resnet-staging" / "report.html").read_text()
+    assert "gain, noise" in page
+    words = ["train", *VIEW, *SMALL, "--run", "other", "--augment", "stretch,mixup"]
+    words += ["--set", "finetune.class_weights=balanced", "--set", "train.ema=0.9"]
+    assert call(capsys, home, *words)[0] == 0
+    assert load_record(home, "other").settings.finetune.augment == ("stretch", "mixup")
+    code, _, err = call(capsys, home, "train", *VIEW, "--augment", "strech", "--run", "wrong")
+    assert code == 2
+    assert "stretch" in err
+
+
 def test_a_share_of_the_subjects(home, capsys):
     code, result, _ = call(
         capsys, home, "train", *VIEW, *SMALL, "--fraction", "0.3", "--run", "few"
@@ -152,3 +185,20 @@ def test_other_settings_in_the_same_folder_are_refused(home, capsys):
     assert call(capsys, home, *words, "--lr", "0.01", "--force-new")[0] == 0
     assert load_record(home, "again").settings.train.lr == 0.01
     assert Path(home / "runs" / "again" / "report.html").is_file()
+
+
+def test_the_page_has_the_score_on_training_windows(home, capsys):
+    """The oracle is the evaluation of the training split itself."""
+    assert call(capsys, home, "train", *VIEW, *SMALL, "--run", "known")[0] == 0
+    code, tested, _ = call(capsys, home, "evaluate", "known", "--bootstrap", "0")
+    assert code == 0
+    page = (home / "runs" / "known" / "report.html").read_text()
+    assert "training windows" in page
+    code, trained, _ = call(
+        capsys, home, "evaluate", "known", "--bootstrap", "0", "--split", "train"
+    )
+    assert "training" not in trained, "it would be the score itself"
+    known = tested["training"]
+    assert known["n"] == known["of"] == trained["n"]
+    for name, metric in trained["metrics"].items():
+        assert known["metrics"][name]["value"] == pytest.approx(metric["value"])

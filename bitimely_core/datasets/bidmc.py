@@ -99,6 +99,7 @@ def _make_view(target: str, label: str) -> View:
         task="regression",
         target=target,
         unit=UNITS[target],
+        label_scales="rate" if UNITS[target] == "/min" else "",
         help=f"{label} from 32 s of PPG and ECG at 125 Hz",
     )
 

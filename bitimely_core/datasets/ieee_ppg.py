@@ -80,6 +80,7 @@ def _measure_rate(
                 task="regression",
                 target="hr",
                 unit="/min",
+                label_scales="rate",
                 split="official",
                 help=(
                     "heart rate in beats a minute from 8 s of two PPG and three acceleration "

@@ -49,6 +49,7 @@ VIEW = View(
     task="regression",
     target="hr",
     unit="/min",
+    label_scales="rate",
     split="official",
     decimate=("PPG",),
     help=(

@@ -162,7 +162,7 @@ def loss_fn(run: Run, model: nn.Module, head: nn.Module | None) -> LossFunction:
     """The loss of a run on a batch: of its head, else of its objective."""
     if head is not None:
         loss = heads.losses[str(head.task)]
-        return lambda batch, generator: loss(head, batch, generator)  # type: ignore[arg-type]
+        return lambda batch, generator: loss(head, batch, generator)
     objective = objectives.get(run.record.settings.objective)
     return lambda batch, generator: objective(model, batch, generator)  # type: ignore[arg-type]
 

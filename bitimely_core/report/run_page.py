@@ -175,7 +175,11 @@ def _describe_pretraining(record: RunRecord) -> dict[str, str]:
     layers = settings.finetune.layers
     readout = f"{settings.finetune.readout} of layer{'s' * (layers == 'last-two')} {layers}"
     frozen = ", frozen" if settings.finetune.freeze else ""
-    return {"Pre-training": pretraining, "Readout": readout + frozen}
+    names = ", ".join(settings.finetune.augment) or "none"
+    scales = settings.finetune.label_scales
+    if "stretch" in settings.finetune.augment and scales in {"rate", "duration"}:
+        names += f" (the label is a {scales} and follows the stretch)"
+    return {"Pre-training": pretraining, "Readout": readout + frozen, "Augmentation": names}
 
 
 # ---- pages

@@ -57,6 +57,7 @@ SHOWN_ENDPOINTS = (
     "sleep_onset_latency",
     "wake_after_sleep_onset",
 )
+TRAINING = "training windows"  # a column
 # task -> columns of the table of classes that it does not have
 ABSENT_SCORES = {
     "multilabel": {"c_index", "brier"},
@@ -122,23 +123,44 @@ def add_score_blocks(
 
 
 def metric_table(scores: Scores) -> Table:
-    """Metrics with standard error and interval beside each baseline."""
+    """Metrics with standard error and interval beside those on training windows and of each
+    baseline.
+    """
+    training: dict[str, list[float | None]] = {}
+    if scores.training is not None:
+        values = scores.training.metrics
+        training = {name: [values.get(name, MetricValue()).value] for name in scores.metrics}
     rows = []
     for name, metric in scores.metrics.items():
         baselines = [
             baseline.metrics.get(name, MetricValue()).value
             for baseline in scores.baselines.values()
         ]
-        numbers = (metric.value, metric.se, metric.lo, metric.hi, *baselines)
-        rows.append([name.replace("_", " "), *numbers, metric.undefined_reason or ""])
-    columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines]
+        numbers = (metric.value, metric.se, metric.lo, metric.hi, *training.get(name, []))
+        rows.append([name.replace("_", " "), *numbers, *baselines, metric.undefined_reason or ""])
+    columns = ["metric", "value", "standard error", "95 % CI lower", "upper"]
+    columns += [TRAINING] if training else []
     return make_table(
         "metrics",
         "Scores",
         f"Standard error and 95 % CI over {evaluate.name_unit(scores)}s (linearised variance, "
-        "Student's t). A dash: not defined; the remark has the reason.",
-        [*columns, "remark"],
+        "Student's t). A dash: not defined; the remark has the reason."
+        f"{describe_training_score(scores)}",
+        [*columns, *scores.baselines, "remark"],
         rows,
+    )
+
+
+def describe_training_score(scores: Scores) -> str:
+    """What the scores on training windows are of, as the end of a caption; empty without any."""
+    score = scores.training
+    if score is None:
+        return ""
+    counts = "" if score.n is None else f" ({score.n:,} of {score.of:,})"
+    return (
+        f" {TRAINING.capitalize()}: the same weights on windows that the run was trained on"
+        f"{counts}, without augmentation. Far better there than here: the model has learned its "
+        "training people."
     )
 
 

@@ -92,12 +92,17 @@ class ScoredCheckpoint(Losses):
     choice: Literal["last", "best"]
     step: int
     steps: int  # of the training
+    metric: str | None = omit_none("Of the best: the validation metric that decided.")
+    score: float | None = omit_none("Its value.")
 
     def describe(self) -> str:
         """In one line, for pages."""
         if self.choice == "last":
             return f"last, step {self.step:,}"
-        return f"best validation loss ({self.loss:.4g}), step {self.step:,} of {self.steps:,}"
+        name, value = "loss", self.loss
+        if self.metric is not None:
+            name, value = self.metric.replace("_", " "), self.score
+        return f"best validation {name} ({value:.4g}), step {self.step:,} of {self.steps:,}"
 
 
 class TuningTrial(Part):
@@ -252,9 +257,10 @@ class CheckpointMeta(StoredRecord):
     epoch: int = 0
     finished: bool = False
     validated: int = 0  # step of the last validation
-    # lowest validation loss, its rel, step and epoch
+    # best validation: its loss, rel, step and epoch, and the metric that decided as `score`
     best: dict[str, int | float | None] | None = None
     last: dict[str, float | None] = {}  # loss and rel of the last step
+    seconds: float = 0.0  # of a budget in minutes: spent so far
     seed: int = 0
     processes: int = 1
     identity: dict[str, JsonValue] = {}  # what a continued run must agree with

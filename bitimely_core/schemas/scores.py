@@ -353,6 +353,16 @@ class EncoderRecord(Part):
     fitted_on: dict[str, int]  # split -> windows; of histories withheld
 
 
+class TrainingScore(Part):
+    """Scores on windows that the run was trained on, without intervals: far better ones than on the
+    scored split are the mark of a model that knows its training people.
+    """
+
+    n: int | None  # windows, drawn at random where the training had more; None: withheld
+    of: int | None  # windows of the training; None: withheld
+    metrics: dict[str, MetricValue] = {}
+
+
 class EvaluationSettings(Part):
     """How a run was scored."""
 
@@ -406,6 +416,9 @@ class Scores(TaskScores, ResultRecord):
     notices: list[str] = []
     comparison: Comparison | None = omit_none("with --compare")
     lift: BaselineLift | None = omit_none("over the best baseline")
+    training: TrainingScore | None = omit_none(
+        "where the run was trained on this token set and another split is scored"
+    )
     nights: NightScores | None = omit_none("of sleep stages")
     events: EventScores | None = omit_none("of two classes over time")
     risk_groups: dict[str, RiskGroups] | None = omit_none("of times to event, by label")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -133,6 +133,12 @@ class TokenSet(ABC, MapDataset):
             return None
         views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
         return (views[self.view].unit or None) if self.view in views else None
+
+    @property
+    def label_scales(self) -> Literal["", "rate", "duration"]:
+        """What stretching the time does to the labels, as the view states it."""
+        views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
+        return views[self.view].label_scales if self.view in views else ""
 
     @property
     def split(self) -> str:

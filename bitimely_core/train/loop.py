@@ -37,7 +37,16 @@ from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
 from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result
-from bitimely_core.train import checkpoints, distributed, draws, event_file, faults, targets
+from bitimely_core.train import (
+    averages,
+    checkpoints,
+    distributed,
+    draws,
+    event_file,
+    faults,
+    targets,
+)
+from bitimely_core.train import budget as budgets
 from bitimely_core.train.batches import map_tensors, read_ahead, scale_values, split_rows
 from bitimely_core.train.devices import (
     deterministic_kernels,
@@ -50,7 +59,7 @@ from bitimely_core.train.devices import (
 from bitimely_core.train.gradients import GradientSum
 from bitimely_core.train.losses import BatchLoss, DeviceLosses, Parts, accumulate
 from bitimely_core.train.metrics_log import LogLine, describe_log, restore_log
-from bitimely_core.train.state import Log, Notice, Objective, TrainingState
+from bitimely_core.train.state import LOWEST_LOSS, Criterion, Log, Notice, Objective, TrainingState
 from bitimely_core.types import Batch, Batches
 
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
@@ -81,6 +90,7 @@ def fit(
     seed: int | None = None,
     config: TrainConfig | None = None,
     validation: Batches | None = None,
+    criterion: Criterion = LOWEST_LOSS,
     folder: str | Path | None = None,
     identity: dict[str, JsonValue] | None = None,
     log: Log | None = None,
@@ -103,8 +113,9 @@ def fit(
     `model/`, and is locked meanwhile. A resumed run must agree with `identity` (JSON: manifest hash
     of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the
     log, and in it `of`, the number of all steps; `notice` with every warning (None:
-    `warnings.warn`). With `config.checkpoint` best the model ends with the weights of the lowest
-    validation loss; every checkpoint holds those so far.
+    `warnings.warn`). With `config.checkpoint` best the model ends with the weights of the best
+    validation by `criterion`; every checkpoint holds those so far. With `config.minutes` the
+    training ends in that time, and steps and weights depend on the machine.
 
     Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss
     (4); integrity (5); resource_limit, disk_full (6); locked (7); interrupted (130, 143).
@@ -142,6 +153,7 @@ def fit(
             optimizer=optimizer,
             home=home,
             log=log,
+            criterion=criterion,
             identity=json.loads(storage.encode_json({**(identity or {}), "train": training})),
         )
         _resume(state, checkpoint)
@@ -185,7 +197,8 @@ def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> d
     shared = settings.model_dump(
         mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"}
     )
-    return shared | {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
+    steps = total if settings.minutes is None else None
+    return shared | {"total_steps": steps, "epoch_steps": batches.steps, "batch_rows": batches.size}
 
 
 def require_validation(config: TrainConfig, validation: Batches | None, total: int) -> None:
@@ -196,7 +209,7 @@ def require_validation(config: TrainConfig, validation: Batches | None, total: i
         raise input_error(
             Reason.NO_INPUT,
             "no validation windows",
-            "the lowest validation loss chooses the weights",
+            "the best validation chooses the weights",
             "Use --checkpoint last, or ingest more subjects",
             field="--checkpoint",
         )
@@ -277,8 +290,10 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
 
 def _run_steps(state: TrainingState) -> None:
     """Steps, validations and checkpoints, to the last step or until a stop signal."""
-    state.logged_at = time.perf_counter()
+    state.logged_at = state.started_at = time.perf_counter()
     state.model.train()
+    if state.config.ema and state.average is None:
+        state.average = averages.copy_tensors(state.model)
     every = state.config.checkpoint_every or state.batches.steps
     # where a run was stopped between the last step of an epoch and its validation
     stop = _validate(state)
@@ -286,11 +301,11 @@ def _run_steps(state: TrainingState) -> None:
         epoch, start = divmod(state.step, state.batches.steps)
         stream = _open_stream(state, state.batches, "train", state.step + 1, epoch, start)
         with closing(stream):
-            for _ in range(min(state.batches.steps - start, state.total - state.step)):
+            for _ in range(state.batches.steps - start):
                 line, stop = _run_step(state, stream)
                 _write_line(state, line)
                 stop = _validate(state) or stop
-                if stop:
+                if stop or state.step >= state.total:
                     break
                 if state.step % every == 0 and state.step < state.total:
                     _save_checkpoint(state, wait=False)
@@ -304,7 +319,6 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     """One optimizer step. Returns the line to log, if one is due, and the stop signal that any
     process received, or 0.
     """
-    factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
     if state.on_device is not None:
         state.on_device.last = state.on_device.last.new_zeros(4)
@@ -315,7 +329,8 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
         faults.raise_write_error(state, wait=False)
         generator = None
         # any module may be trained; some objectives read it
-        setattr(state.model, "progress", state.step / state.total)  # noqa: B010
+        progress = budgets.find_position(state).share
+        setattr(state.model, "progress", progress)  # noqa: B010
         for part, micro in enumerate(micros):
             generator = _make_generator(state, generator, "train", state.step + 1)
             out = _evaluate_batch(state, micro, generator, "train", state.step + 1, part)
@@ -326,12 +341,19 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     except Exception as error:
         fault = fault or error
     state.gradients.send_all()
-    sums, stop = faults.sync_step(state, sums, fault, state.step + 1)
+    clock = budgets.read_clock(state)
+    (*sums, state.seconds, pause), stop = faults.sync_step(
+        state, sums + clock, fault, state.step + 1
+    )
+    factor = compute_schedule_factor(*budgets.find_position(state), state.config.warmup)
     for group in state.optimizer.param_groups:
         group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
     norm = _apply_gradients(state, sums)
     distributed.all_reduce_statistics(state.model)
     state.step += 1
+    if state.average is not None:
+        averages.update_average(state.average, state.model, state.step, state.config.ema)
+    state.total = budgets.plan_steps(state, pause)
     state.unlogged_steps += 1
     return _describe_step(state, norm, factor, parts) if _is_logged(state) else None, stop
 
@@ -429,32 +451,62 @@ def _validate(state: TrainingState) -> int:
     """
     if state.validation is None or not _needs_validation(state):
         return 0
-    sums, parts = [0.0] * 4, Parts()
+    started = time.perf_counter()
     _read_losses(state)
     state.model.eval()
     try:
-        stream = _open_stream(state, state.validation, "validation", 0)
-        with torch.no_grad(), closing(stream):
-            for step in range(state.validation.steps):
-                micros, fault, _ = _read_parts(state, stream, 1)
-                try:
-                    for micro in micros:
-                        generator = _make_generator(state, None, "validation", step)
-                        out = _evaluate_batch(state, micro, generator, "validation", step)
-                        accumulate(sums, parts, out)
-                except Exception as error:
-                    fault = fault or error
-                _, stop = faults.sync_step(state, [], fault, state.step)
-                if stop:
-                    return stop  # the next call repeats the validation
+        with averages.use_average(state.model, state.average):
+            sums, parts, stop = _sum_losses(state, state.validation)
+            if stop:
+                return stop  # the next call repeats the validation
+            _log_validation(state, sums, parts, _measure_score(state))
     finally:
         state.model.train()
-    _log_validation(state, sums, parts)
+    state.pause = max(state.pause, time.perf_counter() - started)
     return 0
 
 
-def _log_validation(state: TrainingState, sums: list[float], parts: Parts) -> None:
-    """Log the losses of a validation, and remember the weights where they are the lowest so far."""
+def _sum_losses(state: TrainingState, validation: Batches) -> tuple[list[float], Parts, int]:
+    """The sums of the losses over the validation batches of this process, as `accumulate` makes
+    them, and the stop signal that any process received, or 0.
+    """
+    sums, parts = [0.0] * 4, Parts()
+    stream = _open_stream(state, validation, "validation", 0)
+    with torch.no_grad(), closing(stream):
+        for step in range(validation.steps):
+            micros, fault, _ = _read_parts(state, stream, 1)
+            try:
+                for micro in micros:
+                    generator = _make_generator(state, None, "validation", step)
+                    out = _evaluate_batch(state, micro, generator, "validation", step)
+                    accumulate(sums, parts, out)
+            except Exception as error:
+                fault = fault or error
+            _, stop = faults.sync_step(state, [], fault, state.step)
+            if stop:
+                return sums, parts, stop
+    return sums, parts, 0
+
+
+def _measure_score(state: TrainingState) -> float | None:
+    """The metric of the criterion, which process 0 measures; None where it is not defined."""
+    value, fault = None, None
+    if distributed.get_rank() == 0:
+        try:
+            value = state.criterion.measure(state.model)
+        except Exception as error:
+            fault = error
+    numbers = [float(value is not None), value or 0.0]
+    (is_defined, score), _ = faults.sync_step(state, numbers, fault, state.step)
+    return score if is_defined else None
+
+
+def _log_validation(
+    state: TrainingState, sums: list[float], parts: Parts, score: float | None
+) -> None:
+    """Log the losses and the score of a validation; copy the weights where it is the best so far,
+    and end the training where the patience is exhausted.
+    """
     count, loss, rel, rel_count = distributed.all_reduce_sum(sums)
     entry: LogLine = {
         "step": state.step,
@@ -464,17 +516,24 @@ def _log_validation(state: TrainingState, sums: list[float], parts: Parts) -> No
         "rel": _finite_or_none(rel / (rel_count or 1.0)),
     }
     state.validated = state.step
-    lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
-    if entry["loss"] is not None and entry["loss"] < lowest:
+    by_loss = state.criterion is LOWEST_LOSS
+    decisive = entry["loss"] if by_loss else score
+    before = (state.best or {}).get("loss" if by_loss else "score")
+    if state.criterion.is_better(decisive, before):
         state.best = {
             "step": entry["step"],
             "epoch": entry["epoch"],
             "loss": entry["loss"],
             "rel": entry["rel"],
+            **({} if by_loss else {"score": score}),
         }
         if state.config.checkpoint == "best":
             state.best_weights = _copy_tensors(state.model)
-    _write_line(state, _add_parts(entry, parts))
+    stale = entry["epoch"] - int((state.best or {}).get("epoch") or 0)
+    if state.config.patience is not None and stale >= state.config.patience:
+        state.total = state.step
+    line = _add_parts(entry, parts)
+    _write_line(state, line if by_loss else cast(LogLine, {**line, state.criterion.name: score}))
     state.logged_at = time.perf_counter()
 
 
@@ -700,8 +759,14 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint | None) -> 
         if "best.safetensors" in meta.files:
             state.best_weights = checkpoints.load_tensors(checkpoint, "best")
         checkpoints.require_same_shapes(checkpoint, state.best_weights, weights)
-        if meta.finished:
-            state.model.load_state_dict(state.best_weights)
+    if "average.safetensors" in meta.files:
+        average = checkpoints.load_tensors(checkpoint, "average")
+        checkpoints.require_same_shapes(checkpoint, average, weights)
+        state.average = {name: value.to(state.device) for name, value in average.items()}
+    if meta.finished:
+        state.model.load_state_dict(state.best_weights or state.average or weights)
+    if meta.finished or state.config.minutes is not None:
+        state.total, state.spent, state.seconds = meta.total, meta.seconds, meta.seconds
     state.step, state.validated = meta.step, meta.validated
     state.best, state.last = meta.best, meta.last
 
@@ -715,9 +780,9 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
     _read_losses(state)
     finished = state.step == state.total and not _needs_validation(state)
     weights = _list_tensors(state.model)
-    if finished and state.best_weights is not None:
+    if finished and (chosen := state.best_weights or state.average) is not None:
         weights = _copy_tensors(state.model)
-        state.model.load_state_dict(state.best_weights)
+        state.model.load_state_dict(chosen)
     if state.home is None:
         return
     moments = _list_moments(state)
@@ -748,7 +813,10 @@ def _start_writing(
     """Encode a checkpoint of these groups of tensors, and of the best weights where they are of
     another step; a thread writes it.
     """
-    if state.best_weights and state.best and state.best["step"] != state.step:
+    if state.average is not None:
+        tensors["average"] = state.average
+    is_other = state.average is not None or (state.best and state.best["step"] != state.step)
+    if state.best_weights and is_other:
         tensors["best"] = state.best_weights
     meta = CheckpointMeta(
         step=state.step,
@@ -758,6 +826,7 @@ def _start_writing(
         validated=state.validated,
         best=state.best,
         last=state.last,
+        seconds=budgets.read_clock(state)[0],
         seed=state.config.seed,
         processes=distributed.get_world_size(),
         identity=state.identity,

@@ -142,7 +142,14 @@ def select_learning_rate(
         path = home / "trial.json"
         if not has_result(path):
             model.load_state_dict(start)
-            changes = {"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}
+            changes = {
+                "lr": rate,
+                "steps": search.steps,
+                "minutes": None,
+                "patience": None,
+                "checkpoint": "last",
+                "track": False,
+            }
             trained = config.model_copy(update=changes)
             run = partial(fit, config=trained, folder=home, log=partial(log, rate))
             trial = _run_trial(search, model, run, rate, home)

@@ -38,6 +38,7 @@ from bitimely_core.schemas.scores import (
     NightScores,
     Scores,
     TaskScores,
+    TrainingScore,
 )
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
@@ -56,6 +57,7 @@ Unit = Literal["subject", "window"]
 BaselineChoice = Literal["all", "cheap"]
 # days on which curves of incidence are computed where small counts are shown, and else
 EXACT_POINTS, CURVE_POINTS = 24, 4
+SHARED_DIGITS = 2  # of the training score where counts of few people are withheld
 OVER_WINDOWS = (
     "Intervals are over windows, not subjects (--by window): "
     "windows of one subject are not independent, so they are too narrow."
@@ -155,6 +157,8 @@ def evaluate(
         nights = score_endpoints(windows, rows, bootstrap, **columns)
         scores = scores.model_copy(update={**dict(task_scores), **nights})
         scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
+    training = None if split == "train" else _score_training(opened, batch_size, device, progress)
+    scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
@@ -273,6 +277,44 @@ def _score_objective(
             if progress is not None:
                 progress(f"evaluate {windows.name}", step + 1, batches.steps)
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
+
+
+def _score_training(
+    opened: Run, batch_size: int | None, device: str, progress: Progress | None
+) -> TrainingScore | None:
+    """Scores on at most 5,000 of the windows that the run was trained on; None where it was trained
+    on other tokens than those that are scored.
+    """
+    from bitimely_core import data
+
+    windows, settings = opened.windows(), opened.record.settings
+    trained_on = {part.fingerprint for part in opened.record.data}
+    rows = data.limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
+    if windows.fingerprint not in trained_on or not len(rows):
+        return None
+    if opened.record.is_finetuned:
+        rows = data.sample_subjects(rows, settings.data.fraction, settings.train.seed)
+    total, subjects = len(rows), len(set(rows.subjects()))
+    rows = rows.subset(draw_positions(total, MOST_TRAINING))
+    head = opened.head()
+    if head is None:
+        metrics = _score_objective(
+            opened.model(), rows, settings.objective, batch_size, device, progress
+        )
+        return TrainingScore(n=len(rows), of=total, metrics=metrics)
+    prediction = predict(head, rows, batch_size=batch_size, device=device, progress=progress)
+    target = rows.targets(None)
+    assert target is not None, "a fine-tuned run has labels"
+    scored = ScoredWindows(target, prediction, rows.subjects())
+    metrics = score_windows(windows, scored, {}, None, EvaluationSettings(bootstrap=0)).metrics
+    if not hides_counts(windows):
+        return TrainingScore(n=len(rows), of=total, metrics=metrics)
+    main = scoring.MAIN[windows.task]
+    value = metrics[main].value
+    if value is None or is_small(subjects):
+        return None
+    rounded = MetricValue(value=round(value, SHARED_DIGITS), n_defined=None)
+    return TrainingScore(n=None, of=None, metrics={main: rounded})
 
 
 def _score_task(

@@ -20,6 +20,7 @@ from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
+from bitimely_core.workflows.choice import choose_criterion, limit_choice
 from bitimely_core.workflows.jobs import (
     Flags,
     Say,
@@ -71,7 +72,7 @@ def finetune(
     """
     import torch
 
-    from bitimely_core import heads, models
+    from bitimely_core import models
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = open_recipe(config)
@@ -88,8 +89,7 @@ def finetune(
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
-    tuned = heads.choose_head(settings.finetune, model.config)
-    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
+    settings, choice = limit_choice(complete_settings(settings, model, windows), view.validation)
     head = build_head(model, settings, windows, view)
     origin = parent.record
     initial = _describe_origin(origin, scratch)
@@ -109,6 +109,7 @@ def finetune(
         renewed=tuple(reset),
         notices=(
             *_list_changes(windows, view, origin, settings, reset),
+            *choice,
             *list_training_notices(
                 settings, [windows], initial["leak_free"], pretrained=not scratch
             ),
@@ -123,6 +124,18 @@ def finetune(
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
 
+def complete_settings(settings: Settings, model: Model, windows: Windows) -> Settings:
+    """The settings with what the model and the windows decide: dimensions, readout, augmentations.
+
+    Raises UserError: as `resolve_augmentation`.
+    """
+    from bitimely_core import heads
+    from bitimely_core.augment.batches import resolve_augmentation
+
+    tuned = resolve_augmentation(heads.choose_head(settings.finetune, model.config), windows)
+    return settings.model_copy(update={"model": model.config, "finetune": tuned})
+
+
 def make_job(
     record: RunRecord, head: Head, windows: Windows, view: tuning.TrainValidation, workspace: Path
 ) -> TrainingJob:
@@ -130,24 +143,33 @@ def make_job(
     the settings ask for one.
     """
     from bitimely_core import heads
+    from bitimely_core.augment.batches import augment_batches
     from bitimely_core.data import batches as make_batches
 
     settings, train, size = record.settings, record.settings.train, record.settings.train.batch_size
-    batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
+    batches = augment_batches(
+        make_batches(view.train, size, seed=train.seed, ties=settings.model.ties),
+        view.train,
+        settings.finetune,
+        train.seed,
+    )
     validation = (
         make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
     )
     measure = partial(measure_task, device=train.device)
+    target = view.train.targets(None)
+    assert target is not None, "a view with a task has targets"
     readout = settings.finetune.readout
     return TrainingJob(
         record=record,
         folder=locate_new(workspace, "runs", record.run, "--run"),
         model=head,
-        objective=heads.losses[head.task],
+        objective=heads.make_loss(head.task, target, head.outputs, settings.finetune),
         batches=batches,
         validation=validation,
         windows=[windows],
         headline=f"{record.model} with a head on {readout}: {record.parameters:,} parameters",
+        criterion=choose_criterion(head.task, view, train),
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
     )
 

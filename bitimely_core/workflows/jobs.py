@@ -36,6 +36,7 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
+from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batches, Progress
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class TrainingJob:
     head too), `objective` is as for `fit`, `windows` are the data sets with all splits, `headline`
     is the first line on the screen, `earlier_subjects` are the training subjects of the
     pre-training. `validation` is None without a validation split, `search` None where the rate is
-    given.
+    given, `criterion` chooses the best weights.
     """
 
     record: RunRecord
@@ -72,6 +73,7 @@ class TrainingJob:
     headline: str
     search: tuning.LearningRateSearch | None = None
     earlier_subjects: TrainSubjects | None = None
+    criterion: Criterion = LOWEST_LOSS
 
     @property
     def settings(self) -> Settings:
@@ -162,7 +164,9 @@ def _announce_job(job: TrainingJob, say: Say | None) -> None:
         return
     train, batches = job.settings.train, job.batches
     length = f"{train.epochs} epochs of {batches.steps:,} steps"
-    if train.steps is not None:
+    if train.minutes is not None:
+        length = f"{train.minutes:g} minutes"
+    elif train.steps is not None:
         length = f"{train.steps:,} steps"
     tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
     for line in (job.headline, tokens, f"{length} of {batches.size} windows", *job.record.notices):
@@ -261,6 +265,7 @@ def _train(
             say(f"learning rate {tuning.describe_tuning(tuned)}")
     fitted = fit(
         config=record.settings.train,
+        criterion=job.criterion,
         folder=job.folder,
         identity=describe_identity(record),
         log=log,
@@ -280,24 +285,26 @@ def _train(
             "final": final,
             "device": fitted["device"],
             "weights": weights,
-            "checkpoint": _describe_checkpoint(record, fitted, final),
+            "checkpoint": _describe_checkpoint(job, fitted, final),
         }
         record = record.model_copy(update={"finished": True, **update})
     return record, fitted["steps"]
 
 
 def _describe_checkpoint(
-    record: RunRecord, fitted: FitResult, final: FinalLosses
+    job: TrainingJob, fitted: FitResult, final: FinalLosses
 ) -> ScoredCheckpoint:
     """Which weights the run has: of a run that was never validated with a finite loss the last."""
     best, steps = fitted["best"], fitted["steps"]
-    if record.settings.train.checkpoint == "best" and best is not None:
+    if job.settings.train.checkpoint == "best" and best is not None:
         return ScoredCheckpoint(
             choice="best",
             step=int(best["step"] or 0),
             steps=steps,
             loss=best["loss"],
             rel=best["rel"],
+            metric=job.criterion.name if "score" in best else None,
+            score=best.get("score"),
         )
     validation = final.validation or Losses()
     return ScoredCheckpoint(
@@ -333,6 +340,9 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
         precision=train.precision,
         accumulate=train.accumulate,
     )
+    if train.minutes is not None:
+        seconds = 60 * train.minutes
+        cost["steps"], cost["seconds"] = int(seconds / cost["seconds_per_step"]), seconds
     result = {
         "format_version": FORMAT,
         "run": record.run,
@@ -471,6 +481,11 @@ def list_training_notices(
         notices.append(f"The objective is leak-free {stamp}.")
     for view in windows:
         notices += _list_window_notices(view, settings)
+    if settings.train.minutes is not None:
+        notices.append(
+            f"Trained for {settings.train.minutes:g} minutes: the number of steps depends on the "
+            "machine. A training in steps can be repeated bit for bit."
+        )
     if settings.train.precision == settings.train.core_precision == "bf16":
         notices.append("The retention core runs in bf16 (train.core_precision).")
     return list(dict.fromkeys(notices))

@@ -11,8 +11,10 @@ from bitimely_core.config import Settings, load_preset, merge_layers, parse_assi
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
+from bitimely_core.workflows.choice import limit_choice
 from bitimely_core.workflows.finetune import (
     build_head,
+    complete_settings,
     describe_fraction,
     make_job,
     open_view,
@@ -43,7 +45,14 @@ if TYPE_CHECKING:
 PRESET = "tiny"
 SIGNALS, HISTORIES = "resnet", "bitimelygpt"  # the default models of recordings and of claims
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
-BUDGET: Flags = {"steps": 1500, "batch_size": 32, "warmup": 0.05, "weight_decay": 0.01, "clip": 1.0}
+BUDGET: Flags = {
+    "steps": 1500,
+    "batch_size": 32,
+    "warmup": 0.05,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "checkpoint": "best",
+}
 
 
 def train(
@@ -66,7 +75,7 @@ def train(
     training subjects.
 
     `model` None: resnet for recordings, bitimelygpt for histories. The budget is 1,500 steps unless
-    epochs or steps are given.
+    epochs, steps or minutes are given.
 
     Raises UserError: as `finetune`.
     """
@@ -90,6 +99,7 @@ def train(
         ),
     )
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
+    settings, choice = limit_choice(settings, view.validation)
     settings, head = _build_network(settings, chosen, windows, view)
     record = RunRecord(
         run=run or _name_run(entry.name, preset, name),
@@ -104,7 +114,7 @@ def train(
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
-        notices=tuple(_list_notices(settings, windows, view)),
+        notices=(*_list_notices(settings, windows, view), *choice),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
     )
@@ -114,9 +124,10 @@ def train(
 
 
 def describe_schedule(settings: Settings) -> str:
-    """The optimiser and its rate, in words."""
+    """The optimiser, its rate and the augmentations, in words."""
     chosen = settings.train
-    return f"AdamW at {chosen.lr:g}, warm-up {chosen.warmup:.0%}, cosine to 0"
+    names = ", ".join(settings.finetune.augment) or "no"
+    return f"AdamW at {chosen.lr:g}, warm-up {chosen.warmup:.0%}, cosine to 0; {names} augmentation"
 
 
 def _collect_defaults(
@@ -128,9 +139,14 @@ def _collect_defaults(
     if is_events and "tokenizer" not in choices:
         dimensions = adapt_to_events(preset, entry.name, choices)
     budget = {**BUDGET, "lr": facts.lr}
-    if "epochs" in chosen.get("train", {}):
+    if {"epochs", "minutes"} & chosen.get("train", {}).keys():
         del budget["steps"]
-    return {"model": dimensions, "objective": {"name": "none"}, "train": budget}
+    return {
+        "model": dimensions,
+        "objective": {"name": "none"},
+        "train": budget,
+        "finetune": {"augment": ("default",)},
+    }
 
 
 def _build_network(
@@ -139,12 +155,9 @@ def _build_network(
     """The model for the windows with its head, both with random weights, and the settings with what
     the windows decided where the user has not `chosen` it.
     """
-    from bitimely_core import heads
-
     model = build_model(settings, [windows], None)
-    tuned = heads.choose_head(settings.finetune, model.config)
     settings = choose_rate(settings, model.config, chosen)
-    settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
+    settings = complete_settings(settings, model, windows)
     return settings, build_head(model, settings, windows, view)
 
 
