@@ -120,6 +120,13 @@ class HeadOptions(OptionGroup):
     ] = None
     readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
+    folds: Annotated[
+        int | None,
+        Option(min=2, help="Train and score on so many test folds by subject, pooled as one run."),
+    ] = None
+    seeds: Annotated[
+        int | None, Option(min=2, help="Train and score with so many seeds, pooled as one run.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,13 +329,34 @@ def train(
         result = workflows.train(
             model,
             data=data,
+            folds=head.folds,
+            seeds=head.seeds,
             preset=head.preset,
             flags=flags,
             progress=progress,
             say=screen.note,
             **start.collect(),
         )
+    if "members" in result:
+        return _show_members(result)
     return _show_training(result, start.dry_run, "evaluate")
+
+
+def _show_members(result: TrainingResult) -> int:
+    """The pooled scores of folds or seeds."""
+    if not result["writer"]:
+        return Exit.OK
+    lines = _show_scores(result["scores"])
+    if not result["trained"]:
+        lines.append("already finished under these settings: nothing to do")
+    lines += [
+        f"{len(result['members'])} runs: {result['members'][0]} and so on",
+        f"run: {result['folder']}",
+        f"report: {Path(result['folder']) / 'report.html'}",
+        f"next: bitimely predict {result['run']} FILES",
+    ]
+    screen.result(result, lines)
+    return Exit.OK
 
 
 Margin = Annotated[

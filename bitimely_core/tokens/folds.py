@@ -56,7 +56,11 @@ def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
 
     index = windows.whole_index
     placed = assign_dealt_splits(
-        index["subject_id"], {}, seed=options.seed, folds=options.folds or 1, test_fold=options.test_fold
+        index["subject_id"],
+        {},
+        seed=options.seed,
+        folds=options.folds or 1,
+        test_fold=options.test_fold,
     )
     index = index.with_columns(split=pl.col("subject_id").replace_strict(placed))
     check_subjects(index, options.split, out)
