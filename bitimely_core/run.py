@@ -143,8 +143,8 @@ class Run:
         return TrainSubjects.load(path) if has_result(path) else None
 
     def require_finished(self) -> Self:
-        """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where
-        its training has not ended.
+        """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where
+        its training has not ended; as `require_single`.
         """
         if not self.record.finished:
             raise input_error(
@@ -154,7 +154,7 @@ class Run:
                 "Repeat the command that started it: it resumes where it stopped",
                 file=str(self.folder),
             )
-        return self
+        return self.require_single()
 
     def require_single(self) -> Self:
         """The run itself. Raises UserError (config, exit 2) where it pools folds or seeds."""

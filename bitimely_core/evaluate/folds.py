@@ -103,9 +103,10 @@ def score_folds(
     pooled = score_pooled(scores.task or "", frame, scores.settings, constants, like=scores)
     remark = (
         f"{len(runs)} test folds together, each window predicted by the model that was not trained "
-        "on its subject. AUROC and AUPRC rank scores of different models, which tends to lower "
-        "them."
+        "on its subject."
     )
+    if "auroc" in pooled.metrics:
+        remark += " AUROC and AUPRC rank scores of different models, which tends to lower them."
     changes = {name: getattr(pooled, name) for name in TaskScores.model_fields}
     changes |= dict.fromkeys(OF_ONE_RUN)
     changes["remarks"] = [remark, *pooled.remarks]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.evaluate import conformal
+from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
 from bitimely_core.evaluate.predict import predict as predict_windows
-from bitimely_core.records import has_result, write_results
+from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.run import Run
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
@@ -70,14 +72,16 @@ def fit_calibration(
     )
 
 
-def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration | None:
+def find_calibration(run: Run, *heads: Head, store: bool = True) -> Calibration | None:
     """The calibration that is stored with the run; else it is fitted on the validation windows of
-    the training and, with `store`, stored.
+    the training and, with `store`, stored. Of several `heads`, trained on the same windows, it is
+    that of their mean.
 
     None where they are not in the workspace, have changed since the training, or hold no rows.
     """
-    path = run.folder / CALIBRATION
-    if has_result(path) and (stored := Calibration.load(path)).weights == run.record.weights:
+    path, store = run.folder / CALIBRATION, store and len(heads) == 1
+    is_stored = len(heads) == 1 and has_result(path)
+    if is_stored and (stored := Calibration.load(path)).weights == run.record.weights:
         return stored
     try:
         windows = run.windows()
@@ -89,10 +93,10 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
         return None
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
-    prediction = predict_windows(head, rows)
+    predictions = [predict_windows(head, rows) for head in heads]
     calibration = fit_calibration(
         windows.task,
-        prediction,
+        np.mean(predictions, axis=0) if predictions[1:] else predictions[0],
         target,
         rows.subjects(),
         weights=str(run.record.weights),
@@ -102,6 +106,29 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
     if store and os.access(run.folder, os.W_OK):
         write_results(run.folder, {CALIBRATION: calibration.encode()})
     return calibration
+
+
+def calibrate_folds(run: Run) -> Calibration | None:
+    """The calibration of a run over test folds on their pooled predictions: each subject's are by
+    the model that was not trained on it. None where they are missing.
+
+    It is that of single models: their mean, which `predict` gives, is a little less confident.
+    """
+    path, members = run.folder / "predictions.parquet", run.record.members
+    if members is None or not has_result(path):
+        return None
+    frame, scores = read_result_table(path), Scores.load(path.with_name("scores.json"))
+    names = list_classes(frame)
+    predictions = parse_predictions(scores.task or "", frame, names)
+    return fit_calibration(
+        scores.task or "",
+        predictions.prediction,
+        predictions.target,
+        predictions.groups,
+        weights=storage.fingerprint(list(members.runs)),
+        data=f"{scores.data}, pooled test folds",
+        subject=name_unit(scores),
+    )
 
 
 def calibrate_on(
