@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bitimely_core.schemas.ingest import IngestPart, IngestReport, UnitReport
 
 UNITS_SHOWN = 30
+FEW_SUBJECTS = 50  # a tenth of fewer is too small a test split to rely on
 # options of `ingest` that are the data set's own
 DATASET_CHOICES = ("size", "seed", "rate", "extra")
 
@@ -354,10 +355,22 @@ def tokenize(
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
+    advice = [] if kind.no_folds else suggest_folds(result, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*result["notices"], text, *lines, *page, following])
+    screen.result(result, [*result["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
+
+
+def suggest_folds(result: Mapping[str, Any], data: str, workspace: Path) -> list[str]:
+    """The command that tests every subject once, where a test split would hold few."""
+    counts = {split: audit["subjects"] for split, audit in result["audit"].items()}
+    subjects = sum(counts.values())
+    is_split = result["split"] in {"subject", "official"}
+    if result["task"] == "none" or not is_split or not 3 <= subjects < FEW_SUBJECTS:
+        return []
+    command = f"bitimely train --data {data} --folds {min(5, subjects)}{name_workspace(workspace)}"
+    return [f"{counts['test']} of {subjects} subjects in the test split; each once: {command}"]
 
 
 def _choose_options(
