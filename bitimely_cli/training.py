@@ -300,8 +300,8 @@ def train(
     model: Annotated[
         str | None,
         Argument(
-            help="See: bitimely list models (default: resnet for signals, bitimelygpt for "
-            "histories).",
+            help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
+            "irregular times, bitimelygpt for histories).",
             metavar="MODEL",
             autocompletion=complete("models"),
         ),
@@ -317,7 +317,11 @@ def train(
     Without --steps or --epochs it takes 1,500 steps of 32 windows: AdamW at the model's own rate,
     which rises over 5 % of the steps and falls as a cosine to 0.
 
-    Example: bitimely train resnet --data epilepsy/five
+    --folds K trains and scores K models, so that each subject is tested once, by one that was not
+    trained on it; --seeds K averages over seeds. Both make one run with one page. The same command
+    again goes on where it stopped.
+
+    Example: bitimely train resnet --data epilepsy/five --folds 5
     """
     flags = collect_settings(
         finetune={"readout": head.readout}, data={"fraction": head.fraction}, **training.sections()
