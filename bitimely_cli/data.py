@@ -364,13 +364,12 @@ def tokenize(
 
 def suggest_folds(result: Mapping[str, Any], data: str, workspace: Path) -> list[str]:
     """The command that tests every subject once, where a test split would hold few."""
-    counts = {split: audit["subjects"] for split, audit in result["audit"].items()}
-    subjects = sum(counts.values())
-    is_split = result["split"] in {"subject", "official"}
-    if result["task"] == "none" or not is_split or not 3 <= subjects < FEW_SUBJECTS:
+    counts = [audit["subjects"] for audit in result["audit"].values()]
+    subjects, can_share = sum(counts), result["split"] not in {"subject", "official"}
+    if result["task"] == "none" or can_share or not 3 <= subjects < FEW_SUBJECTS:
         return []
     command = f"bitimely train --data {data} --folds {min(5, subjects)}{name_workspace(workspace)}"
-    return [f"{counts['test']} of {subjects} subjects in the test split; each once: {command}"]
+    return [f"{counts[-1]} of {subjects} subjects in the test split; each once: {command}"]
 
 
 def _choose_options(

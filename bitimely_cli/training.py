@@ -356,7 +356,6 @@ def _show_members(result: TrainingResult) -> int:
     lines += [
         f"{len(result['members'])} runs: {result['members'][0]} and so on",
         f"run: {result['folder']}",
-        f"report: {Path(result['folder']) / 'report.html'}",
         f"next: bitimely predict {result['run']} FILES",
     ]
     screen.result(result, lines)
@@ -462,7 +461,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         )
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [
-        verdict_text(scores),
+        result["verdict"] if "verdict" in result else verdict_text(scores),
         *scores.notices,
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
     ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FittedBaseline = tuple[TaskScores, "pl.DataFrame"]  # with a frame as `predictions.parquet`
 
-CACHE_VERSION = 5  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 6  # of stored scores: raise it where the numbers change
 # what the pooled predictions alone do not give
 OF_ONE_RUN = ("comparison", "lift", "nights", "events", "risk_groups")
 
@@ -109,7 +109,7 @@ def score_folds(
         remark += " AUROC and AUPRC rank scores of different models, which tends to lower them."
     changes = {name: getattr(pooled, name) for name in TaskScores.model_fields}
     changes |= dict.fromkeys(OF_ONE_RUN)
-    changes["remarks"] = [remark, *pooled.remarks]
+    changes |= {"remarks": [remark, *pooled.remarks], "folds": len(runs)}
     # no subject is tested in two folds
     shared = sum(run.scores.subjects_shared_with_training for run in runs)
     return scores.model_copy(update={**changes, "subjects_shared_with_training": shared})

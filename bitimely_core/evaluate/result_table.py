@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -255,14 +255,7 @@ def assign_rows(folders: Sequence[Path]) -> list[ScoredRun]:
     """Runs in rows: by model where models differ for the same data and seed, else by the
     pre-trained run, else runs that differ in their seed alone, else by name.
     """
-    named: list[tuple[str, ScoredRun]] = []
-    for folder in folders:
-        run = read_scored_run("", "", 0, folder)
-        if run is not None and run.record.members and run.record.members.by == "seed":
-            named += [(run.name, part) for part in run.parts]
-        elif run is not None:
-            named.append((run.name, run))
-    runs = [(name, run._replace(seed=run.record.seed, data=run.scores.data)) for name, run in named]
+    runs = list(_list_named(folders))
     firsts: dict[str, str] = {}
     for name, run in runs:
         firsts.setdefault(_identify_arm(run.record), name)
@@ -275,6 +268,18 @@ def assign_rows(folders: Sequence[Path]) -> list[ScoredRun]:
         if len({(choose(name, run), run.data, run.seed) for name, run in runs}) == len(runs):
             return [run._replace(row=choose(name, run)) for name, run in runs]
     return [run._replace(row=name) for name, run in runs]
+
+
+def _list_named(folders: Sequence[Path]) -> Iterator[tuple[str, ScoredRun]]:
+    """The evaluated runs in `folders`, each with its name; of one over seeds its runs under its
+    name.
+    """
+    scored = filter(None, (read_scored_run("", "", 0, folder) for folder in folders))
+    for run in scored:
+        members = run.record.members
+        is_split = members is not None and members.by == "seed"
+        for part in run.parts if is_split else (run,):
+            yield run.name, part._replace(seed=part.record.seed, data=part.scores.data)
 
 
 def _identify_arm(record: RunRecord) -> str:

@@ -70,7 +70,7 @@ def assign_dealt_splits(
 ) -> dict[str, str]:
     """Subject -> split, with fold `test_fold` (None: the last) of `folds` tested.
 
-    Subjects are ranked stratum by stratum, and within each by `hash_to_share("{seed}|{subject_id}")`,
+    Subjects are ranked stratum by stratum, within each by `hash_to_share("{seed}|{subject_id}")`,
     and dealt in turn to parts: two a fold, or one of ten and more folds and of few subjects. Parts
     differ by at most one subject, in all and of each stratum. The part before the tested fold
     validates. Adding a subject moves others.
@@ -197,9 +197,7 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     name, seed, test_fold = options.split, options.seed, options.test_fold
     strata = None if options.stratify is None else _read_strata(table, options.stratify)
     is_dealt = options.folds is not None or strata is not None
-    _check_folds(name, has_fold=test_fold is not None, deals=is_dealt)
-    if test_fold is not None and test_fold > (options.folds or 10):
-        raise _fold_error(f"fold {test_fold}", f"expected one from 1 to {options.folds or 10}")
+    _check_folds(options, deals=is_dealt)
     if name == "official":
         return lambda subject, recording, attributes, starts: (
             [_require_official_split(attributes, test_fold)] * len(starts)
@@ -222,9 +220,12 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
 
 
-def _check_folds(split: str, *, has_fold: bool, deals: bool) -> None:
+def _check_folds(options: WindowOptions, *, deals: bool) -> None:
     """Raises UserError (config, exit 2) for folds or dealt subjects of a split without them."""
-    if has_fold and split not in {"subject", "official"}:
+    split, fold, folds = options.split, options.test_fold, options.folds or 10
+    if fold is not None and fold > folds:
+        raise _fold_error(f"fold {fold}", f"expected one from 1 to {folds}")
+    if fold is not None and split not in {"subject", "official"}:
         raise _fold_error(
             f"a split by {split} has no folds", "expected one by subject or the official one"
         )

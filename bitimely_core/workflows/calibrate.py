@@ -6,6 +6,7 @@ It is stored with the run, or made for one person from labelled recordings.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,17 +73,26 @@ def fit_calibration(
     )
 
 
-def find_calibration(run: Run, *heads: Head, store: bool = True) -> Calibration | None:
+def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration | None:
     """The calibration that is stored with the run; else it is fitted on the validation windows of
-    the training and, with `store`, stored. Of several `heads`, trained on the same windows, it is
-    that of their mean.
+    the training and, with `store`, stored.
 
     None where they are not in the workspace, have changed since the training, or hold no rows.
     """
-    path, store = run.folder / CALIBRATION, store and len(heads) == 1
-    is_stored = len(heads) == 1 and has_result(path)
-    if is_stored and (stored := Calibration.load(path)).weights == run.record.weights:
+    path = run.folder / CALIBRATION
+    if has_result(path) and (stored := Calibration.load(path)).weights == run.record.weights:
         return stored
+    calibration = calibrate_on_validation(run, [head])
+    if calibration is not None and store and os.access(run.folder, os.W_OK):
+        write_results(run.folder, {CALIBRATION: calibration.encode()})
+    return calibration
+
+
+def calibrate_on_validation(run: Run, heads: Sequence[Head]) -> Calibration | None:
+    """The calibration of the mean of `heads` on the validation windows of the training of `run`.
+
+    None as for `find_calibration`.
+    """
     try:
         windows = run.windows()
     except UserError as error:
@@ -94,18 +104,15 @@ def find_calibration(run: Run, *heads: Head, store: bool = True) -> Calibration 
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
     predictions = [predict_windows(head, rows) for head in heads]
-    calibration = fit_calibration(
+    return fit_calibration(
         windows.task,
-        np.mean(predictions, axis=0) if predictions[1:] else predictions[0],
+        predictions[0] if len(heads) == 1 else np.mean(predictions, axis=0),
         target,
         rows.subjects(),
         weights=str(run.record.weights),
         data=f"{windows.name}, validation",
         subject=windows.subject_unit,
     )
-    if store and os.access(run.folder, os.W_OK):
-        write_results(run.folder, {CALIBRATION: calibration.encode()})
-    return calibration
 
 
 def calibrate_folds(run: Run) -> Calibration | None:

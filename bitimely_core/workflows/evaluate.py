@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +28,8 @@ from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
-from bitimely_core.schemas.runs import PooledRuns, RunRecord
+from bitimely_core.schemas.reports import Summary
+from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
     WITHOUT_FITTED,
     Comparison,
@@ -96,11 +98,11 @@ def evaluate(
     returns the scores.
 
     A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss /
-    Var(target) of its objective. Of a run over folds or seeds the pooled scores are read. Intervals are over subjects (`by="window"` is stamped). A split
-    without windows gives null metrics that say why. Of sequences up to prediction times
-    `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest
-    (`tokens.tasks`). `baselines`: cheap leaves out those that are fitted (`evaluate.baselines`),
-    which is recorded.
+    Var(target) of its objective; of a run over folds or seeds the pooled scores are read. Intervals
+    are over subjects (`by="window"` is stamped). A split without windows gives null metrics that
+    say why. Of sequences up to prediction times `predictions` is written in the schema of
+    MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`). `baselines`: cheap leaves
+    out those that are fitted (`evaluate.baselines`), which is recorded.
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
@@ -108,11 +110,10 @@ def evaluate(
     from bitimely_core.train.devices import select_device
 
     _check_arguments(split, by, baselines, compare, margin, workspace)
-    folder = find_run_folder(run, workspace)
-    members = RunRecord.load(folder / "run.json").members
-    if members is not None:
-        changed = data or compare or predictions or split != "test" or by != "subject"
-        return _read_pooled(folder, members, is_changed=bool(changed))
+    others = {"--data": data, "--compare": compare, "--predictions": predictions}
+    others |= {"--split": split.removeprefix("test"), "--by": by.removeprefix("subject")}
+    if pooled := _read_pooled(run, workspace, others):
+        return pooled
     select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
@@ -187,17 +188,23 @@ def evaluate(
     return {**scores.to_json(), "report": str(report), "verdict": run_page.verdict_text(scores)}
 
 
-def _read_pooled(folder: Path, members: PooledRuns, *, is_changed: bool) -> dict[str, Any]:
-    """The scores of a run over folds or seeds, which its training has pooled.
+def _read_pooled(
+    run: str | Path, workspace: Path, others: Mapping[str, object]
+) -> dict[str, object] | None:
+    """The result for a run over folds or seeds, which its training has pooled; None of another run.
 
-    Raises UserError: config (exit 2) where other scores are asked for; incomplete (exit 4).
+    Raises UserError: config (exit 2) for `others`, options of another evaluation; incomplete (4).
     """
-    if is_changed:
+    folder = find_run_folder(run, workspace)
+    members = RunRecord.load(folder / "run.json").members
+    if members is None:
+        return None
+    if field := next((name for name, value in others.items() if value), None):
         raise usage_error(
-            f"{folder.name} pools {members.describe()}, whose test windows were scored by train",
-            "expected no other data, split, unit or run to compare with",
+            f"{folder.name} pools {members.describe()}, whose test windows train has scored",
+            "expected no other evaluation",
             f"Evaluate one of its runs, such as {members.runs[0]}; compare by: bitimely report",
-            file=str(folder),
+            field=field,
         )
     if not has_result(folder / "scores.json"):
         raise input_error(
@@ -208,8 +215,8 @@ def _read_pooled(folder: Path, members: PooledRuns, *, is_changed: bool) -> dict
             file=str(folder),
         )
     scores = Scores.load(folder / "scores.json")
-    report, verdict = str(folder / "report.html"), run_page.verdict_text(scores)
-    return {**scores.to_json(), "report": report, "verdict": verdict}
+    verdict = Summary.load(folder / "summary.json").report.verdict
+    return {**scores.to_json(), "report": str(folder / "report.html"), "verdict": verdict}
 
 
 def _check_arguments(

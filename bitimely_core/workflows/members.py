@@ -7,6 +7,7 @@ trained on it. Of seeds the scores are averaged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +30,10 @@ from bitimely_core.evaluate.result_table import (
 )
 from bitimely_core.evaluate.scores import ConstantBaseline
 from bitimely_core.page import Page
-from bitimely_core.records import has_result, write_results
+from bitimely_core.records import has_result
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.run_page import folds_page, verdict_text
+from bitimely_core.report.run_page import folds_page
 from bitimely_core.run import FORMAT, claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import PooledRuns, RunData, RunRecord, SplitCount
 from bitimely_core.schemas.scores import Difference, MetricValue, Scores
@@ -95,8 +96,10 @@ def train_members(
         _claim_groups(group, execution)
     barrier()
     results = list(_train_group(group, windows, execution, train_plan))
-    scores = _pool_group(group, execution, results) if get_rank() == 0 else Scores()
+    if get_rank() == 0:
+        _pool_group(group, execution, any(result["trained"] for result in results))
     barrier()
+    scores = evaluate(group.run, workspace=execution.workspace)
     return {
         "format_version": FORMAT,
         "run": group.run,
@@ -107,15 +110,16 @@ def train_members(
         "writer": results[0]["writer"],
         "steps": sum(result["steps"] for result in results),
         "final": None,
-        "notices": scores.notices,
+        "notices": scores["notices"],
         "members": [result["run"] for result in results],
-        "scores": scores.to_json(),
+        "scores": scores,
     }
 
 
 def _open_windows(plan: TrainingPlan, repeats: Repeats, execution: Execution) -> Windows:
-    """The windows whose subjects are dealt to folds, whatever their split. Raises UserError (config,
-    exit 2) for numbers of folds or seeds that cannot be.
+    """The windows whose subjects are dealt to folds, whatever their split.
+
+    Raises UserError (config, exit 2) for numbers of folds or seeds that cannot be.
     """
     folds, seeds = repeats
     for name, count in (("--folds", folds), ("--seeds", seeds)):
@@ -259,7 +263,7 @@ def _train_group(
     assert group.record.members is not None, "a group has members"
     by, said = group.record.members.by, set[str]()
 
-    def say_once(line: str) -> None:
+    def announce(line: str) -> None:  # each caveat for the first run alone
         if execution.say is not None and line not in said:
             execution.say(line)
         said.add(line)
@@ -267,13 +271,13 @@ def _train_group(
     for number, (name, member) in enumerate(
         zip(group.record.members.runs, group.members, strict=True), 1
     ):
-        say_once(f"{by} {number} of {len(group.members)}: {name}")
+        announce(f"{by} {number} of {len(group.members)}: {name}")
         if isinstance(member, Group):
             yield from _train_group(member, windows, execution, train_plan)
             continue
         if by == "fold":
             _write_fold(windows, number, len(group.members), execution)
-        result = train_plan(member, name, execution._replace(say=say_once))
+        result = train_plan(member, name, execution._replace(say=announce))
         if result["writer"]:
             _score_member(Path(result["folder"]), member, execution)
         yield result
@@ -305,40 +309,44 @@ def _score_member(folder: Path, plan: TrainingPlan, execution: Execution) -> Non
 # ---- pooling
 
 
-def _pool_group(group: Group, execution: Execution, results: list[TrainingResult]) -> Scores:
-    """Pool the members of a group, those in it first, and write its record, scores and page."""
+def _pool_group(group: Group, execution: Execution, is_changed: bool) -> None:
+    """Pool the members of a group, those in it first, and write its record, scores and page where
+    a member was trained, or they are missing.
+    """
     assert group.record.members is not None, "a group has members"
     for member in group.members:
         if isinstance(member, Group):
-            _pool_group(member, execution, results)
+            _pool_group(member, execution, is_changed)
     folder = execution.workspace / "runs" / group.run
-    if has_result(folder / "scores.json") and not any(result["trained"] for result in results):
-        return Scores.load(folder / "scores.json")
+    if has_result(folder / "scores.json") and not is_changed:
+        return
     folders = [folder.parent / name for name in group.record.members.runs]
-    parts = [read_scored_run(group.run, "", 0, path) for path in folders]
-    runs = [run for run in parts if run is not None]
-    first = runs[0].record
-    update = {
-        "parameters": first.parameters,
-        "paper_parameters": first.paper_parameters,
-        "preparation": first.preparation,
-        "verified": all(run.record.verified for run in runs),
-        "environment": first.environment,
-        "device": first.device,
-        "notices": tuple(dict.fromkeys(line for run in runs for line in run.record.notices)),
-        "finished": True,
-    }
-    record = group.record.model_copy(update=update)
+    parts = (read_scored_run(group.run, "", 0, path) for path in folders)
+    runs = list(filter(None, parts))
+    record = _finish_record(group.record, [run.record for run in runs])
     files: dict[str, storage.Content | None] = {"run.json": record.encode()}
     if group.record.members.by == "fold":
         scores, page, frame = _pool_folds(record, runs, execution)
         files["predictions.parquet"] = storage.encode_parquet(frame)
     else:
         scores, page = _pool_seeds(record, runs)
-    files["scores.json"] = scores.encode()
-    write_results(folder, {"run.json": record.encode()}, finished=False)
-    write_report(folder, page, others=files)
-    return scores
+    write_report(folder, page, others={**files, "scores.json": scores.encode()})
+
+
+def _finish_record(record: RunRecord, members: list[RunRecord]) -> RunRecord:
+    """The record of a group whose members have been trained."""
+    first, notices = members[0], itertools.chain(*(member.notices for member in members))
+    update = {
+        "parameters": first.parameters,
+        "paper_parameters": first.paper_parameters,
+        "preparation": first.preparation,
+        "verified": all(member.verified for member in members),
+        "environment": first.environment,
+        "device": first.device,
+        "notices": tuple(dict.fromkeys(notices)),
+        "finished": True,
+    }
+    return record.model_copy(update=update)
 
 
 def _pool_folds(
@@ -389,10 +397,9 @@ def _join_baselines(
         for name, constant in constants.items():
             joined.setdefault(name, []).append(constant)
     complete = {name: parts for name, parts in joined.items() if len(parts) == len(runs)}
-    remarks |= {
-        f"The baseline of {name.replace('_', ' ')} was left out: it predicts a part of a fold.": None
-        for name in joined.keys() - complete.keys()
-    }
+    for name in joined.keys() - complete.keys():
+        title = name.replace("_", " ")
+        remarks[f"The baseline of {title} was left out: it predicts a part of a fold."] = None
     return {
         name: parts[0]._replace(prediction=np.concatenate([part.prediction for part in parts]))
         for name, parts in complete.items()
@@ -421,10 +428,8 @@ def _pool_seeds(record: RunRecord, runs: list[ScoredRun]) -> tuple[Scores, Page]
         **dict.fromkeys(("confusion", *pooling.OF_ONE_RUN)),
     }
     scores = first.model_copy(update=update)
-    scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
     page = comparison_page([run.folder for run in runs])
-    title = f"Scores of {row}: {len(runs)} seeds"
-    return scores, replace(page, title=title, verdict=verdict_text(scores))
+    return scores, replace(page, title=f"Scores of {row}: {len(runs)} seeds")
 
 
 def _average_baseline(name: str, runs: list[ScoredRun]) -> object:

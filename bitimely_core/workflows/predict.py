@@ -44,7 +44,11 @@ from bitimely_core.tokens.unlabelled import (
 )
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.calibrate import calibrate_folds, find_calibration
+from bitimely_core.workflows.calibrate import (
+    calibrate_folds,
+    calibrate_on_validation,
+    find_calibration,
+)
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
 from bitimely_core.workspace import find_run_folder, locate_new
 
@@ -294,7 +298,7 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
     elif calibrate and first.run.record.members is not None:
         calibration = calibrate_folds(first.run)
     elif calibrate:
-        calibration = find_calibration(first.run, *(model.head for model in models))
+        calibration = calibrate_on_validation(first.run, [model.head for model in models])
     return replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
 
 
