@@ -229,16 +229,21 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
     page.add_facts(run_facts(run.record))
-    if scores.lift is not None:
-        metric = PrintedMetric(str(scores.main), scores.unit)
-        lift = describe_lift(scores.lift, metric)
-        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
+    _add_lift(page, scores)
     compared = [comparison_table(scores.comparison, scores.run)] if scores.comparison else []
     add_score_blocks(page, windows[scores.split], scores, columns, compared)
     page.add(*loss_curves(run.folder))
     if parent:
         page.add(*loss_curves(run.folder.parent / parent, "pretraining-curves", "Pre-training"))
     return rename_units(page.finish(verdict_text(scores), scores.to_json()), windows.subject_unit)
+
+
+def _add_lift(page: PageBuilder, scores: Scores) -> None:
+    """How much the run exceeds its best baseline, as a fact."""
+    if scores.lift is not None:
+        metric = PrintedMetric(str(scores.main), scores.unit)
+        lift = describe_lift(scores.lift, metric)
+        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
 
 
 def folds_page(
@@ -254,11 +259,14 @@ def folds_page(
     """
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*scores.notices, *scores.remarks)
-    page.add_facts(run_facts(record))
-    if scores.lift is not None:
-        metric = PrintedMetric(str(scores.main), scores.unit)
-        lift = describe_lift(scores.lift, metric)
-        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
+    subjects = show_split(record.data[0], "test", "subjects")
+    pooled = {
+        "Data": _describe_data(record)["Data"],
+        "Split": f"{len(runs)} folds by subject, each of {subjects} subjects is tested once",
+        "Fingerprint of the data": record.data[0].fingerprint[:16],
+    }
+    page.add_facts({**run_facts(runs[0].record), **pooled})
+    _add_lift(page, scores)
     add_score_blocks(page, rows, scores, columns, [_fold_table(runs)])
     lines = []
     for number, run in enumerate(runs, 1):
