@@ -293,14 +293,14 @@ def _show_ingest_report(
 
 
 def _name_next(verb: str, data: str, workspace: Path) -> str:
-    """The line with the next verb on tokens: RUN is the last pre-training, or there is none yet."""
+    """The line with the next verb on tokens: RUN is the last pre-training; without one `train`."""
     from bitimely_core.catalog import list_rows
 
     if "RUN" in verb:
         rows = list_rows("runs", workspace)
         runs = [row["name"] for row in rows if row["kind"] == "pretrain" and row["finished"]]
         folders = sorted(runs, key=lambda run: (workspace / "runs" / run).stat().st_mtime)
-        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "pretrain"
+        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "train"
     return f"next: bitimely {verb} --data {data}{name_workspace(workspace)}"
 
 

@@ -14,7 +14,7 @@ from small import RATE, VIEW, copy_data, write_raw
 
 import bitimely as bt
 from bitimely_cli.main import main
-from bitimely_core import tokens
+from bitimely_core import registry, tokens
 from bitimely_core.errors import UserError
 from bitimely_core.records import read_result_table
 from bitimely_core.schemas.runs import RunRecord
@@ -22,6 +22,7 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens import splits
 from bitimely_core.tokens.folds import write_fold
 from bitimely_core.workflows import tokenize
+from bitimely_core.workflows.train import RECOMMENDED, find_kind
 
 torch.set_num_threads(1)
 TRAIN = ["train", "--data", VIEW, "--steps", "3", "--batch-size", "8"]
@@ -213,3 +214,15 @@ def test_tokenize_names_a_command_that_works(home, capsys):
     assert main(["tokenize", VIEW, "-w", str(home)]) == 0
     out = capsys.readouterr().out
     assert f"bitimely train --data {VIEW} --folds 5 -w" in " ".join(out.split())
+
+
+def test_the_model_without_a_name_is_that_of_the_kind_of_data(tmp_path):
+    kinds = {
+        "bidmc/hr": "signals",
+        "physionet-2012/mortality": "irregular",
+        "physionet-2012/mortality-grid": "signals",
+        "synthetic-claims": "histories",
+    }
+    assert {name: find_kind(name, tmp_path) for name in kinds} == kinds
+    assert set(kinds.values()) == set(RECOMMENDED)
+    assert all(name in registry.models for name in RECOMMENDED.values())

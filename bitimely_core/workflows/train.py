@@ -96,7 +96,7 @@ def _plan_training(
     """The model, its sizes and the resolved settings. Raises UserError: as `train`."""
     name = require_view(data, recipe)
     chosen = merge_layers(recipe.overrides("finetune"), flags, parse_assignments(pairs))
-    kind = _find_kind(name, workspace)
+    kind = find_kind(name, workspace)
     entry = registry.models[model or chosen.get("model", {}).get("name") or RECOMMENDED[kind]]
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
@@ -109,7 +109,7 @@ def _plan_training(
     return TrainingPlan(entry.name, preset, settings, name)
 
 
-def _find_kind(name: str, workspace: Path) -> str:
+def find_kind(name: str, workspace: Path) -> str:
     """The kind of data, a key of `RECOMMENDED`, of a view or of tokens."""
     dataset = find_dataset(name, workspace)
     if find_data_kind(dataset).section == "build":
