@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -355,21 +355,26 @@ def tokenize(
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
-    advice = [] if kind.no_folds else suggest_folds(result, name or data, build.workspace)
+    advice: list[str] = []
+    can_fold = not kind.no_folds and result["split"] in {"subject", "official"}
+    if can_fold and result["task"] != "none":
+        subjects = [audit["subjects"] for audit in result["audit"].values()]
+        advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
     screen.result(result, [*result["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
 
 
-def suggest_folds(result: Mapping[str, Any], data: str, workspace: Path) -> list[str]:
-    """The command that tests every subject once, where a test split would hold few."""
-    counts = [audit["subjects"] for audit in result["audit"].values()]
-    subjects, can_share = sum(counts), result["split"] not in {"subject", "official"}
-    if result["task"] == "none" or can_share or not 3 <= subjects < FEW_SUBJECTS:
+def suggest_folds(subjects: Sequence[int], data: str, workspace: Path) -> list[str]:
+    """The command that tests every subject once, where a test split would hold few; `subjects`: of
+    each split, that of test last.
+    """
+    count = sum(subjects)
+    if not 3 <= count < FEW_SUBJECTS:
         return []
-    command = f"bitimely train --data {data} --folds {min(5, subjects)}{name_workspace(workspace)}"
-    return [f"{counts[-1]} of {subjects} subjects in the test split; each once: {command}"]
+    command = f"bitimely train --data {data} --folds {min(5, count)}{name_workspace(workspace)}"
+    return [f"{subjects[-1]} of {count} subjects in the test split; each once: {command}"]
 
 
 def _choose_options(

@@ -461,7 +461,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         )
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [
-        result["verdict"] if "verdict" in result else verdict_text(scores),
+        result.get("verdict") or verdict_text(scores),
         *scores.notices,
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
     ]

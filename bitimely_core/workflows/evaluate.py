@@ -127,9 +127,7 @@ def evaluate(
     counts: dict[str, Any] = {"n": len(rows), "n_subjects": n_subjects}
     source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        if hides_counts(windows) and is_small(n_subjects):
-            counts = {"n": None, "n_subjects": None}
-        return {**source, **counts, "folder": str(folder)}
+        return {**source, **_protect_counts(windows, counts), "folder": str(folder)}
     settings = EvaluationSettings(
         bootstrap=bootstrap,
         by=by,
@@ -217,6 +215,12 @@ def _read_pooled(
     scores = Scores.load(folder / "scores.json")
     verdict = Summary.load(folder / "summary.json").report.verdict
     return {**scores.to_json(), "report": str(folder / "report.html"), "verdict": verdict}
+
+
+def _protect_counts(windows: Windows, counts: Mapping[str, int]) -> Mapping[str, int | None]:
+    """The numbers of rows and subjects, withheld where they are of few people."""
+    is_withheld = hides_counts(windows) and is_small(counts["n_subjects"])
+    return dict.fromkeys(counts) if is_withheld else counts
 
 
 def _check_arguments(

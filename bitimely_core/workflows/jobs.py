@@ -117,7 +117,7 @@ class TrainingResult(TypedDict, total=False):
     seconds: float  # of a dry run: of all trainings
     trainings: int  # of a dry run over folds or seeds
     members: list[str]  # over folds or seeds: the runs that are pooled
-    scores: dict[str, Any]  # over folds or seeds, as scores.json
+    scores: dict[str, object]  # over folds or seeds, as scores.json
 
 
 def finish_job(
