@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
 
 UNITS_SHOWN = 30
+FEW_SUBJECTS = 50  # a tenth of fewer is too small a test split to rely on
 # options of `ingest` that are the data set's own
 DATASET_CHOICES = ("size", "seed", "rate", "extra")
 
@@ -290,14 +291,14 @@ def _show_ingest_report(
 
 
 def _name_next(verb: str, data: str, workspace: Path) -> str:
-    """The line with the next verb on tokens: RUN is the last pre-training, or there is none yet."""
+    """The line with the next verb on tokens: RUN is the last pre-training; without one `train`."""
     from bitimely_core.catalog import list_rows
 
     if "RUN" in verb:
         rows = list_rows("runs", workspace)
         runs = [row["name"] for row in rows if row["kind"] == "pretrain" and row["finished"]]
         folders = sorted(runs, key=lambda run: (workspace / "runs" / run).stat().st_mtime)
-        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "pretrain"
+        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "train"
     return f"next: bitimely {verb} --data {data}{name_workspace(workspace)}"
 
 
@@ -382,10 +383,26 @@ def tokenize(
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
+    advice: list[str] = []
+    can_fold = not kind.no_folds and result["split"] in {"subject", "official"}
+    if can_fold and result["task"] != "none":
+        subjects = [audit["subjects"] for audit in result["audit"].values()]
+        advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*result["notices"], text, *lines, *page, following])
+    screen.result(result, [*result["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
+
+
+def suggest_folds(subjects: Sequence[int], data: str, workspace: Path) -> list[str]:
+    """The command that tests every subject once, where a test split would hold few; `subjects`: of
+    each split, that of test last.
+    """
+    count = sum(subjects)
+    if not 3 <= count < FEW_SUBJECTS:
+        return []
+    command = f"bitimely train --data {data} --folds {min(5, count)}{name_workspace(workspace)}"
+    return [f"{subjects[-1]} of {count} subjects in the test split; each once: {command}"]
 
 
 def _choose_options(

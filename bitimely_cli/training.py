@@ -127,6 +127,13 @@ class HeadOptions(OptionGroup):
     readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
     augment: Augment = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
+    folds: Annotated[
+        int | None,
+        Option(min=2, help="Train and score on so many test folds by subject, pooled as one run."),
+    ] = None
+    seeds: Annotated[
+        int | None, Option(min=2, help="Train and score with so many seeds, pooled as one run.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +307,8 @@ def train(
     model: Annotated[
         str | None,
         Argument(
-            help="See: bitimely list models (default: resnet for signals, bitimelygpt for "
-            "histories).",
+            help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
+            "irregular times, bitimelygpt for histories).",
             metavar="MODEL",
             autocompletion=complete("models"),
         ),
@@ -317,7 +324,11 @@ def train(
     Without --steps, --epochs or --minutes it takes 1,500 steps of 32 windows: AdamW at the model's
     own rate, which rises over 5 % of the budget and falls as a cosine to 0.
 
-    Example: bitimely train resnet --data epilepsy/five
+    --folds K trains and scores K models, so that each subject is tested once, by one that was not
+    trained on it; --seeds K averages over seeds. Both make one run with one page. The same command
+    again goes on where it stopped.
+
+    Example: bitimely train resnet --data epilepsy/five --folds 5
     """
     flags = collect_settings(
         finetune={"readout": head.readout, "augment": head.augment},
@@ -331,13 +342,33 @@ def train(
         result = workflows.train(
             model,
             data=data,
+            folds=head.folds,
+            seeds=head.seeds,
             preset=head.preset,
             flags=flags,
             progress=progress,
             say=screen.note,
             **start.collect(),
         )
+    if "members" in result:
+        return _show_members(result)
     return _show_training(result, start.dry_run, "evaluate")
+
+
+def _show_members(result: TrainingResult) -> int:
+    """The pooled scores of folds or seeds."""
+    if not result["writer"]:
+        return Exit.OK
+    lines = _show_scores(result["scores"])
+    if not result["trained"]:
+        lines.append("already finished under these settings: nothing to do")
+    lines += [
+        f"{len(result['members'])} runs: {result['members'][0]} and so on",
+        f"run: {result['folder']}",
+        f"next: bitimely predict {result['run']} FILES",
+    ]
+    screen.result(result, lines)
+    return Exit.OK
 
 
 Margin = Annotated[
@@ -444,7 +475,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         )
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [
-        verdict_text(scores),
+        result.get("verdict") or verdict_text(scores),
         *scores.notices,
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
     ]

@@ -329,12 +329,12 @@ class DataConfig(Section):
     test_fold: int | None = Field(
         None,
         ge=1,
-        le=10,
         description="Test on this one of the ten official folds, or tenths of the subjects; "
         "the fold before it validates.",
     )
-    folds: Literal[5, 10] | None = Field(
+    folds: int | None = Field(
         None,
+        ge=2,
         description="Deal subjects evenly to so many test folds "
         "(default: each by its own hash, to ten).",
     )

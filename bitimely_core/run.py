@@ -110,7 +110,7 @@ class Run:
 
     @cached_property
     def _windows(self) -> Windows:
-        return self.open_windows(self.data)
+        return self.require_single().open_windows(self.data)
 
     @cached_property
     def _head(self) -> Head | None:
@@ -143,8 +143,8 @@ class Run:
         return TrainSubjects.load(path) if has_result(path) else None
 
     def require_finished(self) -> Self:
-        """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where
-        its training has not ended.
+        """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where
+        its training has not ended; as `require_single`.
         """
         if not self.record.finished:
             raise input_error(
@@ -154,12 +154,25 @@ class Run:
                 "Repeat the command that started it: it resumes where it stopped",
                 file=str(self.folder),
             )
+        return self.require_single()
+
+    def require_single(self) -> Self:
+        """The run itself. Raises UserError (config, exit 2) where it pools folds or seeds."""
+        members = self.record.members
+        if members is not None:
+            raise usage_error(
+                f"{self.name} pools {members.describe()} and has no weights of its own",
+                "expected a run with one model",
+                f"Choose one of them, for example {members.runs[0]}",
+                file=str(self.folder),
+            )
         return self
 
     def verified_weights(self) -> Path:
-        """The model folder, its weights compared with the hash in `run.json`. Raises UserError
-        (integrity, exit 5).
+        """The model folder, its weights compared with the hash in `run.json`. Raises UserError:
+        integrity (exit 5); config (exit 2) for a run over folds or seeds.
         """
+        self.require_single()
         path = self.folder / "model" / "model.safetensors"
         if not path.is_file() and (self.folder / path.name).is_file():  # of an export
             path = self.folder / path.name
@@ -306,7 +319,7 @@ def list_versions() -> dict[str, str]:
     return out
 
 
-COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
+COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init", "members")
 RESUME_EXEMPT = {f"settings.train.{name}" for name in TRAIN_EXEMPT}
 
 
@@ -356,6 +369,6 @@ def flatten_compared(record: RunRecord, keys: tuple[str, ...] = COMPARED) -> dic
     return {
         name: value
         for key in keys
-        for name, value in flatten_keys(stored[key], key).items()
+        for name, value in flatten_keys(stored.get(key), key).items()
         if name not in RESUME_EXEMPT
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FittedBaseline = tuple[TaskScores, "pl.DataFrame"]  # with a frame as `predictions.parquet`
 
-CACHE_VERSION = 5  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 6  # of stored scores: raise it where the numbers change
 # what the pooled predictions alone do not give
 OF_ONE_RUN = ("comparison", "lift", "nights", "events", "risk_groups")
 
@@ -46,13 +46,18 @@ def pool_folds(runs: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows)
     first = runs[0]
     if len(runs) == 1:
         return first
-    files = [_find_predictions(first, run) for run in runs]
+    files = _find_files(runs)
     settings, hashes = first.scores.settings, list(map(storage.hash_file, files))
     identity = storage.fingerprint([CACHE_VERSION, settings.bootstrap, settings.by, hashes])
     path = keep / f"folds-{identity[:24]}.json"
     if not has_result(path):
-        _score_folds(runs, _join_predictions(runs, files), open_windows).save(path)
+        score_folds(runs, join_predictions(runs), open_windows).save(path)
     return first._replace(scores=Scores.load(path), parts=tuple(runs))
+
+
+def _find_files(runs: Sequence[ScoredRun]) -> list[Path]:
+    """The files of the predictions of all folds. Raises UserError: config, not_found (exit 2)."""
+    return [_find_predictions(runs[0], run) for run in runs]
 
 
 def _find_predictions(first: ScoredRun, run: ScoredRun) -> Path:
@@ -66,13 +71,13 @@ def _find_predictions(first: ScoredRun, run: ScoredRun) -> Path:
     return file
 
 
-def _join_predictions(runs: Sequence[ScoredRun], files: Sequence[Path]) -> pl.DataFrame:
-    """The predictions of all folds. Raises UserError (config, exit 2): other columns, a window in
-    two folds.
+def join_predictions(runs: Sequence[ScoredRun]) -> pl.DataFrame:
+    """The predictions of all folds, one fold after another. Raises UserError: config (exit 2) for
+    other columns, or a window in two folds; not_found (exit 2).
     """
     import polars as pl
 
-    frames = list(map(read_result_table, files))
+    frames = list(map(read_result_table, _find_files(runs)))
     for run, frame in zip(runs, frames, strict=True):
         if frame.columns != frames[0].columns:
             raise _mismatch_error(runs[0], run, "other columns")
@@ -83,21 +88,28 @@ def _join_predictions(runs: Sequence[ScoredRun], files: Sequence[Path]) -> pl.Da
     return joined
 
 
-def _score_folds(
-    runs: Sequence[ScoredRun], frame: pl.DataFrame, open_windows: OpenWindows
+def score_folds(
+    runs: Sequence[ScoredRun],
+    frame: pl.DataFrame,
+    open_windows: OpenWindows,
+    fitted: Mapping[str, evaluate.ConstantBaseline] | None = None,
 ) -> Scores:
-    """The scores of the predictions of all folds together, in the place of those of the first."""
+    """The scores of the predictions of all folds together, in the place of those of the first.
+
+    `fitted`: predictions of further baselines on the same rows.
+    """
     scores = runs[0].scores
-    constants = _join_constants(runs, open_windows)
+    constants = {**_join_constants(runs, open_windows), **(fitted or {})}
     pooled = score_pooled(scores.task or "", frame, scores.settings, constants, like=scores)
     remark = (
         f"{len(runs)} test folds together, each window predicted by the model that was not trained "
-        "on its subject. AUROC and AUPRC rank scores of different models, which tends to lower "
-        "them."
+        "on its subject."
     )
+    if "auroc" in pooled.metrics:
+        remark += " AUROC and AUPRC rank scores of different models, which tends to lower them."
     changes = {name: getattr(pooled, name) for name in TaskScores.model_fields}
     changes |= dict.fromkeys(OF_ONE_RUN)
-    changes["remarks"] = [remark, *pooled.remarks]
+    changes |= {"remarks": [remark, *pooled.remarks], "folds": len(runs)}
     # no subject is tested in two folds
     shared = sum(run.scores.subjects_shared_with_training for run in runs)
     return scores.model_copy(update={**changes, "subjects_shared_with_training": shared})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
 from bitimely_core.privacy import WITHHELD
 from bitimely_core.records import has_result, read_result, read_result_table, write_results
+from bitimely_core.run import flatten_compared
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
     CellScore,
@@ -238,30 +239,53 @@ def _find_difference(scores: Scores, baseline: str, metric: str) -> Difference |
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
-    """The evaluated run in `folder`; None without scores."""
+    """The evaluated run in `folder`, with its test folds; None without scores."""
     if not has_result(folder / "scores.json"):
         return None
-    record = RunRecord.load(folder / "run.json")
-    return ScoredRun(row, data, seed, record.run, folder, record, Scores.load_shared(folder))
+    record, scores = RunRecord.load(folder / "run.json"), Scores.load_shared(folder)
+    parts = [
+        read_scored_run(row, data, seed, folder.parent / name)
+        for name in (record.members.runs if record.members else ())
+    ]
+    run = ScoredRun(row, data, seed, record.run, folder, record, scores)
+    return run._replace(parts=tuple(filter(None, parts)) if all(parts) else ())
 
 
 def assign_rows(folders: Sequence[Path]) -> list[ScoredRun]:
     """Runs in rows: by model where models differ for the same data and seed, else by the
-    pre-trained run, else by name.
+    pre-trained run, else runs that differ in their seed alone, else by name.
     """
-    runs = []
-    for folder in folders:
-        run = read_scored_run("", "", 0, folder)
-        if run is not None:
-            runs.append(run._replace(data=run.scores.data, seed=run.record.seed))
-    choices: list[Callable[[ScoredRun], str]] = [
-        lambda run: run.record.model,
-        lambda run: run.record.source.run if run.record.source else run.name,
+    runs = list(_list_named(folders))
+    firsts: dict[str, str] = {}
+    for name, run in runs:
+        firsts.setdefault(_identify_arm(run.record), name)
+    choices: list[Callable[[str, ScoredRun], str]] = [
+        lambda name, run: run.record.model,
+        lambda name, run: run.record.source.run if run.record.source else name,
+        lambda name, run: firsts[_identify_arm(run.record)],
     ]
     for choose in choices:
-        if len({(choose(run), run.data, run.seed) for run in runs}) == len(runs):
-            return [run._replace(row=choose(run)) for run in runs]
-    return [run._replace(row=run.name) for run in runs]
+        if len({(choose(name, run), run.data, run.seed) for name, run in runs}) == len(runs):
+            return [run._replace(row=choose(name, run)) for name, run in runs]
+    return [run._replace(row=name) for name, run in runs]
+
+
+def _list_named(folders: Sequence[Path]) -> Iterator[tuple[str, ScoredRun]]:
+    """The evaluated runs in `folders`, each with its name; of one over seeds its runs under its
+    name.
+    """
+    scored = filter(None, (read_scored_run("", "", 0, folder) for folder in folders))
+    for run in scored:
+        members = run.record.members
+        is_split = members is not None and members.by == "seed"
+        for part in run.parts if is_split else (run,):
+            yield run.name, part._replace(seed=part.record.seed, data=part.scores.data)
+
+
+def _identify_arm(record: RunRecord) -> str:
+    """A hash of all settings of a run but the seed, and of what it was trained on."""
+    compared = flatten_compared(record.model_copy(update={"members": None}))
+    return storage.fingerprint({**compared, "settings.train.seed": None})
 
 
 def group_columns(

@@ -339,22 +339,26 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     ours = metric.number(scores.metrics[metric.name].value)
     theirs = metric.number(scores.baselines[name].metrics[metric.name].value)
     what, difference = NAMES[metric.name], metric.difference(d.difference)
-    seed = "; this is one trained model, and nothing is said about the method"
+    ours_by, seed = "this trained model", "; this is one trained model"
+    if scores.folds:
+        ours_by = f"these {scores.folds} trained models"
+        seed = f"; they are one for each of {scores.folds} test folds, of one seed"
+    seed += ", and nothing is said about the method"
     if case == "exceeded":
         unit = scores.intervals.unit if scores.intervals else "subject"
         over = f"{len(family)} baselines; {count_units(d.n_defined, unit)}"
         interval = f"{describe_interval(d, metric)} over {over}"
-        beats = f"{start} beats this trained model on {data} in {what}: {theirs} and {ours}"
+        beats = f"{start} beats {ours_by} on {data} in {what}: {theirs} and {ours}"
         text = f"{beats}, a difference of {difference} ({interval}){seed}."
     elif case == "unclear":
         why = str(explain_no_verdict(d)).removeprefix("no CI: ")
         is_ahead = metric.sign * (d.difference or 0.0) > 0
         if is_ahead and len(family) > 1:
             start += f", the closest of {count_units(len(family), 'baseline')},"
-        reaches = f"{start} reaches {theirs} in {what} on {data}, this trained model {ours}"
+        reaches = f"{start} reaches {theirs} in {what} on {data}, {ours_by} {ours}"
         text = f"{reaches}; no verdict ({why})."
     elif case == "equal":
-        text = describe_no_difference(("this trained model", baseline), data, d, metric)
+        text = describe_no_difference((ours_by, baseline), data, d, metric)
     else:
         closest = f"the closest is {baseline}: {difference} ({describe_interval(d, metric)})"
         text = f"It exceeds all {len(family)} baselines; {closest}{seed}."

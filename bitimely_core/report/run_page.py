@@ -41,7 +41,9 @@ from bitimely_core.schemas.scores import MetricValue, Scores
 from bitimely_core.train import tuning
 
 if TYPE_CHECKING:
+    from bitimely_core.evaluate.result_table import ScoredRun
     from bitimely_core.run import Run
+    from bitimely_core.tokens import Windows
 
 ORDER = ["train", "validation", "test"]
 SHOWN_VERSIONS = {"bitimely", "torch", "python"}
@@ -232,16 +234,71 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
     page.add_facts(run_facts(run.record))
-    if scores.lift is not None:
-        metric = PrintedMetric(str(scores.main), scores.unit)
-        lift = describe_lift(scores.lift, metric)
-        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
+    _add_lift(page, scores)
     compared = [comparison_table(scores.comparison, scores.run)] if scores.comparison else []
     add_score_blocks(page, windows[scores.split], scores, columns, compared)
     page.add(*loss_curves(run.folder))
     if parent:
         page.add(*loss_curves(run.folder.parent / parent, "pretraining-curves", "Pre-training"))
     return rename_units(page.finish(verdict_text(scores), scores.to_json()), windows.subject_unit)
+
+
+def _add_lift(page: PageBuilder, scores: Scores) -> None:
+    """How much the run exceeds its best baseline, as a fact."""
+    if scores.lift is not None:
+        metric = PrintedMetric(str(scores.main), scores.unit)
+        lift = describe_lift(scores.lift, metric)
+        page.fact(f"Lift in {NAMES[metric.name]} over the best baseline", lift)
+
+
+def folds_page(
+    record: RunRecord,
+    scores: Scores,
+    rows: Windows,
+    columns: Mapping[str, npt.NDArray[Any]],
+    runs: Sequence[ScoredRun],
+) -> Page:
+    """The page of all test folds together: as that of one run, with a row and a curve a fold.
+
+    `columns`: target and prediction of `rows`, which are those of all folds.
+    """
+    page = PageBuilder(f"Scores of {scores.run}")
+    page.notice(*scores.notices, *scores.remarks)
+    subjects = show_split(record.data[0], "test", "subjects")
+    pooled = {
+        "Data": _describe_data(record)["Data"],
+        "Split": f"{len(runs)} folds by subject, each of {subjects} subjects is tested once",
+        "Fingerprint of the data": record.data[0].fingerprint[:16],
+    }
+    page.add_facts({**run_facts(runs[0].record), **pooled})
+    _add_lift(page, scores)
+    add_score_blocks(page, rows, scores, columns, [_fold_table(runs)])
+    lines = []
+    for number, run in enumerate(runs, 1):
+        key, steps, losses = read_curve(run.folder, "train")
+        lines.append(Line(f"fold {number}", steps, losses))
+    page.figure("curves", "Training of each fold", CURVES, LinePlot(lines, "optimizer step", key))
+    return rename_units(page.finish(verdict_text(scores), scores.to_json()), rows.subject_unit)
+
+
+def _fold_table(runs: Sequence[ScoredRun]) -> Table:
+    """What each fold was trained and tested on, and its scores."""
+    names = list(runs[0].scores.metrics)
+    table = []
+    for number, run in enumerate(runs, 1):
+        audit = run.record.data[0].audit
+        people = [audit[split].subjects for split in ORDER]
+        values = [run.scores.metrics[name].value for name in names]
+        table.append([str(number), run.name, *people, run.scores.n, *values])
+    columns = ["fold", "run", *(f"{split} subjects" for split in ORDER), "test windows"]
+    return make_table(
+        "folds",
+        "Each fold by itself",
+        "Folds differ in their subjects; the spread between them is no standard error. The scores "
+        "above are of all folds together.",
+        [*columns, *(name.replace("_", " ") for name in names)],
+        table,
+    )
 
 
 def combine_pages(page: Page, others: list[Page], tables: list[Table], title: str) -> Page:

@@ -181,15 +181,16 @@ def baseline_table(scores: Scores) -> list[Table]:
         words = name.replace("_", " ")
         rows.append([words, value, difference, corrected, d.p_holm, baseline.about])
     words = NAMES.get(metric.name, "")
+    trained = f"these {scores.folds} trained models" if scores.folds else "this one trained model"
     model = "run" if scores.encoder is None else "encoder"
     return make_tables(
         "baselines",
         "Baselines",
         f"The same windows, 95 % CI as for the {model}. Difference: the {model} less the baseline, "
         f"paired, of the {words}; all {len(family)} differences are one family with Holm "
-        "correction, whose intervals match the tests and are not simultaneous. They speak of this "
-        "one trained model. A model that does not exceed them shows no benefit of its architecture "
-        "or pre-training.",
+        "correction, whose intervals match the tests and are not simultaneous. They speak of "
+        f"{trained}. A model that does not exceed them shows no benefit of its architecture or "
+        "pre-training.",
         ["baseline", words, f"{model} less baseline", "corrected 95 % CI", "p, Holm", "method"],
         rows,
     )

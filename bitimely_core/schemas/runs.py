@@ -157,6 +157,17 @@ class RunEnvironment(Part):
         return [f"{name} {now}, it was {then}" for name, now, then in both if now != then]
 
 
+class PooledRuns(Part):
+    """The runs that a run of several test folds or seeds pools, which has no weights of its own."""
+
+    by: Literal["fold", "seed"]
+    runs: tuple[str, ...]  # names; of seeds each may pool folds itself
+
+    def describe(self) -> str:
+        """In words, such as "5 folds"."""
+        return f"{len(self.runs)} {self.by}s"
+
+
 class RunRecord(ResultRecord):
     """`run.json`: what was trained, on which data, with which settings and result."""
 
@@ -202,6 +213,8 @@ class RunRecord(ResultRecord):
     train_label_counts: dict[str, int] | None = omit_none(
         "Training windows of each class, of a fine-tuning."
     )
+
+    members: PooledRuns | None = omit_none("Of a run over test folds or seeds.")
 
     @property
     def is_finetuned(self) -> bool:

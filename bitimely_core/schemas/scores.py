@@ -389,6 +389,7 @@ class TaskScores(Part):
     confusion: list[list[int]] | None = None
     baselines: dict[str, Baseline] = {}
     intervals: IntervalMethod | None = omit_none("of a task")
+    folds: int | None = omit_none("test folds, each predicted by a model of its own")
     remarks: list[str] = []
 
 

@@ -40,10 +40,10 @@ class WindowChoices:
     # causal: from past samples alone; pointwise: each native sample in one value
     resampling: Resampling | None = None
     filtering: Filtering | None = None  # causal: forward only
-    # of ten, tested instead of the tenth; the one before it validates. Official folds, or of
+    # of `folds` or ten, tested instead of the last; the one before it validates. Official, or of
     # subjects
     test_fold: int | None = None
-    folds: int | None = None  # 5 or 10 of subjects, dealt evenly
+    folds: int | None = None  # of subjects, dealt evenly
     stratify: str | None = None  # attribute of recordings: subjects of each value are dealt evenly
 
 

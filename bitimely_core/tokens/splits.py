@@ -60,21 +60,6 @@ def find_tenth(u: float) -> int:
     return 1 + sum(u >= t / 10 for t in range(1, 10))
 
 
-def deal_tenths(
-    subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0
-) -> dict[str, int]:
-    """Subject -> tenth, 1 to 10, dealt out in turn.
-
-    Subjects go stratum by stratum, and within each by `hash_to_share("{seed}|{subject_id}")`.
-    Tenths differ by at most one subject, in all and of each stratum. Adding a subject moves others.
-    """
-    ranked = sorted(
-        set(subject_ids),
-        key=lambda subject: (strata.get(subject, ""), hash_to_share(f"{seed}|{subject}"), subject),
-    )
-    return {subject: 1 + place % 10 for place, subject in enumerate(ranked)}
-
-
 def assign_dealt_splits(
     subject_ids: Iterable[str],
     strata: Mapping[str, str],
@@ -83,25 +68,40 @@ def assign_dealt_splits(
     folds: int = 10,
     test_fold: int | None = None,
 ) -> dict[str, str]:
-    """Subject -> split by `deal_tenths`.
+    """Subject -> split, with fold `test_fold` (None: the last) of `folds` tested.
 
-    Fold `test_fold` (None: the last) of `folds`, 5 or 10, is tested: two tenths or one. The tenth
-    before validates. Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold
+    Subjects are ranked stratum by stratum, within each by `hash_to_share("{seed}|{subject_id}")`,
+    and dealt in turn to parts: two a fold, or one of ten and more folds and of few subjects. Parts
+    differ by at most one subject, in all and of each stratum. The part before the tested fold
+    validates. Adding a subject moves others.
+
+    Raises UserError (config, exit 2) for fewer than 3 subjects or fewer than folds, and for a fold
     that there is not.
     """
-    tenths = deal_tenths(subject_ids, strata, seed=seed)
-    size, tested = 10 // folds, test_fold or folds
-    if len(tenths) < 20 or tested > folds:
+    ranked = sorted(
+        set(subject_ids),
+        key=lambda subject: (strata.get(subject, ""), hash_to_share(f"{seed}|{subject}"), subject),
+    )
+    tested = test_fold or folds
+    size = 2 if folds < 10 and len(ranked) >= 2 * folds else 1
+    if len(ranked) < max(3, folds) or folds * size < 3 or not 1 <= tested <= folds:
         raise _fold_error(
-            f"{len(tenths)} subjects, fold {tested}",
-            f"expected at least 20 subjects, and a fold from 1 to {folds}",
+            f"{len(ranked)} subjects, fold {tested} of {folds}",
+            f"expected at least {max(3, folds)} subjects, and a fold from 1 to {folds}",
         )
-    last = size * tested
-    places = {
-        **dict.fromkeys(range(last - size + 1, last + 1), "test"),
-        (last - size - 1) % 10 + 1: "validation",
+    parts = list(range(folds * size))
+    if len(ranked) < SMALL:  # the first parts of all folds come first, so that folds are even
+        parts = [*parts[::size], *parts[1::size]] if size > 1 else parts
+    first = size * (tested - 1)
+    splits = {
+        **dict.fromkeys(range(first, first + size), "test"),
+        (first - 1) % len(parts): "validation",
     }
-    return {subject: places.get(tenth, "train") for subject, tenth in sorted(tenths.items())}
+    placed = {
+        subject: splits.get(parts[place % len(parts)], "train")
+        for place, subject in enumerate(ranked)
+    }
+    return dict(sorted(placed.items()))
 
 
 def assign_splits(
@@ -166,7 +166,7 @@ def _fold_error(problem: str, requirement: str) -> UserError:
     return usage_error(
         problem,
         requirement,
-        "Leave --test-fold out, or use --split subject or official",
+        "Take fewer folds, leave --test-fold out, or use --split subject or official",
         field="--test-fold",
     )
 
@@ -197,7 +197,7 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     name, seed, test_fold = options.split, options.seed, options.test_fold
     strata = None if options.stratify is None else _read_strata(table, options.stratify)
     is_dealt = options.folds is not None or strata is not None
-    _check_folds(name, has_fold=test_fold is not None, deals=is_dealt)
+    _check_folds(options, deals=is_dealt)
     if name == "official":
         return lambda subject, recording, attributes, starts: (
             [_require_official_split(attributes, test_fold)] * len(starts)
@@ -220,9 +220,12 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
 
 
-def _check_folds(split: str, *, has_fold: bool, deals: bool) -> None:
+def _check_folds(options: WindowOptions, *, deals: bool) -> None:
     """Raises UserError (config, exit 2) for folds or dealt subjects of a split without them."""
-    if has_fold and split not in {"subject", "official"}:
+    split, fold, folds = options.split, options.test_fold, options.folds or 10
+    if fold is not None and fold > folds:
+        raise _fold_error(f"fold {fold}", f"expected one from 1 to {folds}")
+    if fold is not None and split not in {"subject", "official"}:
         raise _fold_error(
             f"a split by {split} has no folds", "expected one by subject or the official one"
         )

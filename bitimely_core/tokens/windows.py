@@ -179,6 +179,11 @@ class Windows(TokenSet):
             "affine": np.stack((self.centre[recording], self.factor[recording]), 1),
         }
 
+    def read_stored(self, rows: np.ndarray) -> np.ndarray:
+        """The stored values [n, T, V] int16 or float32 of the windows of one recording."""
+        shard = self.shards[int(np.searchsorted(self.firsts, rows[0], side="right")) - 1]
+        return self._gather(rows, shard.dtype.type)
+
     def _gather(self, rows: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
         x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk

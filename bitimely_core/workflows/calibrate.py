@@ -6,16 +6,19 @@ It is stored with the run, or made for one person from labelled recordings.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.evaluate import conformal
+from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
 from bitimely_core.evaluate.predict import predict as predict_windows
-from bitimely_core.records import has_result, write_results
+from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.run import Run
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
@@ -79,6 +82,17 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
     path = run.folder / CALIBRATION
     if has_result(path) and (stored := Calibration.load(path)).weights == run.record.weights:
         return stored
+    calibration = calibrate_on_validation(run, [head])
+    if calibration is not None and store and os.access(run.folder, os.W_OK):
+        write_results(run.folder, {CALIBRATION: calibration.encode()})
+    return calibration
+
+
+def calibrate_on_validation(run: Run, heads: Sequence[Head]) -> Calibration | None:
+    """The calibration of the mean of `heads` on the validation windows of the training of `run`.
+
+    None as for `find_calibration`.
+    """
     try:
         windows = run.windows()
     except UserError as error:
@@ -89,19 +103,39 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
         return None
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
-    prediction = predict_windows(head, rows)
-    calibration = fit_calibration(
+    predictions = [predict_windows(head, rows) for head in heads]
+    return fit_calibration(
         windows.task,
-        prediction,
+        predictions[0] if len(heads) == 1 else np.mean(predictions, axis=0),
         target,
         rows.subjects(),
         weights=str(run.record.weights),
         data=f"{windows.name}, validation",
         subject=windows.subject_unit,
     )
-    if store and os.access(run.folder, os.W_OK):
-        write_results(run.folder, {CALIBRATION: calibration.encode()})
-    return calibration
+
+
+def calibrate_folds(run: Run) -> Calibration | None:
+    """The calibration of a run over test folds on their pooled predictions: each subject's are by
+    the model that was not trained on it. None where they are missing.
+
+    It is that of single models: their mean, which `predict` gives, is a little less confident.
+    """
+    path, members = run.folder / "predictions.parquet", run.record.members
+    if members is None or not has_result(path):
+        return None
+    frame, scores = read_result_table(path), Scores.load(path.with_name("scores.json"))
+    names = list_classes(frame)
+    predictions = parse_predictions(scores.task or "", frame, names)
+    return fit_calibration(
+        scores.task or "",
+        predictions.prediction,
+        predictions.target,
+        predictions.groups,
+        weights=storage.fingerprint(list(members.runs)),
+        data=f"{scores.data}, pooled test folds",
+        subject=name_unit(scores),
+    )
 
 
 def calibrate_on(

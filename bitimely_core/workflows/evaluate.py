@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
+from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
     WITHOUT_FITTED,
@@ -98,11 +100,11 @@ def evaluate(
     returns the scores.
 
     A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss /
-    Var(target) of its objective. Intervals are over subjects (`by="window"` is stamped). A split
-    without windows gives null metrics that say why. Of sequences up to prediction times
-    `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest
-    (`tokens.tasks`). `baselines`: cheap leaves out those that are fitted (`evaluate.baselines`),
-    which is recorded.
+    Var(target) of its objective; of a run over folds or seeds the pooled scores are read. Intervals
+    are over subjects (`by="window"` is stamped). A split without windows gives null metrics that
+    say why. Of sequences up to prediction times `predictions` is written in the schema of
+    MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`). `baselines`: cheap leaves
+    out those that are fitted (`evaluate.baselines`), which is recorded.
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
@@ -110,6 +112,10 @@ def evaluate(
     from bitimely_core.train.devices import select_device
 
     _check_arguments(split, by, baselines, compare, margin, workspace)
+    others = {"--data": data, "--compare": compare, "--predictions": predictions}
+    others |= {"--split": split.removeprefix("test"), "--by": by.removeprefix("subject")}
+    if pooled := _read_pooled(run, workspace, others):
+        return pooled
     select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
@@ -123,9 +129,7 @@ def evaluate(
     counts: dict[str, Any] = {"n": len(rows), "n_subjects": n_subjects}
     source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        if hides_counts(windows) and is_small(n_subjects):
-            counts = {"n": None, "n_subjects": None}
-        return {**source, **counts, "folder": str(folder)}
+        return {**source, **_protect_counts(windows, counts), "folder": str(folder)}
     settings = EvaluationSettings(
         bootstrap=bootstrap,
         by=by,
@@ -184,6 +188,43 @@ def evaluate(
             gone={Scores.SHARED} - files.keys(),
         )
     return {**scores.to_json(), "report": str(report), "verdict": run_page.verdict_text(scores)}
+
+
+def _read_pooled(
+    run: str | Path, workspace: Path, others: Mapping[str, object]
+) -> dict[str, object] | None:
+    """The result for a run over folds or seeds, which its training has pooled; None of another run.
+
+    Raises UserError: config (exit 2) for `others`, options of another evaluation; incomplete (4).
+    """
+    folder = find_run_folder(run, workspace)
+    members = RunRecord.load(folder / "run.json").members
+    if members is None:
+        return None
+    if field := next((name for name, value in others.items() if value), None):
+        raise usage_error(
+            f"{folder.name} pools {members.describe()}, whose test windows train has scored",
+            "expected no other evaluation",
+            f"Evaluate one of its runs, such as {members.runs[0]}; compare by: bitimely report",
+            field=field,
+        )
+    if not has_result(folder / "scores.json"):
+        raise input_error(
+            Reason.INCOMPLETE,
+            f"not all of {members.describe()} are scored",
+            "expected scores.json",
+            "Repeat the command that started it: it resumes where it stopped",
+            file=str(folder),
+        )
+    scores = Scores.load(folder / "scores.json")
+    verdict = Summary.load(folder / "summary.json").report.verdict
+    return {**scores.to_json(), "report": str(folder / "report.html"), "verdict": verdict}
+
+
+def _protect_counts(windows: Windows, counts: Mapping[str, int]) -> Mapping[str, int | None]:
+    """The numbers of rows and subjects, withheld where they are of few people."""
+    is_withheld = hides_counts(windows) and is_small(counts["n_subjects"])
+    return dict.fromkeys(counts) if is_withheld else counts
 
 
 def _check_arguments(

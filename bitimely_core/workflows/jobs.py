@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
@@ -81,6 +81,27 @@ class TrainingJob:
         return self.record.settings
 
 
+class TrainingPlan(NamedTuple):
+    """What a training from random weights is of, before the windows are open."""
+
+    model: str
+    preset: str
+    settings: Settings
+    view: str  # DATASET/VIEW, or the name of tokens
+    chosen: Flags  # settings that are not defaults
+
+
+class Execution(NamedTuple):
+    """Where and how a verb that trains is carried out."""
+
+    workspace: Path
+    force_new: bool = False
+    verify: bool = True
+    dry_run: bool = False
+    progress: Progress | None = None
+    say: Say | None = None
+
+
 class TrainingResult(TypedDict, total=False):
     """Result of a verb that trains; under dry_run sizes, memory and time instead of what was
     trained.
@@ -96,6 +117,10 @@ class TrainingResult(TypedDict, total=False):
     trained: bool  # False when the run was already finished
     writer: bool  # whether this is the first process
     final: dict[str, object] | None  # last logged loss and rel
+    seconds: float  # of a dry run: of all trainings
+    trainings: int  # of a dry run over folds or seeds
+    members: list[str]  # over folds or seeds: the runs that are pooled
+    scores: dict[str, object]  # over folds or seeds, as scores.json
 
 
 def finish_job(

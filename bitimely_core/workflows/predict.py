@@ -44,8 +44,12 @@ from bitimely_core.tokens.unlabelled import (
 )
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
+from bitimely_core.workflows.calibrate import (
+    calibrate_folds,
+    calibrate_on_validation,
+    find_calibration,
+)
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
-from bitimely_core.workflows.calibrate import find_calibration
 from bitimely_core.workspace import find_run_folder, locate_new
 
 if TYPE_CHECKING:
@@ -157,12 +161,15 @@ def _compute_endpoints(windows: Windows, prediction: npt.NDArray[Any]) -> dict[s
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A fine-tuned model with what turns recordings into its windows."""
+    """A fine-tuned model with what turns recordings into its windows; of a run over folds or seeds
+    the mean of all its models.
+    """
 
     run: Run
     head: Head
     preprocessing: Preprocessing
     calibration: Calibration | None = None
+    others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
 
     def predict_record(
         self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto"
@@ -171,6 +178,12 @@ class Predictor:
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
         prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device)
+        for other in self.others:  # each normalises by its own training subjects
+            again = cut_unlabelled(record, name, other.preprocessing).windows
+            prediction = prediction + predict_windows(
+                other.head, again, batch_size=batch_size, device=device
+            )
+        prediction = prediction / (1 + len(self.others))
         confidence, sets = None, None
         fitted = self.calibration
         threshold = None if fitted is None else fitted.threshold
@@ -225,7 +238,7 @@ def from_pretrained(
     run: str | Path, *, workspace: Path = Path("workspace"), calibrate: bool = True
 ) -> Predictor:
     """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]`
-    on a hub (extra `hub`).
+    on a hub (extra `hub`). Of a run over folds or seeds: the mean of its models.
 
     With `calibrate`, the calibration of the run is fitted where it is not stored
     (`calibrate.find_calibration`).
@@ -241,7 +254,10 @@ def from_pretrained(
         if not hub.NAME.fullmatch(str(run)) or "/" not in str(run) or Path(run).exists():
             raise
         folder = hub.fetch_model(str(run))[0]
-    opened = Run.open(folder, workspace).require_finished()
+    opened = Run.open(folder, workspace)
+    if opened.record.members is not None and opened.record.finished:
+        return _open_members(opened, workspace, calibrate=calibrate)
+    opened.require_finished()
     if not opened.record.is_finetuned:
         hint = f"Run: bitimely finetune {opened.name} --data DATASET/VIEW"
         raise usage_error(
@@ -258,6 +274,32 @@ def from_pretrained(
     return Predictor(
         opened, head, preprocessing, find_calibration(opened, head) if calibrate else None
     )
+
+
+def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
+    """The mean of all models of a run over folds or seeds.
+
+    It is calibrated on the pooled predictions of the test folds, of the first seed where there are
+    several; over seeds alone on the validation windows.
+    """
+    assert run.record.members is not None, "the caller has asked"
+    first, *others = (
+        from_pretrained(run.folder.parent / name, workspace=workspace, calibrate=False)
+        for name in run.record.members.runs
+    )
+    models = [
+        replace(model, others=())
+        for member in (first, *others)
+        for model in (member, *member.others)
+    ]
+    calibration = None
+    if calibrate and run.record.members.by == "fold":
+        calibration = calibrate_folds(run)
+    elif calibrate and first.run.record.members is not None:
+        calibration = calibrate_folds(first.run)
+    elif calibrate:
+        calibration = calibrate_on_validation(first.run, [model.head for model in models])
+    return replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
 
 
 def predict(
@@ -312,6 +354,7 @@ def predict(
     if dry_run:
         return {**result, "recordings": [recording.name for recording in recordings]}
     if calibrate_on is not None:
+        model.run.require_single()
         with locate_errors(calibrate_on, replace=False):
             calibration = fit_own_calibration(
                 calibrate_on, model.run, model.head, model.preprocessing, mapping

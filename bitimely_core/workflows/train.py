@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, load_preset, merge_layers, parse_assignments
+from bitimely_core.recipe import Recipe
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.tokens import WindowManifest
 from bitimely_core.types import Progress
 from bitimely_core.workflows.choice import limit_choice
 from bitimely_core.workflows.finetune import (
@@ -21,13 +23,16 @@ from bitimely_core.workflows.finetune import (
     require_view,
 )
 from bitimely_core.workflows.jobs import (
+    Execution,
     Flags,
     Say,
+    TrainingPlan,
     TrainingResult,
     count_labels,
     finish_job,
     list_training_notices,
 )
+from bitimely_core.workflows.members import Repeats, name_training, train_members
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import (
     adapt_to_events,
@@ -35,7 +40,7 @@ from bitimely_core.workflows.pretrain import (
     choose_rate,
     collect_dimensions,
 )
-from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
+from bitimely_core.workspace import find_data_kind, find_dataset, locate, locate_new, name_tokens
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
@@ -43,7 +48,8 @@ if TYPE_CHECKING:
     from bitimely_core.train.tuning import TrainValidation
 
 PRESET = "tiny"
-SIGNALS, HISTORIES = "resnet", "bitimelygpt"  # the default models of recordings and of claims
+# kind of data -> the model that is trained where none is named
+RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "bitimelygpt"}
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
 BUDGET: Flags = {
     "steps": 1500,
@@ -59,6 +65,8 @@ def train(
     model: str | None = None,
     *,
     data: str | None = None,
+    folds: int | None = None,
+    seeds: int | None = None,
     preset: str | None = None,
     config: Path | None = None,
     assignments: list[str] | None = None,
@@ -74,42 +82,78 @@ def train(
     """Train `model` with a head on the labelled view `data`, from random weights and on all
     training subjects.
 
-    `model` None: resnet for recordings, bitimelygpt for histories. The budget is 1,500 steps unless
-    epochs, steps or minutes are given.
+    `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 1,500 steps unless
+    epochs, steps or minutes are given. With `folds` or `seeds` it is trained and scored for each
+    test fold by subject and each seed, which are pooled as one run (`workflows.members`).
 
-    Raises UserError: as `finetune`.
+    Raises UserError: as `finetune`; config (exit 2) for more folds than subjects.
     """
-    from bitimely_core import models
-
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
-    recipe = open_recipe(config)
-    name, pairs = require_view(data, recipe), assignments or []
-    chosen = merge_layers(recipe.overrides("finetune"), flags or {}, parse_assignments(pairs))
-    is_events = find_data_kind(find_dataset(name, workspace)).section == "build"
-    standard = HISTORIES if is_events else SIGNALS
-    entry = registry.models[model or chosen.get("model", {}).get("name") or standard]
+    plan = _plan_training(
+        model, data, preset, open_recipe(config), assignments or [], flags or {}, workspace
+    )
+    execution = Execution(workspace, force_new, verify, dry_run, progress, say)
+    if folds or seeds:
+        return train_members(plan, run, Repeats(folds, seeds), execution, _train_plan)
+    return _train_plan(plan, run, execution)
+
+
+def _plan_training(
+    model: str | None,
+    data: str | None,
+    preset: str | None,
+    recipe: Recipe,
+    pairs: list[str],
+    flags: Flags,
+    workspace: Path,
+) -> TrainingPlan:
+    """The model, its sizes and the resolved settings. Raises UserError: as `train`."""
+    name = require_view(data, recipe)
+    chosen = merge_layers(recipe.overrides("finetune"), flags, parse_assignments(pairs))
+    kind = find_kind(name, workspace)
+    entry = registry.models[model or chosen.get("model", {}).get("name") or RECOMMENDED[kind]]
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
         "finetune",
-        _collect_defaults(preset, entry, chosen, is_events=is_events),
+        _collect_defaults(preset, entry, chosen, is_events=kind == "histories"),
         config=recipe,
         pairs=pairs,
-        flags=merge_layers(
-            flags or {}, {"data": {"names": (name,)}, "model": {"name": entry.name}}
-        ),
+        flags=merge_layers(flags, {"data": {"names": (name,)}, "model": {"name": entry.name}}),
     )
-    windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
-    settings, choice = limit_choice(settings, view.validation)
-    settings, head = _build_network(settings, chosen, windows, view)
+    return TrainingPlan(entry.name, preset, settings, name, chosen)
+
+
+def find_kind(name: str, workspace: Path) -> str:
+    """The kind of data, a key of `RECOMMENDED`, of a view or of tokens."""
+    dataset = find_dataset(name, workspace)
+    if find_data_kind(dataset).section == "build":
+        return "histories"
+    manifest = locate(workspace, "tokens", name_tokens(name)) / "manifest.json"
+    view = registry.datasets[dataset].facts.views.get(name.partition("/")[2])
+    is_irregular = bool(view and view.clock and not view.grid)
+    if manifest.is_file():
+        options = WindowManifest.read(manifest.parent).options
+        is_irregular = options.irregular
+    return "irregular" if is_irregular else "signals"
+
+
+def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> TrainingResult:
+    """One training as planned; `run`: its name, None: that of model and view."""
+    from bitimely_core import models
+
+    workspace, _, verify, dry_run, progress, say = execution
+    windows, view = open_view(plan.view, plan.settings, workspace, verify, dry_run, progress)
+    settings, choice = limit_choice(plan.settings, view.validation)
+    settings, head = _build_network(settings, plan.chosen, windows, view)
     record = RunRecord(
-        run=run or _name_run(entry.name, preset, name),
+        run=run or name_training(plan),
         kind="train",
-        model=entry.name,
-        preset=preset,
+        model=plan.model,
+        preset=plan.preset,
         settings=settings,
         data=(describe_data(windows),),
         parameters=models.count_parameters(head),
-        paper_parameters=load_preset(preset).get("paper_parameters"),
+        paper_parameters=load_preset(plan.preset).get("paper_parameters"),
         preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
@@ -120,7 +164,9 @@ def train(
     )
     job = make_job(record, head, windows, view, workspace)
     job = replace(job, headline=f"{job.headline}; {describe_schedule(settings)}")
-    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+    return finish_job(
+        job, dry_run=dry_run, force_new=execution.force_new, progress=progress, say=say
+    )
 
 
 def describe_schedule(settings: Settings) -> str:
@@ -159,11 +205,6 @@ def _build_network(
     settings = choose_rate(settings, model.config, chosen)
     settings = complete_settings(settings, model, windows)
     return settings, build_head(model, settings, windows, view)
-
-
-def _name_run(model: str, preset: str, view: str) -> str:
-    """The name of a run that has none: `<model>[-<preset>]-<view>`."""
-    return "-".join([model, *([preset] if preset != PRESET else []), view.rpartition("/")[2]])
 
 
 def _list_notices(settings: Settings, windows: Windows, view: TrainValidation) -> list[str]:

@@ -284,6 +284,15 @@ def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
 
 
 def _check_run(folder: Path, record: RunRecord) -> list[Finding]:
+    hint = "Repeat the command that started it: it resumes where it stopped"
+    if record.members is not None and record.finished:
+        return [
+            _make_finding(
+                Reason.INCOMPLETE, folder.parent / name, "is gone", "expected a run", hint
+            )
+            for name in record.members.runs
+            if not has_result(folder.parent / name / "run.json")
+        ]
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
         return _check_model(weights, record.weights)
@@ -292,7 +301,6 @@ def _check_run(folder: Path, record: RunRecord) -> list[Finding]:
     newest = loop.load_latest_checkpoint(folder)
     if newest is not None and newest.meta.log is not None:
         metrics_log.require_log(folder / "metrics.jsonl", newest.meta.log)
-    hint = "Repeat the command that started it: it resumes where it stopped"
     return [
         _make_finding(
             Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint

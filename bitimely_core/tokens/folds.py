@@ -1,0 +1,122 @@
+"""Windows that exist already, split anew by subject for one test fold: the same files of values, an
+index with other splits, and the statistics of the new training split.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitimely_core import locks, manifests, storage
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.tokens import WindowManifest, WindowOptions
+from bitimely_core.tokens.building import compute_statistics, is_current
+from bitimely_core.tokens.moments import Moments, compute_moments
+from bitimely_core.tokens.sets import check_subjects, open_manifest
+from bitimely_core.tokens.splits import assign_dealt_splits
+from bitimely_core.tokens.survey import CacheSurvey, WindowRow, audit, list_notices
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.tokens.windows import Windows
+
+
+def name_fold(tokens: str, fold: int, folds: int) -> str:
+    """The name of the tokens of one test fold."""
+    return f"{tokens}-fold-{fold}-of-{folds}"
+
+
+def write_fold(windows: Windows, out: Path, fold: int, folds: int, *, verify: bool = True) -> None:
+    """Write `windows` to the folder `out`, with the subjects of `fold`, from 1, of `folds` as test.
+
+    The subjects that have a window are dealt to the folds by `splits.assign_dealt_splits`, whatever
+    the split of `windows` is. Windows that are there already stay.
+
+    Raises UserError: config (exit 2) for more folds than subjects; settings_differ (exit 2) where
+    `out` holds windows made otherwise.
+    """
+    changes = {"split": "subject", "folds": folds, "test_fold": fold, "stratify": None}
+    options = windows.options.model_copy(update=changes)
+    storage.make_folder(out)
+    with locks.lock_folder(out):
+        if is_current(out, options, windows.manifest.cache):
+            open_manifest(out, WindowManifest, verify)
+            return
+        storage.remove_temporary_files(out)
+        _write_split(windows, options, out)
+
+
+def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
+    """All files of the token set, the manifest last."""
+    import polars as pl
+
+    index = windows.whole_index
+    placed = assign_dealt_splits(
+        index["subject_id"],
+        {},
+        seed=options.seed,
+        folds=options.folds or 1,
+        test_fold=options.test_fold,
+    )
+    index = index.with_columns(split=pl.col("subject_id").replace_strict(placed))
+    check_subjects(index, options.split, out)
+    manifest = windows.manifest
+    survey = CacheSurvey(
+        rows=list(_list_rows(index)),
+        units=tuple(manifest.units),
+        moments=list(_measure_training(windows, index)),
+    )
+    if (out / manifests.MANIFEST).exists():  # of another generation of the cache
+        storage.os_unlink(out / manifests.MANIFEST)
+    names = {shard.name for shard in manifest.shards} | {"recordings.parquet"}
+    for name in names:
+        _link_file(windows.folder / name, out / name)
+    sha256, size = storage.write_parquet(out / "index.parquet", index)
+    files = {"index.parquet": StoredFile(sha256=sha256, size=size, rows=index.height)}
+    statistics = compute_statistics(survey, manifest.class_names, options)
+    sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
+    files["statistics.json"] = StoredFile(sha256=sha256, size=size)
+    changes = {
+        "options": options,
+        "counts": audit(survey, manifest.class_names),
+        "notices": list_notices(options),
+        "generation": 0,
+        "manifest_sha256": "",
+        "files": {**{name: manifest.files[name] for name in sorted(names)}, **files},
+    }
+    manifest.model_copy(update=changes).publish(out)
+
+
+def _list_rows(index: pl.DataFrame) -> Iterator[WindowRow]:
+    """The rows of an index as a survey of a cache has them."""
+    columns = index.select("subject_id", "recording_id", "start", "label", "split")
+    for subject, recording, start, label, split in columns.iter_rows():
+        label = tuple(label) if isinstance(label, list) else label
+        yield WindowRow(subject, recording, start, label, split, digital=True)
+
+
+def _measure_training(windows: Windows, index: pl.DataFrame) -> Iterator[list[Moments]]:
+    """Moments of each channel in the training windows, recording by recording."""
+    import polars as pl
+
+    affine = pl.read_parquet(windows.folder / "recordings.parquet")
+    of_recording = affine.partition_by("recording_id", as_dict=True)
+    training = index.filter(pl.col("split") == "train")
+    for (recording,), part in training.group_by("recording_id", maintain_order=True):
+        scale, offset = of_recording[recording,]["scale", "offset"].to_numpy().T
+        yield compute_moments(windows.read_stored(part["window"].to_numpy()), scale, offset)
+
+
+def _link_file(source: Path, target: Path) -> None:
+    """One more name of a file, which is never written again; a copy where there are no links."""
+    target.unlink(missing_ok=True)
+    try:
+        storage.os_link(source, target)
+    except OSError as error:
+        if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+            raise
+        shutil.copyfile(source, target)
