@@ -669,7 +669,7 @@ def _show_losses(steps: int, loss: float | None, rel: float | None) -> str:
     """The number of steps and the losses of the last one."""
     losses = {"loss": loss, "rel": rel}
     texts = [f"{name} {value:.4g}" for name, value in losses.items() if value is not None]
-    return ", ".join([f"{steps:,} steps", *texts])
+    return ", ".join([f"{steps:,} steps" if steps else "fitted at once", *texts])
 
 
 def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:

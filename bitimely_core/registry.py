@@ -443,6 +443,21 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MethodFacts:
+    """What is known about a method without a network.
+
+    The registered function fits it: (config, `methods.contract.MethodFit`) -> arrays by name.
+    """
+
+    input: tuple[str, ...]  # signals, events
+    tasks: tuple[str, ...]  # of views
+    # (fitted method, rows) -> probabilities [n, K] or values [n]
+    score: Callable[[Any, Any], Any]
+    config: type[Any]  # class of its settings
+    source: str = ""  # the method's own paper
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
@@ -483,6 +498,7 @@ class AnalysisFacts:
 
 datasets: FunctionRegistry[DatasetFacts] = FunctionRegistry("data set")
 models: FunctionRegistry[ModelFacts] = FunctionRegistry("model")
+methods: FunctionRegistry[MethodFacts] = FunctionRegistry("method")
 objectives: FunctionRegistry[ObjectiveFacts] = FunctionRegistry("objective")
 analyses: FunctionRegistry[AnalysisFacts] = FunctionRegistry("analysis")
 data_kinds: Registry[DataKind] = Registry("kind of data")

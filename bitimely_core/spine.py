@@ -4,9 +4,10 @@ their `__init__`, plug-ins when they are imported.
 This module is the first entry point of `bitimely.plugins`, see `pyproject.toml`.
 """
 
-from bitimely_core.registry import analyses, data_kinds, models, objectives, row_readers
+from bitimely_core.registry import analyses, data_kinds, methods, models, objectives, row_readers
 
 models.provide("bitimely_core.models.stack")
+methods.provide("bitimely_core.methods")
 objectives.provide("bitimely_core.objectives.tokens")
 analyses.provide("bitimely_core.analyses")
 data_kinds.provide("bitimely_core.tokens.kind", "recordings")

@@ -9,7 +9,7 @@ import pytest
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.ptb_xl import LEADS
-from bitimely_core.evaluate.linear import fit_windows
+from bitimely_core.methods.linear import fit_windows
 from bitimely_core.registry import datasets
 from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow
 

@@ -26,7 +26,7 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate import hazard_baselines, window_counts
-from bitimely_core.evaluate.linear import (
+from bitimely_core.methods.linear import (
     MIN_PROBABILITY,
     Pair,
     choose_ridge,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bitimely_core.evaluate import window_counts
-from bitimely_core.evaluate.linear import MIN_PROBABILITY
 from bitimely_core.evaluate.metrics import Array
 from bitimely_core.evaluate.survival import group_columns, select_known
+from bitimely_core.methods.linear import MIN_PROBABILITY
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

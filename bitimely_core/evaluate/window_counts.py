@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.claims.dates import MONTH
-from bitimely_core.evaluate.linear import MIN_PROBABILITY
+from bitimely_core.methods.linear import MIN_PROBABILITY
 from bitimely_core.schemas.runs import RunRecord
 
 if TYPE_CHECKING:

@@ -68,6 +68,13 @@ def export(
     weights = opened.verified_weights()
     files = _list_files(opened, weights)
     described = _encode_preprocessing(opened)
+    if format == "onnx" and opened.record.is_method:
+        raise usage_error(
+            f"{opened.record.model} has no network",
+            "expected a run of a network for a graph",
+            "Leave --format out: the folder holds arrays that any language reads",
+            field="--format",
+        )
     graph = {onnx_graph.FILE} if format == "onnx" else set()
     names = sorted({*files, *described, *graph})
     result: ExportResult = {
@@ -83,7 +90,7 @@ def export(
         hub.load_client("--push")
     _require_empty(target, {*names, onnx_graph.FILE, CALIBRATION})
     if described:
-        described |= _encode_calibration(opened, weights)
+        described |= _encode_calibration(opened)
     content = {name: read_result(path) for name, path in files.items()}
     content |= _protect_counts(opened, set(files)) | described
     if graph:
@@ -126,11 +133,9 @@ def _load_model(run: Run, weights: Path) -> Model | Head:
     return heads.load(weights) if run.record.is_finetuned else factory.load(weights)
 
 
-def _encode_calibration(run: Run, weights: Path) -> dict[str, bytes]:
+def _encode_calibration(run: Run) -> dict[str, bytes]:
     """The file of the calibration, where it is stored or can be fitted."""
-    from bitimely_core import heads
-
-    fitted = find_calibration(run, heads.load(weights).eval(), store=False)
+    fitted = find_calibration(run, run.load_head(), store=False)
     return {} if fitted is None else {CALIBRATION: fitted.encode()}
 
 

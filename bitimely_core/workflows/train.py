@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, load_preset, merge_layers, parse_assignments
+from bitimely_core.errors import unknown_name_error
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
@@ -26,6 +27,7 @@ from bitimely_core.workflows.jobs import (
     finish_job,
     list_training_notices,
 )
+from bitimely_core.workflows.methods import resolve_method, train_method
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import adapt_to_events, build_model
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
@@ -73,7 +75,22 @@ def train(
     chosen = merge_layers(recipe.overrides("finetune"), flags or {}, parse_assignments(pairs))
     is_events = find_data_kind(find_dataset(name, workspace)).section == "build"
     standard = HISTORIES if is_events else SIGNALS
-    entry = registry.models[model or chosen.get("model", {}).get("name") or standard]
+    wanted = model or chosen.get("model", {}).get("name") or standard
+    if wanted in registry.methods:
+        method = resolve_method(wanted, name, recipe, pairs, flags or {}, preset)
+        return train_method(
+            method,
+            run=run,
+            workspace=workspace,
+            force_new=force_new,
+            verify=verify,
+            dry_run=dry_run,
+            progress=progress,
+            say=say,
+        )
+    if wanted not in registry.models:
+        raise unknown_name_error("model", wanted, [*registry.models, *registry.methods])
+    entry = registry.models[wanted]
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
         "finetune",

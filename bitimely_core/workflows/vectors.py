@@ -16,9 +16,9 @@ from bitimely_core import evaluate as scoring
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import clean, usage_error
 from bitimely_core.evaluate import window_counts
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.evaluate.predict import predict
 from bitimely_core.evaluate.vectors import EncoderVectors, count_declared_subjects, read_vectors
+from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.privacy import is_small, round_rows
 from bitimely_core.records import refuse_other_manifest
 from bitimely_core.report.encoder_page import encoder_page
