@@ -101,13 +101,7 @@ class Run:
         """The backbone in eval mode, with the adapter of `windows`. Raises UserError: config (exit
         2), also for a method without a network; integrity (exit 5).
         """
-        if self.record.is_method:
-            raise usage_error(
-                f"{self.name} is a run of {self.record.model}, which has no network",
-                "expected a run of a network",
-                "See: bitimely list runs",
-                field="RUN",
-            )
+        self.require_network()
         return self._model if self._head is None else cast("Head", self._head).model
 
     def head(self) -> Head | FittedMethod | None:
@@ -159,6 +153,17 @@ class Run:
                 "expected a finished run",
                 "Repeat the command that started it: it resumes where it stopped",
                 file=str(self.folder),
+            )
+        return self
+
+    def require_network(self) -> Self:
+        """The run itself. Raises UserError (config, exit 2) for a method without a network."""
+        if self.record.is_method:
+            raise usage_error(
+                f"{self.name} is a run of {self.record.model}, which has no network",
+                "expected a run of a network",
+                "See: bitimely list runs",
+                field="RUN",
             )
         return self
 

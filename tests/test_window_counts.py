@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from test_sequences import cohort
 
 from bitimely_core import tokens, workflows
-from bitimely_core.evaluate import score, window_counts
+from bitimely_core.evaluate import score
 from bitimely_core.evaluate.verdicts import compare_baselines, find_lift
 
 MONTH = 365.25 / 12

@@ -183,12 +183,18 @@ class FittedMethod:
         write_results(Path(folder), files)
 
 
-def fit_method(config: ModelConfig, inputs: MethodFit) -> FittedMethod:
-    """The method of `config`, fitted. Raises UserError (config, exit 2) for data that it does not
-    read.
+def make_config(name: str, windows: Any, **settings: Any) -> ModelConfig:
+    """The settings of a method for these windows. Raises UserError (config, exit 2)."""
+    shape = {"name": name, "channels": windows.channels, "length": windows.length}
+    config = validate(methods[name].facts.config, {**shape, **settings})
+    return resolve_config(config, windows)
+
+
+def resolve_config(config: ModelConfig, windows: Any) -> ModelConfig:
+    """The settings with what the windows decide. Raises UserError (config, exit 2) for windows
+    that the method does not read.
     """
-    windows, entry = inputs.train.windows, methods[config.name]
-    facts = entry.facts
+    facts = methods[config.name].facts
     if windows.inputs not in facts.input or windows.task not in facts.tasks:
         fitting = [
             name
@@ -201,7 +207,15 @@ def fit_method(config: ModelConfig, inputs: MethodFit) -> FittedMethod:
             "See: bitimely list models",
             field="MODEL",
         )
-    arrays = entry(config, inputs)
+    shape = {"channels": windows.channels, "length": windows.length}
+    resolved: ModelConfig = facts.resolve(config.model_copy(update=shape), windows)
+    return resolved
+
+
+def fit_method(config: ModelConfig, inputs: MethodFit) -> FittedMethod:
+    """The method of resolved settings, fitted."""
+    windows = inputs.train.windows
+    arrays = methods[config.name](config, inputs)
     return FittedMethod(config, windows.task, tuple(windows.class_names), arrays)
 
 

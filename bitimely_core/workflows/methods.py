@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import storage
 from bitimely_core.config import RESUME_EXEMPT, FinetuneConfig, Settings, TrainConfig, TuneConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.methods.contract import MethodConfig, MethodFit, MethodRows, fit_method
+from bitimely_core.methods.contract import (
+    MethodConfig,
+    MethodFit,
+    MethodRows,
+    fit_method,
+    resolve_config,
+)
 from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import FinalLosses, RunRecord
 from bitimely_core.types import Progress
@@ -90,8 +96,7 @@ def train_method(
     """
     name = settings.data.names[0]
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
-    shape = {"channels": windows.channels, "length": windows.length}
-    settings = settings.model_copy(update={"model": settings.model.model_copy(update=shape)})
+    settings = settings.model_copy(update={"model": resolve_config(settings.model, windows)})
     record = _describe_run(run, settings, windows, view, verify=verify)
     folder = locate_new(workspace, "runs", record.run, "--run")
     if dry_run:
