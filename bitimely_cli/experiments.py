@@ -361,7 +361,7 @@ def export(
         result,
         [
             f"{len(result['files'])} files in {result['out']}",
-            f"next: bitimely pretrain --init {result['out']}",
+            *filter(None, [result["next"] and f"next: {result['next']}"]),
         ],
     )
     return Exit.OK

@@ -31,6 +31,7 @@ class ExportResult(TypedDict, total=False):
     run: str
     out: str
     files: list[str]
+    next: str | None  # the command that reads it
     sha256: dict[str, str]
     pushed: str | None  # the repository
     revision: str | None  # the commit
@@ -82,6 +83,7 @@ def export(
         "run": opened.name,
         "out": str(target),
         "files": names,
+        "next": _name_next(opened, target),
         "pushed": push,
     }
     if dry_run:
@@ -106,6 +108,13 @@ def export(
         "sha256": {name: storage.hash_file(target / name) for name in content},
         "revision": revision,
     }
+
+
+def _name_next(run: Run, target: Path) -> str | None:
+    """The command that reads the folder; none for a method on histories."""
+    if run.record.is_finetuned and not run.record.data[0].vocabulary:
+        return f"bitimely predict {target} FILES"
+    return None if run.record.is_method else f"bitimely pretrain --init {target}"
 
 
 def _require_empty(folder: Path, names: set[str]) -> None:
