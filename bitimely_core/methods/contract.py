@@ -198,7 +198,7 @@ def resolve_config(config: ModelConfig, windows: Any) -> ModelConfig:
     if windows.inputs not in facts.input or windows.task not in facts.tasks:
         fitting = [
             name
-            for name, other in methods.items()
+            for name, other in sorted(methods.items())
             if windows.inputs in other.facts.input and windows.task in other.facts.tasks
         ]
         raise usage_error(

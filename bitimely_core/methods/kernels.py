@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -185,15 +185,17 @@ def fit_ridge(
             split: (x[split], targets[split][:, columns], np.all(known[split][:, columns], axis=1))
             for split in x
         }
-        weights[:, columns], bias[columns] = _fit_columns(pairs, mean, scale)
+        weights[:, columns], bias[columns] = _fit_columns(
+            pairs, mean, scale, together=task != "multilabel"
+        )
     return LinearModel(mean, scale, weights, bias)
 
 
 def _fit_columns(
-    pairs: Mapping[str, tuple[Array, Array, Array]], mean: Array, scale: Array
+    pairs: Mapping[str, tuple[Array, Array, Array]], mean: Array, scale: Array, *, together: bool
 ) -> tuple[Array, Array]:
     """Weights [D, K] and bias [K] of targets with the same known rows; `pairs`: split -> features
-    [n, D], targets [n, K] and which rows are known.
+    [n, D], targets [n, K] and which rows are known; `together`: with one penalty.
     """
     x, y, rows = pairs["train"]
     places = np.flatnonzero(rows)
@@ -210,24 +212,42 @@ def _fit_columns(
     centre = np.zeros(x.shape[1])
     for _, z in read(x, places):
         centre += z.sum(0) / len(places)
-    gram, cross = np.zeros((x.shape[1],) * 2), np.zeros((x.shape[1], y.shape[1]))
-    for part, z in read(x, places):
-        z -= centre
-        gram += z.T @ z
-        cross += z.T @ (y[part] - bias)
     held_out, truth, rows = pairs["validation"]
     penalties = PENALTIES if rows.any() else (DEFAULT_PENALTY,)
-    solutions = [_solve(gram, cross, penalty) for penalty in penalties]
-    losses = np.zeros(len(penalties))
+    blocks = ((z - centre, y[part] - bias) for part, z in read(x, places))
+    if len(places) < x.shape[1]:
+        solutions = _solve_few(blocks, penalties)
+    else:
+        solutions = _solve_many(blocks, x.shape[1], penalties)
+    losses = np.zeros((len(penalties), y.shape[1]))
     for part, z in read(held_out, np.flatnonzero(rows)):
         for k, solution in enumerate(solutions):
-            losses[k] += np.square((z - centre) @ solution + bias - truth[part]).sum()
-    best = solutions[int(losses.argmin())]
-    return best, bias - centre @ best
+            losses[k] += np.square((z - centre) @ solution + bias - truth[part]).sum(0)
+    best = np.broadcast_to(losses.sum(1).argmin(), y.shape[1:]) if together else losses.argmin(0)
+    weights = np.stack([solutions[k][:, column] for column, k in enumerate(best)], 1)
+    return weights, bias - centre @ weights
+
+
+def _solve_many(
+    blocks: Iterator[tuple[Array, Array]], width: int, penalties: Sequence[float]
+) -> list[Array]:
+    """The weights [D, K] of each penalty from the products of D features."""
+    gram, cross = np.zeros((width, width)), np.zeros((width, 1))
+    for z, y in blocks:
+        gram += z.T @ z
+        cross = cross + z.T @ y
+    return [_solve(gram, cross, penalty) for penalty in penalties]
+
+
+def _solve_few(blocks: Iterator[tuple[Array, Array]], penalties: Sequence[float]) -> list[Array]:
+    """As `_solve_many` from the products of n rows, for fewer rows than features."""
+    z, y = map(np.concatenate, zip(*blocks, strict=True))
+    gram = z @ z.T
+    return [z.T @ _solve(gram, y, penalty) for penalty in penalties]
 
 
 def _solve(gram: Array, cross: Array, penalty: float) -> Array:
-    """The weights [D, K] of one penalty."""
+    """(gram + penalty I)^-1 cross."""
     from scipy.linalg import solve
 
     regular = gram.copy()
