@@ -294,7 +294,7 @@ def train(
         str | None,
         Argument(
             help="See: bitimely list models (default: resnet for signals, bitimelygpt for "
-            "histories).",
+            "histories). Methods without a network: kernels, features, signal, counts, trees.",
             metavar="MODEL",
             autocompletion=complete("models"),
         ),
@@ -308,7 +308,8 @@ def train(
     """Train a model on the labels of a view from random weights, without pre-training.
 
     Without --steps or --epochs it takes 1,500 steps of 32 windows: AdamW at the model's own rate,
-    which rises over 5 % of the steps and falls as a cosine to 0.
+    which rises over 5 % of the steps and falls as a cosine to 0. Methods without a network are
+    fitted at once.
 
     Example: bitimely train resnet --data epilepsy/five
     """
