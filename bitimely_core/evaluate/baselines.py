@@ -26,7 +26,8 @@ from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Progress
+from bitimely_core.tokens.sets import TokenSet
+from bitimely_core.types import SPLITS, Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -229,7 +230,7 @@ def count_settings(record: RunRecord) -> int:
 
 def fit_and_predict(
     kind: str,
-    parts: Mapping[str, Any],
+    parts: Mapping[str, TokenSet],
     seed: int,
     settings: int | None = None,
     progress: Progress | None = None,
@@ -237,15 +238,15 @@ def fit_and_predict(
     """Predictions [n, C], or [n] of a regression, for `test`, whose labels are hidden, by the
     method of a baseline fitted on `train` and `validation`.
     """
-    windows = parts["train"]
-    choices: dict[str, Any] = {} if settings is None else {"tries": settings}
+    train, validation, test = (parts[split] for split in SPLITS)
     if kind in BASELINES:
-        config = make_config(BASELINES[kind].method, windows, **choices)
+        choices = {} if settings is None else {"tries": settings}
+        config = make_config(BASELINES[kind].method, train, **choices)
     else:
-        config = make_config("signal", windows, measure=kind)
-    rows = MethodRows(windows), MethodRows(parts["validation"])
+        config = make_config("signal", train, measure=kind)
+    rows = MethodRows(train), MethodRows(validation)
     fitted = fit_method(config, MethodFit(*rows, seed, progress))
-    return fitted.predict(MethodRows(hide_labels(parts["test"])))
+    return fitted.predict(MethodRows(hide_labels(test)))
 
 
 def list_baselines(windows: Any) -> dict[str, str]:

@@ -33,9 +33,9 @@ class BoostedTrees(NamedTuple):
     baseline: Array  # [K] what the sums start from
     roots: Array  # [R, K] first nodes
     feature: Array  # [M] that a node reads
-    threshold: Array  # [M] float64; a row goes left where it is not above
-    left: Array  # [M] next node; -1: a leaf
-    right: Array  # [M]
+    threshold: Array  # [M] float64
+    below: Array  # [M] next node of a row that is not above the threshold; -1: a leaf
+    above: Array  # [M] of the other rows
     value: Array  # [M] float64
 
 
@@ -81,8 +81,8 @@ def extract_trees(fitted: Any) -> BoostedTrees:
         roots=first.reshape(len(fitted._predictors), -1),
         feature=joined["feature_idx"].astype(np.int64),
         threshold=joined["num_threshold"].astype(np.float64),
-        left=np.where(is_leaf, -1, joined["left"] + offset),
-        right=np.where(is_leaf, -1, joined["right"] + offset),
+        below=np.where(is_leaf, -1, joined["left"] + offset),
+        above=np.where(is_leaf, -1, joined["right"] + offset),
         value=joined["value"].astype(np.float64),
     )
 
@@ -110,11 +110,12 @@ def _sum_trees(model: BoostedTrees, x: Array) -> Array:
         for k, root in enumerate(round_roots):
             node = np.full(len(x), root)
             while True:
-                inner = model.left[node] >= 0
+                inner = model.below[node] >= 0
                 if not inner.any():
                     break
-                is_left = x[rows, model.feature[node]] <= model.threshold[node]
-                node = np.where(inner, np.where(is_left, model.left[node], model.right[node]), node)
+                is_below = x[rows, model.feature[node]] <= model.threshold[node]
+                child = np.where(is_below, model.below[node], model.above[node])
+                node = np.where(inner, child, node)
             sums[:, k] += model.value[node]
     return sums
 

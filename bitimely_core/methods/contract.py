@@ -9,20 +9,20 @@ Legend: n rows, K classes or labels.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import JsonValue
 
 from bitimely_core import storage
 from bitimely_core.config import ModelConfig, validate
 from bitimely_core.errors import Reason, input_error, integrity_error, safe_text, usage_error
-from bitimely_core.records import FORMAT, check_result, read_result, require_manifest, write_results
+from bitimely_core.records import Part, StoredRecord, check_result, require_manifest, write_results
 from bitimely_core.registry import methods
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import NativeWindow, Progress, Record
@@ -139,6 +139,22 @@ class MethodFit(NamedTuple):
             self.progress(f"{text} {self.train.windows.name}", done, total)
 
 
+class MethodTask(Part):
+    """What a fitted method predicts."""
+
+    task: str
+    class_names: tuple[str, ...] = ()
+
+
+class MethodRecord(StoredRecord):
+    """`config.json` of a fitted method."""
+
+    REPAIR: ClassVar[str] = "Restore a copy, or train again under --force-new"
+
+    model: dict[str, JsonValue]  # settings
+    method: MethodTask
+
+
 @dataclass(frozen=True, eq=False)
 class FittedMethod:
     """A method with the arrays that it was fitted to."""
@@ -168,17 +184,16 @@ class FittedMethod:
         """`model.safetensors` with all arrays and `config.json`; read them with `load`."""
         from safetensors.numpy import save
 
-        read = {"name", "channels", "length"} | type(self.config).model_fields.keys()
-        read -= ModelConfig.model_fields.keys() - {"name", "channels", "length"}
-        values = {
-            "format_version": FORMAT,
-            "model": self.config.model_dump(mode="json", include=read),
-            "method": {"task": self.task, "class_names": self.class_names},
-        }
+        shape = {"name", "channels", "length"}
+        read = shape | (type(self.config).model_fields.keys() - ModelConfig.model_fields.keys())
+        record = MethodRecord(
+            model=self.config.model_dump(mode="json", include=read),
+            method=MethodTask(task=self.task, class_names=self.class_names),
+        )
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         files: dict[str, storage.Content | None] = {
             "model.safetensors": save(arrays),
-            "config.json": storage.encode_json(values) + b"\n",
+            "config.json": record.encode(),
         }
         write_results(Path(folder), files)
 
@@ -227,25 +242,15 @@ def load(folder: str | Path) -> FittedMethod:
     from safetensors.numpy import load_file
 
     path = Path(folder) / "config.json"
+    record = MethodRecord.load(path)
     try:
-        stored = json.loads(read_result(path))
         arrays = load_file(check_result(path.with_name("model.safetensors"))[0])
-        about, values = stored["method"], stored["model"]
-        names, task = tuple(map(str, about["class_names"])), str(about["task"])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise_system_error(error, folder)
         raise integrity_error(
-            str(folder),
-            f"no fitted method ({safe_text(str(error))})",
-            "expected config.json and model.safetensors of bitimely train",
-            "Restore it from a copy, or train again under --force-new",
+            str(folder), f"damaged ({safe_text(str(error))})", "", MethodRecord.REPAIR
         ) from error
     require_manifest(path.parent)
-    config = validate(methods[str(values.get("name"))].facts.config, values, str(path))
-    return FittedMethod(config, task, names, arrays)
-
-
-def is_method(folder: str | Path) -> bool:
-    """Whether the saved model in `folder` is a method."""
-    stored = json.loads(read_result(Path(folder) / "config.json"))
-    return isinstance(stored, Mapping) and "method" in stored
+    kind = methods[str(record.model.get("name"))].facts.config
+    config = validate(kind, record.model, str(path))
+    return FittedMethod(config, record.method.task, record.method.class_names, arrays)

@@ -57,7 +57,7 @@ def select_known(target: Array) -> Array:
 
 
 def fit_logistic(
-    x: Mapping[str, Any],
+    x: Mapping[str, csr_matrix | Array],
     y: Mapping[str, Array],
     names: Sequence[str],
     penalties: Sequence[float] = (LENGTH_PENALTY,),
@@ -156,7 +156,7 @@ def select_code(x: csr_matrix, pairs: Array, end: float) -> int:
 
 
 def _fit(
-    x: Mapping[str, Any],
+    x: Mapping[str, csr_matrix | Array],
     y: Mapping[str, Array],
     names: Sequence[str],
     models: Sequence[Any],
@@ -172,7 +172,11 @@ def _fit(
 
 
 def _fit_label(
-    x: Mapping[str, Any], y: Mapping[str, Array], end: float, models: Sequence[Any], join: Join
+    x: Mapping[str, csr_matrix | Array],
+    y: Mapping[str, Array],
+    end: float,
+    models: Sequence[Any],
+    join: Join,
 ) -> tuple[Array, Classifier | None]:
     """Edges of the intervals and the model of one label; none where no event of train is before
     `end`.

@@ -177,12 +177,16 @@ def fit_ridge(
     width = targets["train"].shape[1]
     weights, bias = np.zeros((x["train"].shape[1], width)), np.zeros(width)
     # labels that are known of the same rows are fitted together
-    known: dict[str, Array] = {split: np.isfinite(v) for split, v in targets.items()}
-    patterns, group = np.unique(known["train"], axis=1, return_inverse=True)
+    observed: dict[str, Array] = {split: np.isfinite(v) for split, v in targets.items()}
+    patterns, group = np.unique(observed["train"], axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         columns = np.flatnonzero(group.ravel() == number)
         pairs = {
-            split: (x[split], targets[split][:, columns], np.all(known[split][:, columns], axis=1))
+            split: (
+                x[split],
+                targets[split][:, columns],
+                np.all(observed[split][:, columns], axis=1),
+            )
             for split in x
         }
         weights[:, columns], bias[columns] = _fit_columns(

@@ -45,8 +45,8 @@ def fit_lengths(task: str, numbers: Array, target: Array) -> LengthModel:
         return LengthModel(center, scale, weights, bias)
     weights, bias = np.zeros((2, target.shape[1])), np.zeros(target.shape[1])
     for k, labels in enumerate(target.T.astype(np.float64)):
-        known, x = np.isfinite(labels), z[:, [k % z.shape[1]]]
-        pair = _fit_logistic(np.hstack([x, x**2])[known], labels[known].astype(np.int64), 2)
+        observed, x = np.isfinite(labels), z[:, [k % z.shape[1]]]
+        pair = _fit_logistic(np.hstack([x, x**2])[observed], labels[observed].astype(np.int64), 2)
         weights[:, k], bias[k] = pair[0][:, 1] - pair[0][:, 0], pair[1][1] - pair[1][0]
     return LengthModel(center, scale, weights, bias)
 

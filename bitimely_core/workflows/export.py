@@ -60,22 +60,12 @@ def export(
     """
     from bitimely_core import onnx_graph
 
-    if format not in FORMATS:
-        raise usage_error(
-            f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format"
-        )
     opened = Run.open(run, workspace).require_finished()
+    _check_format(format, opened)
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
     files = _list_files(opened, weights)
     described = _encode_preprocessing(opened)
-    if format == "onnx" and opened.record.is_method:
-        raise usage_error(
-            f"{opened.record.model} has no network",
-            "expected a run of a network for a graph",
-            "Leave --format out: the folder holds arrays that any language reads",
-            field="--format",
-        )
     graph = {onnx_graph.FILE} if format == "onnx" else set()
     names = sorted({*files, *described, *graph})
     result: ExportResult = {
@@ -108,6 +98,21 @@ def export(
         "sha256": {name: storage.hash_file(target / name) for name in content},
         "revision": revision,
     }
+
+
+def _check_format(name: str, run: Run) -> None:
+    """Raises UserError (config, exit 2) for an unknown format, or a graph of no network."""
+    if name not in FORMATS:
+        raise usage_error(
+            f"format {safe_text(name)}", f"expected {' or '.join(FORMATS)}", field="--format"
+        )
+    if name == "onnx" and run.record.is_method:
+        raise usage_error(
+            f"{run.record.model} has no network",
+            "expected a run of a network for a graph",
+            "Leave --format out: the folder holds arrays that any language reads",
+            field="--format",
+        )
 
 
 def _name_next(run: Run, target: Path) -> str | None:

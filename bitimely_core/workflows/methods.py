@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitimely_core import storage
 from bitimely_core.config import RESUME_EXEMPT, FinetuneConfig, Settings, TrainConfig, TuneConfig
@@ -79,25 +79,28 @@ def _list_changed(section: Any, defaults: Any, read: set[str] | frozenset[str]) 
     ]
 
 
+class MethodStart(NamedTuple):
+    """Where a run of a method goes, and how it starts."""
+
+    run: str | None
+    workspace: Path
+    force_new: bool
+    verify: bool
+    dry_run: bool
+
+
 def train_method(
-    settings: Settings,
-    *,
-    run: str | None,
-    workspace: Path,
-    force_new: bool,
-    verify: bool,
-    dry_run: bool,
-    progress: Progress | None,
-    say: Say | None,
+    settings: Settings, start: MethodStart, progress: Progress | None, say: Say | None
 ) -> TrainingResult:
     """Fit the method of `settings` on its view, in the folder of a run.
 
     Raises UserError: as `finetune`; config (exit 2) for data that the method does not read.
     """
     name = settings.data.names[0]
+    _, workspace, force_new, verify, dry_run = start
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
     settings = settings.model_copy(update={"model": resolve_config(settings.model, windows)})
-    record = _describe_run(run, settings, windows, view, verify=verify)
+    record = _describe_run(start.run, settings, windows, view, verify=verify)
     folder = locate_new(workspace, "runs", record.run, "--run")
     if dry_run:
         return {

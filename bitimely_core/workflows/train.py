@@ -27,7 +27,7 @@ from bitimely_core.workflows.jobs import (
     finish_job,
     list_training_notices,
 )
-from bitimely_core.workflows.methods import resolve_method, train_method
+from bitimely_core.workflows.methods import MethodStart, resolve_method, train_method
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import adapt_to_events, build_model
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new
@@ -78,19 +78,9 @@ def train(
     wanted = model or chosen.get("model", {}).get("name") or standard
     if wanted in registry.methods:
         method = resolve_method(wanted, name, recipe, pairs, flags or {}, preset)
-        return train_method(
-            method,
-            run=run,
-            workspace=workspace,
-            force_new=force_new,
-            verify=verify,
-            dry_run=dry_run,
-            progress=progress,
-            say=say,
-        )
-    if wanted not in registry.models:
-        raise unknown_name_error("model", wanted, [*registry.models, *registry.methods])
-    entry = registry.models[wanted]
+        start = MethodStart(run, workspace, force_new, verify, dry_run)
+        return train_method(method, start, progress, say)
+    entry = _find_model(wanted)
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
         "finetune",
@@ -123,6 +113,15 @@ def train(
     job = make_job(record, head, windows, view, workspace)
     job = replace(job, headline=f"{job.headline}; {describe_schedule(settings)}")
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+
+
+def _find_model(name: str) -> registry.Entry[registry.ModelFacts]:
+    """The model. Raises UserError (unknown_name, exit 2) with the closest names, methods among
+    them.
+    """
+    if name not in registry.models:
+        raise unknown_name_error("model", name, [*registry.models, *registry.methods])
+    return registry.models[name]
 
 
 def describe_schedule(settings: Settings) -> str:
