@@ -357,11 +357,13 @@ def export(
     from bitimely_core import workflows
 
     result = workflows.export(run, out=out, push=push, format=format, **write.collect())
-    following = f"pretrain --init {result['out']}"
-    if "preprocessing.json" in result["files"]:
-        following = f"predict {result['out']} FILES"
-    lines = [f"{len(result['files'])} files in {result['out']}", f"next: bitimely {following}"]
-    screen.result(result, lines)
+    screen.result(
+        result,
+        [
+            f"{len(result['files'])} files in {result['out']}",
+            *filter(None, [result["next"] and f"next: {result['next']}"]),
+        ],
+    )
     return Exit.OK
 
 

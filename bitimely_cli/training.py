@@ -308,7 +308,8 @@ def train(
         str | None,
         Argument(
             help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
-            "irregular times, bitimelygpt for histories).",
+            "irregular times, bitimelygpt for histories). Methods without a network: kernels, "
+            "features, signal, counts, trees.",
             metavar="MODEL",
             autocompletion=complete("models"),
         ),
@@ -322,7 +323,8 @@ def train(
     """Train a model on the labels of a view from random weights, without pre-training.
 
     Without --steps, --epochs or --minutes it takes 1,500 steps of 32 windows: AdamW at the model's
-    own rate, which rises over 5 % of the budget and falls as a cosine to 0.
+    own rate, which rises over 5 % of the budget and falls as a cosine to 0. Methods without a
+    network are fitted at once.
 
     --folds K trains and scores K models, so that each subject is tested once, by one that was not
     trained on it; --seeds K averages over seeds. Both make one run with one page. The same command
@@ -714,7 +716,7 @@ def _show_losses(steps: int, loss: float | None, rel: float | None) -> str:
     """The number of steps and the losses of the last one."""
     losses = {"loss": loss, "rel": rel}
     texts = [f"{name} {value:.4g}" for name, value in losses.items() if value is not None]
-    return ", ".join([f"{steps:,} steps", *texts])
+    return ", ".join([f"{steps:,} steps" if steps else "fitted at once", *texts])
 
 
 def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:

@@ -61,7 +61,8 @@ KNOWN = {
 COSTS = Path(__file__).parent / "models" / "costs.toml"
 LISTINGS = Path(__file__).with_name("listings.json")
 SOURCES = (
-    *("models", "objectives", "augment", "zoo", "analyses", "insight", "datasets", "claims"),
+    *("models", "methods", "objectives", "augment"),
+    *("zoo", "analyses", "insight", "datasets", "claims"),
     *("config.py", "registry.py", "catalog.py"),
 )
 
@@ -221,6 +222,32 @@ def _list_models() -> list[Row]:
                 "input": list(facts.input),
                 "objectives": objectives.compatible_objectives(name),
                 "directions": list(facts.directions),
+                "help": entry.help,
+            }
+        )
+    return rows + _list_methods()
+
+
+def _list_methods() -> list[Row]:
+    """The methods without a network, which `train` offers too; what they have not is null."""
+    from dataclasses import asdict
+
+    rows = []
+    for name, entry in sorted(registry.methods.items()):
+        facts = asdict(entry.facts)
+        rows.append(
+            {
+                **dict.fromkeys((*COLUMNS["models"], *CLAIMED, *MODEL_FACTS, "claims", "measured")),
+                "name": name,
+                "alias": [],
+                "family": "no network",
+                "input": list(facts["input"]),
+                "source": facts["source"],
+                "paper": re.split(r"(?<=\d{4})", facts["source"])[0],
+                "known": "Fitted at once on labels, without pre-training",
+                "parameters": {},
+                "objectives": [],
+                "directions": [],
                 "help": entry.help,
             }
         )

@@ -36,7 +36,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.registry import RECIPES, Registry, models, objectives
+from bitimely_core.registry import RECIPES, Registry, methods, models, objectives
 from bitimely_core.system_errors import raise_system_error
 
 
@@ -703,7 +703,10 @@ def _rephrase_pydantic(message: str) -> str:
 
 
 def find_model_config(name: str) -> type[ModelConfig]:
-    """The configuration class of a model. Raises UserError (unknown_name, exit 2)."""
+    """The configuration class of a model or method. Raises UserError (unknown_name, exit 2)."""
+    if name in methods:
+        kind: type[ModelConfig] = methods[name].facts.config
+        return kind
     return models[name].facts.config or ModelConfig
 
 

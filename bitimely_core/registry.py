@@ -29,7 +29,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import BaselineInput
+from bitimely_core.types import NativeWindow
 
 HERE = Path(__file__).parent
 # installed, else a checkout
@@ -322,15 +322,18 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetBaseline:
-    """A baseline that a data set registers.
+    """What a data set measures of the recording under a window.
 
-    It stands beside every score on its views, with interval and paired difference.
+    It stands beside every score on its views, and `train signal` makes a run of it.
     """
 
     name: str  # a key of `baselines` in scores.json
     about: str  # for pages: the method and its source
-    # -> probabilities [n, C] or values [n] of the rows of `test`
-    predict: Callable[[BaselineInput], Any]
+    # -> a number or numbers [D], NaN where it cannot be measured
+    measure: Callable[[NativeWindow], Any]
+    channels: tuple[str, ...] = ()  # that it reads; (): those of the windows
+    # whether the numbers are features of a linear model; else the first is the prediction
+    fitted: bool = False
     views: tuple[str, ...] = ()  # (): all that have labels
     version: int = 1  # raise it where the predictions change: they are stored
 
@@ -448,6 +451,23 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MethodFacts:
+    """What is known about a method without a network.
+
+    The registered function fits it: (config, `methods.contract.MethodFit`) -> arrays by name.
+    """
+
+    input: tuple[str, ...]  # signals, events
+    tasks: tuple[str, ...]  # of views
+    # (fitted method, rows) -> probabilities [n, K] or values [n]
+    score: Callable[[Any, Any], Any]
+    config: type[Any]  # class of its settings
+    # settings, windows -> settings with what the windows decide
+    resolve: Callable[[Any, Any], Any] = lambda config, windows: config
+    source: str = ""  # the method's own paper
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
@@ -499,6 +519,7 @@ class AnalysisFacts:
 
 datasets: FunctionRegistry[DatasetFacts] = FunctionRegistry("data set")
 models: FunctionRegistry[ModelFacts] = FunctionRegistry("model")
+methods: FunctionRegistry[MethodFacts] = FunctionRegistry("method")
 objectives: FunctionRegistry[ObjectiveFacts] = FunctionRegistry("objective")
 augmentations: FunctionRegistry[AugmentationFacts] = FunctionRegistry("augmentation")
 analyses: FunctionRegistry[AnalysisFacts] = FunctionRegistry("analysis")

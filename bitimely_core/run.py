@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from bitimely_core import __version__, locks, manifests, storage
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from bitimely_core.heads import Head
+    from bitimely_core.methods.contract import FittedMethod
     from bitimely_core.models.base import Model
     from bitimely_core.tokens import Windows
 
@@ -98,13 +99,14 @@ class Run:
 
     def model(self) -> Model:
         """The backbone in eval mode, with the adapter of `windows`. Raises UserError: config (exit
-        2), integrity (exit 5).
+        2), also for a method without a network; integrity (exit 5).
         """
-        return self._model if self._head is None else self._head.model
+        self.require_network()
+        return self._model if self._head is None else cast("Head", self._head).model
 
-    def head(self) -> Head | None:
-        """The fine-tuned model with its head, in eval mode; None for a pre-training. Raises
-        UserError: as `model`.
+    def head(self) -> Head | FittedMethod | None:
+        """What predicts labels: the fine-tuned model with its head, in eval mode, or a fitted
+        method; None for a pre-training. Raises UserError: config (exit 2), integrity (exit 5).
         """
         return self._head
 
@@ -113,13 +115,11 @@ class Run:
         return self.require_single().open_windows(self.data)
 
     @cached_property
-    def _head(self) -> Head | None:
-        from bitimely_core import heads
-
+    def _head(self) -> Head | FittedMethod | None:
         if not self.record.is_finetuned:
             return None
         self.adapter_for(self.windows())
-        return heads.load(self.verified_weights()).eval()
+        return self.load_head()
 
     @cached_property
     def _model(self) -> Model:
@@ -168,6 +168,17 @@ class Run:
             )
         return self
 
+    def require_network(self) -> Self:
+        """The run itself. Raises UserError (config, exit 2) for a method without a network."""
+        if self.record.is_method:
+            raise usage_error(
+                f"{self.name} is a run of {self.record.model}, which has no network",
+                "expected a run of a network",
+                "See: bitimely list runs",
+                field="RUN",
+            )
+        return self
+
     def verified_weights(self) -> Path:
         """The model folder, its weights compared with the hash in `run.json`. Raises UserError:
         integrity (exit 5); config (exit 2) for a run over folds or seeds.
@@ -190,6 +201,14 @@ class Run:
                 "Restore the file, or train again under --force-new",
             )
         return path.parent
+
+    def load_head(self) -> Head | FittedMethod:
+        """What predicts labels, whatever the windows. Raises UserError: as `head`."""
+        from bitimely_core import heads
+        from bitimely_core.methods import contract
+
+        folder = self.verified_weights()
+        return contract.load(folder) if self.record.is_method else heads.load(folder).eval()
 
     def preprocessing(self) -> Preprocessing:
         """What turns new recordings into windows of a run that was fine-tuned on recordings. Raises

@@ -9,12 +9,14 @@ from bitimely_core.registry import (
     analyses,
     augmentations,
     data_kinds,
+    methods,
     models,
     objectives,
     row_readers,
 )
 
 models.provide("bitimely_core.models.stack")
+methods.provide("bitimely_core.methods")
 objectives.provide("bitimely_core.objectives.tokens")
 augmentations.provide("bitimely_core.augment")
 analyses.provide("bitimely_core.analyses")

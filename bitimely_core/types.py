@@ -6,8 +6,8 @@ width, D model width, H heads, L layers.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -160,6 +160,23 @@ class AugmentationContext(NamedTuple):
     draw_partner: Callable[[np.random.Generator], LabelledRow]  # another row of the training
 
 
+class LabelColumns(NamedTuple):
+    """The columns of one label, a horizon each, the shortest first."""
+
+    columns: list[int]
+    days: list[float]
+
+
+def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:
+    """Label -> its columns; `names` of the C columns as of `name_horizon`."""
+    labels = defaultdict[str, LabelColumns](lambda: LabelColumns([], []))
+    for column, name in enumerate(names):
+        label, day = parse_horizon(name)
+        labels[label].columns.append(column)
+        labels[label].days.append(day)
+    return labels
+
+
 def name_horizon(label: str, days: float) -> str:
     """The name of the risk of a label within so many days."""
     return f"{label}@{days:g}d"
@@ -216,39 +233,3 @@ class NativeWindow(NamedTuple):
     # channel -> [t] float64 in physical units, empty where the recording has none there
     samples: Mapping[str, np.ndarray]
     rates: Mapping[str, float]  # Hz
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineSplit:
-    """The windows of one split as a baseline of a data set reads them, in their order.
-
-    Legend: n windows.
-    """
-
-    n: int
-    targets: np.ndarray | None  # as `Windows.targets`; None: the scored split
-    # the windows as models read them, blocks [b, T, V] float32
-    read: Callable[[], Iterator[np.ndarray]]
-    # channels, function -> its results, [n]
-    map_native: Callable[[Collection[str], Callable[[NativeWindow], Any]], list[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineInput:
-    """What a baseline of a data set may use.
-
-    It is fitted on `train`, chosen on `validation`, and predicts `test`.
-    """
-
-    task: str  # classification, multilabel or regression
-    class_names: tuple[str, ...]
-    channels: tuple[str, ...]
-    rate: float  # Hz, of the windows
-    seconds: float  # of a window
-    seed: int
-    train: BaselineSplit
-    validation: BaselineSplit
-    test: BaselineSplit
-    # split -> features [n, D]: logistic or ridge regression of `train`, penalty chosen on
-    # `validation`, predictions of `test`
-    fit_linear: Callable[[Mapping[str, np.ndarray]], np.ndarray]

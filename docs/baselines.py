@@ -2,9 +2,9 @@
 [--folds N] [--stratify ATTRIBUTE] [--fraction F --seed S] [--json FILE].
 
 DATA is a view, ingested in the workspace. Without --folds its own split, with 5 or 10 dealt folds
-by subject, with 0 the ten official ones. All training labels (constants), at most 5,000 windows
-(what is fitted), or with --fraction those of the training subjects that a run with this share and
-seed gets.
+by subject, with 0 the ten official ones. All training labels (of long windows, what is fitted reads
+at most 20 million samples), or with --fraction those of the training subjects that a run with this
+share and seed gets.
 """
 
 from __future__ import annotations
@@ -26,15 +26,11 @@ def predict_fold(windows: Any, kind: str, fraction: float = 1.0, seed: int = 0) 
 
     parts = {split: windows[split] for split in ("train", "validation", "test")}
     parts["train"] = data.sample_subjects(parts["train"], fraction, seed)
+    most = baselines.count_fitted(windows)
     for name in ("train", "validation"):
-        kept = baselines.draw_positions(len(parts[name]), baselines.MOST_TRAINING)
+        kept = baselines.draw_positions(len(parts[name]), most)
         parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), kept))
-    y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
-    parts["test"] = baselines.hide_labels(parts["test"])
-    known = baselines.find_registered(windows)
-    if kind in known:
-        return baselines._predict_registered(known[kind], windows, parts, y, seed)
-    return baselines.PREDICTORS[kind](windows, parts, y, seed, None)
+    return baselines.fit_and_predict(kind, parts, seed)
 
 
 def main() -> None:
@@ -83,7 +79,7 @@ def main() -> None:
         )
         constant = evaluate.constant_baselines(task, train, len(test), windows.class_names)
         every = {kind: v for kind, (_, v, decisions) in constant.items() if decisions is None}
-        kinds = (*baselines.PREDICTORS, *baselines.find_registered(windows))
+        kinds = baselines.list_baselines(windows)
         every |= {kind: predict_fold(windows, kind, given.fraction, given.seed) for kind in kinds}
         for kind, found in every.items():
             made.setdefault(kind, []).append(

@@ -332,7 +332,9 @@ def count_models(names: list[str], preset: str) -> dict[str, Any]:
     """
     from bitimely_core import catalog
 
-    known = {row["name"]: row["parameters"][preset] for row in catalog.list_rows("models", Path())}
+    known = {
+        row["name"]: row["parameters"].get(preset) for row in catalog.list_rows("models", Path())
+    }
     text = ", ".join(f"{name} {known[name] / 1e6:.1f} M" for name in names)
     same = all(abs(known[name] / known[names[0]] - 1) < 0.2 for name in names)
     return {"text": f"the stated widths give {text}", "side": 1 if same else -1}

@@ -156,7 +156,7 @@ AREAS = {
         ),
     ),
     "survival": Area(
-        ("bitimely_core/evaluate/survival.py", "bitimely_core/evaluate/hazard_baselines.py"),
+        ("bitimely_core/evaluate/survival.py", "bitimely_core/methods/hazards.py"),
         ("test_survival.py", "test_event_times.py"),
     ),
     "endpoints": Area(

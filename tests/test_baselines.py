@@ -44,65 +44,58 @@ def record(windows, **settings):
     )
 
 
+def register(monkeypatch, measure, **facts):
+    """The synthetic cohort with one measure of its own."""
+    entry = registry.datasets["synthetic"]
+    baseline = DatasetBaseline(name="mine", about="", measure=measure, **facts)
+    facts = dataclasses.replace(entry.facts, baselines=(baseline,))
+    changed = dataclasses.replace(entry, facts=facts)
+    monkeypatch.setitem(registry.datasets._items, "synthetic", changed)
+
+
 def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp_path, monkeypatch):
     home, windows = cohort
-    seen = {}
+    seen = []
 
-    def predict(given):
-        seen.update(
-            given=given,
-            native=given.test.map_native(
-                ["EEG Fpz-Cz"],
-                lambda window: (window.samples["EEG Fpz-Cz"], window.rates["EEG Fpz-Cz"]),
-            ),
-        )
-        return np.full((given.test.n, 5), 0.2)
+    def measure(window):
+        seen.append((window.samples["EEG Fpz-Cz"], window.rates["EEG Fpz-Cz"]))
+        return [window.samples["EEG Fpz-Cz"].std()]
 
-    facts = registry.datasets["synthetic"].facts
-    one = DatasetBaseline(
-        name="constant", about="a fifth each", predict=predict, views=("staging",)
-    )
-    monkeypatch.setitem(
-        registry.datasets._items,
-        "synthetic",
-        dataclasses.replace(
-            registry.datasets["synthetic"], facts=dataclasses.replace(facts, baselines=(one,))
-        ),
-    )
-    assert list(baselines.list_baselines(windows)) == ["features", "kernels", "constant"]
+    register(monkeypatch, measure, channels=("EEG Fpz-Cz",), fitted=True)
+    assert list(baselines.list_baselines(windows)) == ["features", "kernels", "mine"]
     found = baselines.predict_baseline(
-        "constant", record(windows), windows, "test", keep=tmp_path, most=7
+        "mine", record(windows), windows, "test", keep=tmp_path, most=7
     )
-    given, native = seen["given"], seen["native"]
-    assert given.test.targets is None
-    assert given.train.targets.tolist() == windows["train"].targets(None).tolist()
     assert found.prediction.shape == (7, 5)
-    assert len(found.rows) == given.test.n == 7
+    assert len(found.rows) == 7
     index = windows["test"].index[found.rows]
     signals = {
         r.recording_id: next(s for s in r.signals if s.channel == "EEG Fpz-Cz")
         for r in cache.open_cache(home / "cache" / "synthetic").records()
     }
-    for (samples, rate), recording, start in zip(
-        native, index["recording_id"], index["start"], strict=True
-    ):
-        signal = signals[recording]
-        assert rate == signal.rate == 100
-        assert samples == pytest.approx(
-            signal.samples[int(start * 100) :][:3000] * signal.scale + signal.offset
-        )
-    block = next(given.test.read())
-    assert block.shape == (7, 3000, 1)
-    assert not hasattr(given.test, "index")
+    by_recording = sorted(zip(index["recording_id"], index["start"], strict=True))
+    expected = [
+        signals[recording].samples[int(start * 100) :][:3000] * signals[recording].scale
+        + signals[recording].offset
+        for recording, start in by_recording
+    ]
+    # train and validation are measured first
+    assert len(seen) == len(windows["train"]) + len(windows["validation"]) + 7
+    assert {rate for _, rate in seen} == {100}
+    measured = [samples for samples, _ in seen[-7:]]
+    for samples in expected:
+        assert any(np.allclose(samples, other) for other in measured)
 
 
-@pytest.mark.parametrize("wrong", [lambda n: np.zeros((n, 3)), lambda n: np.full((n, 5), np.nan)])
-def test_wrong_predictions_of_a_registered_baseline_are_named(cohort, tmp_path, monkeypatch, wrong):
+def test_wrong_measures_of_a_data_set_are_named(cohort, tmp_path, monkeypatch):
     _, windows = cohort
-    one = DatasetBaseline(name="broken", about="", predict=lambda given: wrong(given.test.n))
-    monkeypatch.setattr(baselines, "find_registered", lambda windows: {"broken": one})
-    with pytest.raises(UserError, match="its predictions"):
-        baselines.predict_baseline("broken", record(windows), windows, "test", keep=tmp_path)
+    register(monkeypatch, lambda window: np.zeros(int(window.samples["EEG Fpz-Cz"][0] > 0) + 1),
+        channels=("EEG Fpz-Cz",), fitted=True)  # fmt: skip
+    with pytest.raises(UserError, match="as many numbers of every window"):
+        baselines.predict_baseline("mine", record(windows), windows, "test", keep=tmp_path)
+    register(monkeypatch, lambda window: 1.0)
+    with pytest.raises(UserError, match="measures a value"):
+        baselines.predict_baseline("mine", record(windows), windows, "test", keep=tmp_path)
 
 
 def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_path):
@@ -146,7 +139,7 @@ def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_p
 
 def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     _, windows = cohort
-    monkeypatch.setattr(baselines, "MOST_TRAINING", 50)
+    monkeypatch.setattr(baselines, "count_fitted", lambda windows: 50)
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)
     found, remarks = baselines.predict_baselines(record(windows), windows, "test", folder=run)
@@ -154,9 +147,7 @@ def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     assert set(found) == {"simple_features", "random_kernels", "band_powers"}
     of = len(windows["train"])
     assert all(about.endswith(f", on 50 of {of:,} training windows") for about, _ in found.values())
-    for kind in ("features", "kernels"):
-        monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
-    monkeypatch.setattr(baselines, "_predict_registered", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(baselines, "fit_and_predict", lambda *a: pytest.fail("computed again"))
     beside = tmp_path / "runs" / "b"
     beside.mkdir()
     again, _ = baselines.predict_baselines(record(windows), windows, "test", folder=beside)

@@ -22,7 +22,10 @@ from bitimely_core import tokens
 from bitimely_core.claims import protected_scores
 from bitimely_core.claims.event_times import add_event_times, add_record_times, parse_horizons
 from bitimely_core.claims.labels import Landmark
-from bitimely_core.evaluate import hazard_baselines, survival
+from bitimely_core.evaluate import survival
+from bitimely_core.methods import counts as method
+from bitimely_core.methods import hazards
+from bitimely_core.methods.contract import FittedMethod
 from bitimely_core.report import score_blocks
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
@@ -97,7 +100,9 @@ def test_hazards_of_a_logistic_regression_find_the_true_risk():
     rows = {"train": slice(0, 5000), "validation": slice(5000, 7000), "test": slice(7000, 9000)}
     parts = {name: x[at] for name, at in rows.items()}
     y = {name: target[rows[name]] for name in ("train", "validation")}
-    found = hazard_baselines.predict_from_hazards(parts, y, ["chf@100d", "chf@365d"], (1.0, 100.0))
+    fitted = hazards.fit_logistic(parts, y, ["chf@100d", "chf@365d"], (1.0, 100.0))
+    stored = hazards.unpack_hazards(hazards.pack_hazards(fitted))
+    found = hazards.predict_logistic(stored, parts["test"])
     for k, day in enumerate((100, 365)):
         true = (rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * day)))[7000:]
         assert found[:, k].mean() == pytest.approx(true.mean(), abs=0.015)
@@ -281,24 +286,30 @@ def test_trees_of_hazards_find_the_true_risk():
     x, rate, deadly, time, event = draw_times(6000)
     target = np.stack([time, event], 1)[:, None]
     rows = {"train": slice(0, 4000), "validation": slice(4000, 5000), "test": slice(5000, 6000)}
-    parts = {name: csr_matrix(x[at]) for name, at in rows.items()}
+    parts = {name: x[at] for name, at in rows.items()}
     y = {name: target[rows[name]] for name in ("train", "validation")}
-    found = hazard_baselines.predict_from_trees(parts, y, ["chf@365d"], 3)[:, 0]
+    fitted = hazards.fit_trees(parts, y, ["chf@365d"], 3)
+    stored = hazards.unpack_hazards(hazards.pack_hazards(fitted))
+    found = hazards.predict_trees(stored, parts["test"])[:, 0]
     true = (rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * 365)))[5000:]
     assert found.mean() == pytest.approx(true.mean(), abs=0.03)
     assert np.corrcoef(found, true)[0, 1] > 0.93
 
 
-def test_the_single_code_is_the_one_that_drives_the_hazard():
+def test_the_single_code_is_the_one_that_drives_the_hazard(monkeypatch):
     draw = np.random.default_rng(1)
     counts = draw.poisson(0.7, (3000, 9)).astype(float)
     counts[:, 8] = draw.poisson(20, 3000)  # frequent, without effect
     time, censored = draw.exponential(np.exp(6 - 0.6 * counts[:, 4])), draw.exponential(600, 3000)
     event, time = (time < censored).astype(float), np.minimum(time, censored)
-    assert hazard_baselines.select_code(csr_matrix(counts), np.stack([time, event]), 365.0) == 4
+    assert hazards.select_code(csr_matrix(counts), np.stack([time, event]), 365.0) == 4
     target = np.stack([time, event], 1)[:, None]
-    parts = {"train": csr_matrix(counts[:2000]), "test": csr_matrix(counts[2000:])}
-    found = hazard_baselines.predict_from_code(parts, target[:2000], ["chf@365d"])[:, 0]
+    names = ("chf@365d",)
+    monkeypatch.setattr(method, "count_ever", lambda rows: csr_matrix(rows))
+    arrays = method.fit_codes_to_events(counts[:2000], target[:2000], names)
+    config = method.CountsConfig(name="counts", form="single-code")
+    fitted = FittedMethod(config, "survival", names, arrays)
+    found = method.score(fitted, counts[2000:])[:, 0]
     alone = CoxPHSurvivalAnalysis().fit(
         counts[:2000, 4:5], Surv.from_arrays(event[:2000] == 1, time[:2000])
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.ptb_xl import LEADS
-from bitimely_core.evaluate.linear import fit_windows
 from bitimely_core.registry import datasets
-from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow
+from bitimely_core.types import NativeWindow
 
 RATE = 125.0
 T = np.arange(4000) / RATE
@@ -114,71 +111,40 @@ def test_the_frequency_of_steps_is_not_taken_for_the_pulse() -> None:
     assert abs(found - 60 * 2.1) < 3
 
 
-def test_registered_baselines_predict_every_window() -> None:
-    ppg = [make_ppg(beats, 15) for beats in (60, 90, 120)]
+def test_registered_measures_read_every_window() -> None:
+    named = {baseline.name: baseline for baseline in datasets["bidmc"].facts.baselines}
 
-    def make_split(targets: np.ndarray | None, windows: list[np.ndarray]) -> BaselineSplit:
-        def map_native(channels, function):
-            return [
-                function(NativeWindow(dict.fromkeys(channels, x), dict.fromkeys(channels, RATE)))
-                for x in windows
-            ]
+    def measure(name: str, samples: np.ndarray) -> float:
+        channels = named[name].channels
+        window = NativeWindow(dict.fromkeys(channels, samples), dict.fromkeys(channels, RATE))
+        return float(named[name].measure(window))
 
-        return BaselineSplit(
-            n=len(windows), targets=targets, read=lambda: iter(()), map_native=map_native
-        )
-
-    given = BaselineInput(
-        task="regression", class_names=(), channels=("PPG", "ECG"), rate=RATE, seconds=32.0, seed=0,
-        train=make_split(np.array([70.0, 90.0]), []), validation=make_split(np.array([80.0]), []),
-        test=make_split(None, [*ppg, np.zeros(0), np.full(4000, np.nan), np.full(4000, 7.3)]), fit_linear=lambda parts: np.zeros(0),
-    )  # fmt: skip
-    named = {one.name: one for one in datasets["bidmc"].facts.baselines}
-    np.testing.assert_allclose(
-        named["ppg-peaks"].predict(given), [60, 90, 120, 80, 80, 80], atol=1.5
-    )
-    np.testing.assert_allclose(named["ppg-level"].predict(given), [15, 15, 15, 80, 80, 80], atol=1)
+    for beats in (60, 90, 120):
+        assert measure("ppg-peaks", make_ppg(beats, 15)) == pytest.approx(beats, abs=1.5)
+        assert measure("ppg-level", make_ppg(beats, 15)) == pytest.approx(15, abs=1)
+    for nothing in (np.zeros(0), np.full(4000, np.nan), np.full(4000, 7.3)):
+        assert np.isnan(measure("ppg-peaks", nothing))
+        assert np.isnan(measure("mean-saturation", nothing))
     assert named["ppg-level"].views == ("rr",)
-    np.testing.assert_allclose(named["mean-saturation"].predict(given), [80] * 6)
+    assert not named["ppg-level"].fitted
 
 
-@pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(
     ("dataset", "channels"),
     [("epilepsy", ("EEG",)), ("ptb-xl", LEADS), ("synthetic", ("C3", "C4"))],
 )
-def test_baselines_on_features_do_without_validation_windows_and_without_beats(
-    dataset: str, channels: tuple[str, ...], flat: bool
+def test_measures_have_as_many_numbers_without_a_wave(
+    dataset: str, channels: tuple[str, ...]
 ) -> None:
-    """A part of a data set may have no validation subject, and its training windows no wave that
-    could be measured.
-    """
+    """A window may have no wave that could be measured."""
     draw = np.random.default_rng(0)
-
-    def make_split(targets: np.ndarray | None, count: int) -> BaselineSplit:
-        windows = [
-            {
-                channel: np.full(1000, 3.0) if flat else draw.standard_normal(1000)
-                for channel in channels
-            }
-            for _ in range(count)
-        ]
-
-        def map_native(names, function):
-            return [
-                function(NativeWindow(window, dict.fromkeys(names, 100.0))) for window in windows
-            ]
-
-        return BaselineSplit(n=count, targets=targets, read=lambda: iter(()), map_native=map_native)
-
-    labels = {"train": np.array([0, 1, 0, 1, 0, 0]), "validation": np.zeros(0, np.int64)}
-    view = SimpleNamespace(task="classification", classes=2)
-    given = BaselineInput(
-        task="classification", class_names=("a", "b"), channels=channels, rate=100.0, seconds=10.0, seed=0,
-        train=make_split(labels["train"], 6), validation=make_split(labels["validation"], 0), test=make_split(None, 3),
-        fit_linear=lambda x: fit_windows(view, x, labels).prediction,  # type: ignore[arg-type]
-    )  # fmt: skip
-    found = datasets[dataset].facts.baselines[0].predict(given)
-    np.testing.assert_allclose(found.sum(1), [1, 1, 1])
-    if flat:  # nothing is known but how often each class occurs
-        np.testing.assert_allclose(found, [[2 / 3, 1 / 3]] * 3, atol=1e-3)
+    baseline = datasets[dataset].facts.baselines[0]
+    assert baseline.fitted
+    sizes = {
+        len(baseline.measure(NativeWindow(window, dict.fromkeys(channels, 100.0))))
+        for window in (
+            {channel: np.full(1000, 3.0) for channel in channels},
+            {channel: draw.standard_normal(1000) for channel in channels},
+        )
+    }
+    assert len(sizes) == 1

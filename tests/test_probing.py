@@ -14,7 +14,7 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.features import VectorChoice, extract_vectors, list_choices
 from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
-from bitimely_core.evaluate.linear import PENALTIES, extract_simple_features, fit_probe, standardise
+from bitimely_core.methods.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
 from bitimely_core.schemas.scores import Difference
 

@@ -15,8 +15,9 @@ from sklearn.metrics import roc_auc_score
 from test_sequences import cohort
 
 from bitimely_core import tokens, workflows
-from bitimely_core.evaluate import score, window_counts
+from bitimely_core.evaluate import score
 from bitimely_core.evaluate.verdicts import compare_baselines, find_lift
+from bitimely_core.methods import window_counts
 
 MONTH = 365.25 / 12
 
@@ -86,9 +87,14 @@ def fit_planted(draw, days, codes, y, kind, settings=4):
         "test": np.arange(2 * n // 3, n),
     }
     labels = {split: y[rows[split], None].astype(float) for split in ("train", "validation")}
-    prediction = window_counts.predict_from_counts(
-        kind, sequences(days, codes, [1000] * n), rows, labels, settings
-    )
+    made = sequences(days, codes, [1000] * n)
+    counts = {split: window_counts.count_windows(made, places) for split, places in rows.items()}
+    x = {split: matrix.log1p() for split, matrix in counts.items()}
+    if kind == window_counts.TREES:
+        columns = window_counts.select_columns(counts["train"])
+        x = {split: matrix[:, columns].toarray() for split, matrix in counts.items()}
+    models = window_counts.fit_labels(kind, x, labels, settings)
+    prediction = window_counts.predict_labels(models, x["test"])
     return roc_auc_score(y[rows["test"]], prediction[:, 0])
 
 

@@ -34,7 +34,7 @@ def start_page(title: str, runs: Sequence[Run], splits: Sequence[str], seed: int
     page.fact("Runs", ", ".join(run.name for run in runs))
     page.fact("Data", _join_distinct(map(describe_data, windows)))
     page.fact("Split", _join_distinct(f"by {part.split}" for part in windows))
-    page.fact("Model", _join_distinct(run.model().config.name for run in runs))
+    page.fact("Model", _join_distinct(run.record.model for run in runs))
     page.fact("Seed", ", ".join(sorted(seeds)))
     _add_versions(page, runs)
     return page

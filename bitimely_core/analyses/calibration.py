@@ -38,6 +38,7 @@ from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import conformal
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.verdicts import count_units
+from bitimely_core.methods.contract import FittedMethod, MethodRows
 from bitimely_core.page import (
     BarPlot,
     HeatMap,
@@ -66,7 +67,12 @@ PREDICTED_CLASS = "class that the model names"  # a key of the summary
 def predict_rows(
     head: Any, windows: Windows, rows: Array, progress: Progress | None, label: str, device: str
 ) -> Array:
-    """Predictions of a fine-tuned model for `rows`: probabilities [n, K] or values [n]."""
+    """Predictions of a fine-tuned model or fitted method for `rows`: probabilities [n, K] or values
+    [n].
+    """
+    if isinstance(head, FittedMethod):
+        part = windows.subset(np.isin(windows.rows, rows))
+        return head.predict(MethodRows(part))[np.searchsorted(part.rows, rows)]
     parts = map_batches(
         head, head.predict, windows, label, device=device, rows=rows, progress=progress
     )

@@ -24,8 +24,8 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.data import draw_held_out
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
-from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.heads import POOLS
+from bitimely_core.methods.linear import extract_simple_features, standardise
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run

@@ -87,7 +87,7 @@ def require_rows(windows: Windows, split: str, rows: Array, requirement: str) ->
 
 def default_choice(run: Run) -> VectorChoice:
     """The readout of the head of a fine-tuned run, else the default of the model."""
-    head: Any = run.head()
+    head: Any = run.require_network().head()
     if head is not None:
         return VectorChoice(head.readout, head.layers)
     return VectorChoice(models[str(run.model().config.name)].facts.readout, "last")

@@ -26,18 +26,18 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.errors import usage_error
-from bitimely_core.evaluate.linear import (
-    DEFAULT_PENALTY,
-    LinearProbe,
-    extract_simple_features,
-    fit_windows,
-)
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
     describe_difference,
     describe_interval,
     name_verdict,
     print_bounds,
+)
+from bitimely_core.methods.linear import (
+    DEFAULT_PENALTY,
+    LinearProbe,
+    extract_simple_features,
+    fit_windows,
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses

@@ -159,8 +159,9 @@ def _make_view(target: str, label: str) -> View:
                     "heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz "
                     "(Elgendi et al. 2013); no training"
                 ),
-                predict=partial(
-                    physiology.predict_rates,
+                channels=("PPG",),
+                measure=partial(
+                    physiology.measure_channels,
                     channels=("PPG",),
                     measure=physiology.measure_pulse_rate,
                 ),
@@ -172,8 +173,9 @@ def _make_view(target: str, label: str) -> View:
                     "heart rate from the median interval of the R peaks of the ECG (Pan and "
                     "Tompkins 1985); no training"
                 ),
-                predict=partial(
-                    physiology.predict_rates,
+                channels=("ECG",),
+                measure=partial(
+                    physiology.measure_channels,
                     channels=("ECG",),
                     measure=physiology.measure_heart_rate,
                 ),
@@ -185,8 +187,9 @@ def _make_view(target: str, label: str) -> View:
                     "respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 "
                     "Hz (Karlen et al. 2013); no training"
                 ),
-                predict=partial(
-                    physiology.predict_rates,
+                channels=("PPG",),
+                measure=partial(
+                    physiology.measure_channels,
                     channels=("PPG",),
                     measure=physiology.measure_breathing_rate,
                 ),
@@ -198,7 +201,7 @@ def _make_view(target: str, label: str) -> View:
                     "the mean saturation of the training people: a PPG of one wavelength has no "
                     "ratio of red to infrared to compute it from"
                 ),
-                predict=physiology.predict_mean,
+                measure=physiology.measure_nothing,
                 views=("spo2",),
             ),
         ),

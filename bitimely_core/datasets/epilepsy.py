@@ -178,7 +178,9 @@ BINARY_VIEW = View(
                     "logistic regression on the power in five bands, the standard deviation and "
                     "the line length (Esteller et al. 2001)"
                 ),
-                predict=partial(physiology.predict_from_eeg, channel=CHANNEL),
+                channels=(CHANNEL,),
+                measure=partial(physiology.measure_window_eeg, channel=CHANNEL),
+                fitted=True,
             ),
         ),
     )

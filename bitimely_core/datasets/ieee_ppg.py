@@ -122,7 +122,8 @@ def _measure_rate(
                 name="spectral-peak",
                 about="heart rate from the strongest frequency of the PPGs less that of the "
                 "acceleration (subtraction of spectra, Zhang 2015); no training",
-                predict=partial(physiology.predict_rates, channels=NAMES, measure=_measure_rate),
+                channels=NAMES,
+                measure=partial(physiology.measure_channels, channels=NAMES, measure=_measure_rate),
             ),
         ),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.types import SPLITS, BaselineInput, NativeWindow
+from bitimely_core.types import NativeWindow
 
 Array = npt.NDArray[np.float64]
 
@@ -219,68 +219,29 @@ def _find_top(size: Array, place: int, reach: int) -> int:
     return first + int(size[first : place + reach].argmax())
 
 
-# --- baselines of data sets
+# --- measures of data sets
 
 
-def predict_rates(
-    data: BaselineInput, channels: Sequence[str], measure: Callable[..., float]
-) -> Array:
-    """`measure(samples of each channel..., rate)` of every scored window, [n]; the mean of the
-    training labels where there is no rate.
-    """
-
-    def measure_window(window: NativeWindow) -> float:
-        samples = [window.samples[channel] for channel in channels]
-        if min(map(len, samples)) < 30:
-            return float("nan")
-        return measure(*samples, window.rates[channels[0]])
-
-    rates = np.array(data.test.map_native(channels, measure_window), np.float64)
-    return np.where(np.isfinite(rates), rates, predict_mean(data))
+def measure_channels(
+    window: NativeWindow, channels: Sequence[str], measure: Callable[..., float]
+) -> float:
+    """`measure(samples of each channel..., rate)`; NaN where a channel is short."""
+    samples = [window.samples[channel] for channel in channels]
+    if min(map(len, samples)) < 30:
+        return float("nan")
+    return measure(*samples, window.rates[channels[0]])
 
 
-def predict_mean(data: BaselineInput) -> Array:
-    """The mean of the training labels for every scored window, [n]."""
-    assert data.train.targets is not None
-    return np.full(data.test.n, np.nanmean(data.train.targets))
+def measure_nothing(window: NativeWindow) -> float:
+    """NaN: the prediction is the mean of the training labels."""
+    return float("nan")
 
 
-def predict_from_features(
-    data: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]
-) -> Array:
-    """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot
-    be measured has its training median.
-    """
-    features = {
-        name: np.array(getattr(data, name).map_native(channels, measure)) for name in SPLITS
-    }
-    medians = np.array(list(map(_find_median, features["train"].T)))
-    filled = {
-        name: np.where(np.isfinite(values), values, medians) if len(values) else values
-        for name, values in features.items()
-    }
-    return data.fit_linear(filled)
+def measure_window_eeg(window: NativeWindow, channel: str) -> Array:
+    """`measure_eeg` of one channel."""
+    return measure_eeg(window.samples[channel], window.rates[channel])
 
 
-def _find_median(values: Array) -> float:
-    """The median of the finite values; 0 where there is none."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else 0.0
-
-
-def predict_from_eeg(data: BaselineInput, channel: str) -> Array:
-    """Logistic regression on `measure_eeg` of one channel."""
-    return predict_from_features(
-        data, (channel,), lambda window: measure_eeg(window.samples[channel], window.rates[channel])
-    )
-
-
-def predict_from_ecg(data: BaselineInput, leads: Sequence[str]) -> Array:
-    """Logistic regression on `measure_ecg` of the leads."""
-    return predict_from_features(
-        data,
-        leads,
-        lambda window: measure_ecg(
-            [window.samples[lead] for lead in leads], window.rates[leads[0]]
-        ),
-    )
+def measure_window_ecg(window: NativeWindow, leads: Sequence[str]) -> Array:
+    """`measure_ecg` of the leads."""
+    return measure_ecg([window.samples[lead] for lead in leads], window.rates[leads[0]])

@@ -167,7 +167,9 @@ class PtbXlEntry:
                     "logistic regression on RR, PR, QRS and QT intervals (Lepeschkin and Surawicz "
                     "1952), variability, and the heights of the waves of each lead"
                 ),
-                predict=partial(physiology.predict_from_ecg, leads=LEADS),
+                channels=LEADS,
+                measure=partial(physiology.measure_window_ecg, leads=LEADS),
+                fitted=True,
             ),
         ),
     )

@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bitimely_core.datasets import physiology
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Finding, Reason, check_choice, safe_text, usage_error
 from bitimely_core.formats import edf_header, edf_writer
@@ -32,7 +31,6 @@ from bitimely_core.system_errors import describe_os_error
 from bitimely_core.types import (
     Annotation,
     AttributeValue,
-    BaselineInput,
     IngestOptions,
     IngestUnit,
     NativeWindow,
@@ -132,11 +130,6 @@ def measure_band_powers(window: NativeWindow) -> np.ndarray:
     return np.array(powers)
 
 
-def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
-    """Logistic regression on the band powers of the recordings under the windows."""
-    return physiology.predict_from_features(data, data.channels, measure_band_powers)
-
-
 @datasets(
     DatasetFacts(
         title="Synthetic cohort in the form of Sleep-EDF, with waveforms planted at known positions",
@@ -163,7 +156,8 @@ def predict_from_band_powers(data: BaselineInput) -> np.ndarray:
                     "logistic regression on the logarithms of the power in the delta, theta, "
                     "alpha, sigma and beta bands of the recording"
                 ),
-                predict=predict_from_band_powers,
+                measure=measure_band_powers,
+                fitted=True,
                 views=("staging",),
             ),
         ),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.types import Batch, Progress
+from bitimely_core.methods.contract import FittedMethod, MethodRows
+from bitimely_core.types import Batch, Progress, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,13 +66,16 @@ def predict(
     model: Any,
     windows: Windows,
     *,
+    record: Record | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values
-    [n] in the target's unit.
+    """Predictions of a fine-tuned model or fitted method, in the order of the rows: probabilities
+    [n, K], or values [n] in the target's unit. `record`: the recording of windows of no cache.
     """
+    if isinstance(model, FittedMethod):
+        return model.predict(MethodRows(windows, None if record is None else (record,)))
     out = map_batches(
         model,
         model.predict,

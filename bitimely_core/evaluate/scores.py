@@ -36,6 +36,8 @@ from bitimely_core.evaluate.metrics import (
     find_days,
     find_unit,
 )
+from bitimely_core.methods import lengths
+from bitimely_core.methods.hazards import select_known
 from bitimely_core.page import BarPlot, Figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
@@ -102,13 +104,13 @@ def _estimate_incidences(target: Array, names: Sequence[str]) -> Array:
     """Cumulative incidence [K] at the horizon of each column of times and events [n, K, 2]."""
     incidences = np.zeros(len(names))
     for k, day in enumerate(find_days(names).tolist()):
-        times = target[survival.select_known(target[:, k]), k]
+        times = target[select_known(target[:, k]), k]
         if times.size:
             incidences[k] = survival.estimate_incidence(*times.T).evaluate(day)
     return incidences
 
 
-def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: Any) -> Array:
+def length_baseline(task: str, train_lengths: Any, train_target: Any, scored_lengths: Any) -> Array:
     """Predictions from the sequence length only: logistic or linear regression on log(1 + length)
     and its square.
 
@@ -119,37 +121,13 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
         train_lengths: [m] events or observed samples of each training row.
         train_target: [m], multi-label [m, K], NaN = not known. Classes that do not occur in
             training get no probability; ids must be below K.
-        lengths: [n] of the rows to score.
+        scored_lengths: [n] of the rows to score.
 
     Returns:
         [n, K] probabilities (K = largest training class + 1, or labels), or [n] values.
     """
-    from sklearn.linear_model import LogisticRegression, Ridge
-
-    y = np.asarray(train_target)
-    logs = [np.log1p(np.asarray(values, np.float64)) for values in (train_lengths, lengths)]
-    center, scale = logs[0].mean(), logs[0].std() or 1.0
-    scaled = [(values - center) / scale for values in logs]
-    x, new = (np.stack([z, z**2], axis=1) for z in scaled)
-    if task == "regression":
-        return np.asarray(Ridge(1e-3).fit(x, y).predict(new))
-
-    def fit_logistic(inputs: Array, labels: Array, k: int) -> Array:
-        """Probabilities [n, k]; without a second class in training, 1 for the only one."""
-        probabilities, classes = np.zeros((len(new), k)), np.unique(labels)
-        probabilities[:, classes] = 1.0
-        if len(classes) > 1:
-            model = LogisticRegression(max_iter=1000).fit(inputs, labels)
-            probabilities[:, classes] = model.predict_proba(new)
-        return probabilities
-
-    if task == "classification":
-        return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
-    columns = []
-    for labels in y.T.astype(np.float64):
-        labelled = np.isfinite(labels)
-        columns.append(fit_logistic(x[labelled], labels[labelled].astype(np.int64), 2)[:, 1])
-    return np.stack(columns, axis=1)
+    model = lengths.fit_lengths(task, train_lengths, np.asarray(train_target))
+    return lengths.predict_lengths(task, model, scored_lengths)
 
 
 def _empty_scores(task: str, class_names: Sequence[str], by: Unit, subject: str) -> TaskScores:

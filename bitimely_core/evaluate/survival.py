@@ -10,7 +10,6 @@ Legend: n rows, U units, C columns (a label at a horizon), H horizons of a label
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,30 +26,14 @@ from bitimely_core.evaluate.metrics import (
     UnitWeights,
     weigh_units,
 )
+from bitimely_core.methods.hazards import select_known
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
-from bitimely_core.types import parse_horizon
+from bitimely_core.types import group_columns, parse_horizon
 
 DECILES = 10
 BLOCK = 256  # events at a time against all rows
 # names of groups by their number: equal risks may leave fewer than three
 GROUP_NAMES = ((), ("all",), ("lower", "higher"), ("lowest", "middle", "highest"))
-
-
-class LabelColumns(NamedTuple):
-    """The columns of one label, a horizon each, the shortest first."""
-
-    columns: list[int]
-    days: list[float]
-
-
-def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:
-    """Label -> its columns; `names` of the C columns as of `types.name_horizon`."""
-    labels = defaultdict[str, LabelColumns](lambda: LabelColumns([], []))
-    for column, name in enumerate(names):
-        label, day = parse_horizon(name)
-        labels[label].columns.append(column)
-        labels[label].days.append(day)
-    return labels
 
 
 class StepCurve(NamedTuple):
@@ -210,11 +193,6 @@ def _make_estimate(
     shares = [np.bincount(units, side, n_units) / max(side.sum(), 1e-300) for side in sides]
     weights = weigh_units(np.max(shares, axis=0), len(units), float(len(sides) - 1))
     return Estimate(value, np.bincount(units, np.nan_to_num(influence), n_units), weights)
-
-
-def select_known(target: Array) -> Array:
-    """Rows [n] bool of which a time is known, of times and events [n, 2]."""
-    return np.asarray(np.isfinite(target).all(1))
 
 
 def _estimate_columns(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Estimates:

@@ -18,7 +18,7 @@ replicates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -173,7 +173,8 @@ def _compute_all(
     """Saliency of the trained run and of its random initialisations, the second and further ones on
     a part of the windows.
     """
-    models: dict[str, tuple[nn.Module, nn.Module | None]] = {"": (run.model(), run.head())}
+    trained: Any = run.require_network().head()
+    models: dict[str, tuple[nn.Module, nn.Module | None]] = {"": (run.model(), trained)}
     for k in range(regions.RANDOM_MODELS):
         models[f" with random weights {k + 1}"] = randomise_run(run, seed + k)
     every, count = np.arange(len(chosen.rows)), len(chosen.rows)

@@ -160,6 +160,13 @@ def load(folder: str | Path) -> Model:
             config.json (exit 5).
     """
     stored, weights = read_model(folder)
+    if "method" in stored:
+        raise usage_error(
+            f"the method {safe_text(stored['model'].get('name'))}, which has no network",
+            "expected a network",
+            "See: bitimely list models",
+            file=str(Path(folder) / "config.json"),
+        )
     if "head" in stored:
         weights = {
             key.removeprefix("model."): weight

@@ -23,6 +23,7 @@ from bitimely_core.evaluate.verdicts import (
     name_margin_verdict,
     name_verdict,
 )
+from bitimely_core.methods.signal import list_measures
 from bitimely_core.page import rename_units
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.recipe import Recipe, RegisteredFamily
@@ -134,7 +135,7 @@ class ColumnRuns(NamedTuple):
         kind = rival
         if rival == SIGNAL:
             windows = self.open_windows(run.runs[0].record.data[0].name)
-            kind = next(iter(baselines.find_registered(windows)), rival)
+            kind = next(iter(list_measures(windows)), rival)
         baseline = folds.fit_pooled_baseline(kind, run, self.keep, self.open_windows, progress)
         if isinstance(baseline, str):
             raise usage_error(

@@ -160,7 +160,7 @@ def _card_caveats(record: RunRecord, scores: Scores | None) -> str:
 def _card_cost(folder: Path, record: RunRecord) -> str:
     """Size, steps, device and speed of a training with its last losses."""
     final, (seconds, rate) = record.final or FinalLosses(), read_speed(folder, record)
-    steps = f"{final.step:,}"
+    steps = "none: fitted at once" if record.is_method else f"{final.step:,}"
     if record.pretraining_steps:
         steps += f", after {record.pretraining_steps:,} of the pre-training"
     losses = {"loss": final.loss, "rel": final.rel}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
-from bitimely_core.config import describe_tokens
+from bitimely_core.config import ModelConfig, describe_tokens
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.evaluate.verdicts import (
@@ -120,15 +120,7 @@ def list_reproductions(folder: Path) -> list[str]:
 
 def run_facts(record: RunRecord) -> dict[str, str]:
     """Facts at the top of a run's pages."""
-    settings = record.settings
-    parameters = f"{record.parameters:,} parameters"
-    if record.paper_parameters:
-        parameters += f" (paper: {record.paper_parameters / 1e6:g} M)"
-    tokens = describe_tokens(settings.model, record.data[0].rate)
-    facts = {
-        **_describe_data(record),
-        "Model": f"{record.model}, preset {record.preset}, {tokens}, {parameters}",
-    }
+    facts = {**_describe_data(record), "Model": _describe_model(record)}
     if record.tuning:
         facts["Learning rate"] = tuning.describe_tuning(record.tuning)
     if record.checkpoint:
@@ -141,6 +133,21 @@ def run_facts(record: RunRecord) -> dict[str, str]:
         facts["Computed on"] = record.environment.describe()
     facts["Fingerprint of the data"] = record.data[0].fingerprint[:16]
     return facts | _describe_pretraining(record)
+
+
+def _describe_model(record: RunRecord) -> str:
+    """The model with its size; a method with its settings."""
+    if record.is_method:
+        fields = registry.methods[record.model].facts.config.model_fields.keys()
+        names = sorted(fields - ModelConfig.model_fields.keys())
+        settings = (f"{name} {getattr(record.settings.model, name, None)}" for name in names)
+        numbers = f"{record.parameters:,} numbers"
+        return ", ".join([f"{record.model} (no network)", *settings, numbers])
+    parameters = f"{record.parameters:,} parameters"
+    if record.paper_parameters:
+        parameters += f" (paper: {record.paper_parameters / 1e6:g} M)"
+    tokens = describe_tokens(record.settings.model, record.data[0].rate)
+    return f"{record.model}, preset {record.preset}, {tokens}, {parameters}"
 
 
 def _describe_data(record: RunRecord) -> dict[str, str]:
@@ -167,6 +174,8 @@ def _join_names(data: Sequence[RunData]) -> str:
 def _describe_pretraining(record: RunRecord) -> dict[str, str]:
     """The objective of a pre-training; of a fine-tuning what it started from, and its readout."""
     settings = record.settings
+    if record.is_method:
+        return {}
     objective = f"{settings.objective.name} ({stamp_text(record.leak_free)})"
     if not record.is_finetuned:
         return {"Objective": objective}
@@ -207,7 +216,10 @@ def training_page(folder: Path, record: RunRecord, unit: str = "subject") -> Pag
     page.notice(*list_reproductions(folder), *list_notices(record))
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
-    verdict = f"{record.run}: {final.step:,} steps{_describe_loss(record, final)}."
+    trained = f"{final.step:,} steps"
+    if record.is_method:
+        trained = f"{record.model}, fitted at once"
+    verdict = f"{record.run}: {trained}{_describe_loss(record, final)}."
     return rename_units(page.finish(verdict, final.model_dump()), unit)
 
 

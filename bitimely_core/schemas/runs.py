@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, JsonValue, SerializeAsAny
 
 from bitimely_core.config import Settings, parse_stored_settings
 from bitimely_core.records import Part, ResultRecord, StoredFile, StoredRecord, omit_none
+from bitimely_core.registry import methods
 from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
 
 
@@ -220,6 +221,11 @@ class RunRecord(ResultRecord):
     def is_finetuned(self) -> bool:
         """Whether the run has a supervised head."""
         return self.kind != "pretrain"
+
+    @property
+    def is_method(self) -> bool:
+        """Whether it is a fitted method without a network."""
+        return self.model in methods
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -459,6 +459,7 @@ class UnlabelledWindows:
     """The windows of a recording in memory, and what was converted or left out."""
 
     windows: Windows
+    record: Record  # in the units of the run
     placement: str  # where the windows lie, in words
     findings: list[Finding] = field(default_factory=list)
 
@@ -533,7 +534,20 @@ def cut_unlabelled(
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
-    return UnlabelledWindows(windows=windows, placement=placement, findings=[*findings, *empty])
+    units_of = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
+    return UnlabelledWindows(
+        windows=windows,
+        record=replace(record, signals=[_convert(s, units_of) for s in record.signals]),
+        placement=placement,
+        findings=[*findings, *empty],
+    )
+
+
+def _convert(signal: Signal, units: Mapping[str, str]) -> Signal:
+    """The signal in the unit of the run."""
+    unit = units.get(signal.channel, signal.unit)
+    factor = find_unit_factor(signal.unit, unit) or 1.0
+    return signal._replace(scale=signal.scale * factor, offset=signal.offset * factor, unit=unit)
 
 
 def _place_unlabelled(

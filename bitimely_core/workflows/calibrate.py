@@ -25,6 +25,7 @@ from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_rec
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
+    from bitimely_core.methods.contract import FittedMethod
 
 CALIBRATION = "calibration.json"
 
@@ -73,7 +74,9 @@ def fit_calibration(
     )
 
 
-def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration | None:
+def find_calibration(
+    run: Run, head: Head | FittedMethod, *, store: bool = True
+) -> Calibration | None:
     """The calibration that is stored with the run; else it is fitted on the validation windows of
     the training and, with `store`, stored.
 
@@ -88,7 +91,7 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
     return calibration
 
 
-def calibrate_on_validation(run: Run, heads: Sequence[Head]) -> Calibration | None:
+def calibrate_on_validation(run: Run, heads: Sequence[Head | FittedMethod]) -> Calibration | None:
     """The calibration of the mean of `heads` on the validation windows of the training of `run`.
 
     None as for `find_calibration`.
@@ -139,7 +142,11 @@ def calibrate_folds(run: Run) -> Calibration | None:
 
 
 def calibrate_on(
-    path: Path, run: Run, head: Head, preprocessing: Preprocessing, mapping: ChannelMap
+    path: Path,
+    run: Run,
+    head: Head | FittedMethod,
+    preprocessing: Preprocessing,
+    mapping: ChannelMap,
 ) -> Calibration:
     """The calibration on one person's own labelled recordings: a file with annotations, a BIDS
     folder with events, or a cache.
@@ -151,10 +158,11 @@ def calibrate_on(
     predictions, targets = [], []
     for recording in find_recordings([path], preprocessing.options, mapping, texts):
         record, name = recording.read(), recording.name
-        windows = cut_unlabelled(record, name, preprocessing, labels=True).windows
+        cut = cut_unlabelled(record, name, preprocessing, labels=True)
+        windows = cut.windows
         target = windows.targets(None)
         assert target is not None, "labels were read"
-        predictions.append(predict_windows(head, windows))
+        predictions.append(predict_windows(head, windows, record=cut.record))
         targets.append(target)
     if not targets:
         raise input_error(

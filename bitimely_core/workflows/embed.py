@@ -65,7 +65,7 @@ def embed(
     check_choice("readout", readout, heads.POOLS)
     select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
-    windows = opened.windows()
+    windows = opened.require_network().windows()
     opened.adapter_for(windows)
     rows = windows if split == "all" else windows[split]
     kind = (

@@ -12,7 +12,7 @@ from bitimely_core import evaluate as scoring
 from bitimely_core import storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
-from bitimely_core.evaluate import endpoints, hazard_baselines, verdicts, window_counts
+from bitimely_core.evaluate import endpoints, verdicts
 from bitimely_core.evaluate.baselines import (
     MOST_TRAINING,
     BaselinePredictions,
@@ -21,6 +21,8 @@ from bitimely_core.evaluate.baselines import (
     predict_baselines,
 )
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
+from bitimely_core.methods import hazards
+from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, read_result_table
@@ -469,23 +471,21 @@ def predict_shortcuts(windows: Any, rows: Any) -> Predictions:
         return {}
     labels = train.targets(None)
     if windows.task == "survival":
-        select = hazard_baselines.select_lengths
-        x = {"train": select(train_lengths), "test": select(lengths)}
-        y = {"train": labels, "validation": labels[:0]}
-        counts = {
-            name: window_counts.count_windows(windows, part.rows)[:, -windows.codes :].log1p()
-            for name, part in (("train", train), ("test", rows))
-        }
-        x["validation"] = x["train"][:0]
-        by_length = hazard_baselines.predict_from_hazards(x, y, windows.class_names)
-        by_code = hazard_baselines.predict_from_code(counts, labels, windows.class_names)
-        return _describe_shortcuts(by_length, by_code)
-    by_length = scoring.length_baseline(windows.task, train_lengths, labels, lengths)
-    if windows.vocabulary:
-        return _describe_shortcuts(by_length, _predict_by_code(train, rows, labels))
+        x = hazards.select_lengths(train_lengths)
+        parts, y = (
+            {"train": values, "validation": values[:0]} for values in (x, np.asarray(labels))
+        )
+        fitted = hazards.fit_logistic(parts, y, windows.class_names)
+        by_length = hazards.predict_logistic(fitted, hazards.select_lengths(lengths))
+    else:
+        by_length = scoring.length_baseline(windows.task, train_lengths, labels, lengths)
     if windows.task == "classification":  # classes that the training has not
         by_length = np.pad(by_length, ((0, 0), (0, windows.classes - by_length.shape[1])))
-    return _describe_shortcuts(by_length)
+    if not windows.vocabulary:
+        return _describe_shortcuts(by_length)
+    config = make_config("counts", windows, form="single-code")
+    method = fit_method(config, MethodFit(MethodRows(train), MethodRows(windows["validation"]), 0))
+    return _describe_shortcuts(by_length, method.predict(MethodRows(rows)))
 
 
 def _describe_shortcuts(*predictions: np.ndarray) -> Predictions:
@@ -493,28 +493,6 @@ def _describe_shortcuts(*predictions: np.ndarray) -> Predictions:
     names = ("length_only", "single_code")
     about = scoring.scores.ABOUT
     return {name: (about[name], values) for name, values in zip(names, predictions, strict=False)}
-
-
-def _predict_by_code(train: Any, rows: Any, labels: np.ndarray) -> np.ndarray:
-    """Predictions [n, K] of each label from the count of the code with the highest average
-    precision on the training.
-    """
-    from bitimely_core.claims import shortcut_baselines
-
-    codes, counts, columns = train.counts(), rows.counts(), []
-    for k, label in enumerate(labels.T):
-        labelled = np.isfinite(label)
-        precision = [
-            shortcut_baselines.average_precision(codes[labelled, code], label[labelled]) or 0.0
-            for code in range(codes.shape[1])
-        ]
-        best = int(np.argmax(precision))
-        columns.append(
-            scoring.length_baseline(
-                "multilabel", codes[:, best], labels[:, k : k + 1], counts[:, best]
-            )
-        )
-    return np.hstack(columns)
 
 
 def _compare_runs(

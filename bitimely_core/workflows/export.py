@@ -31,6 +31,7 @@ class ExportResult(TypedDict, total=False):
     run: str
     out: str
     files: list[str]
+    next: str | None  # the command that reads it
     sha256: dict[str, str]
     pushed: str | None  # the repository
     revision: str | None  # the commit
@@ -59,11 +60,8 @@ def export(
     """
     from bitimely_core import onnx_graph
 
-    if format not in FORMATS:
-        raise usage_error(
-            f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format"
-        )
     opened = Run.open(run, workspace).require_finished()
+    _check_format(format, opened)
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
     files = _list_files(opened, weights)
@@ -75,6 +73,7 @@ def export(
         "run": opened.name,
         "out": str(target),
         "files": names,
+        "next": _name_next(opened, target),
         "pushed": push,
     }
     if dry_run:
@@ -83,7 +82,7 @@ def export(
         hub.load_client("--push")
     _require_empty(target, {*names, onnx_graph.FILE, CALIBRATION})
     if described:
-        described |= _encode_calibration(opened, weights)
+        described |= _encode_calibration(opened)
     content = {name: read_result(path) for name, path in files.items()}
     content |= _protect_counts(opened, set(files)) | described
     if graph:
@@ -99,6 +98,28 @@ def export(
         "sha256": {name: storage.hash_file(target / name) for name in content},
         "revision": revision,
     }
+
+
+def _check_format(name: str, run: Run) -> None:
+    """Raises UserError (config, exit 2) for an unknown format, or a graph of no network."""
+    if name not in FORMATS:
+        raise usage_error(
+            f"format {safe_text(name)}", f"expected {' or '.join(FORMATS)}", field="--format"
+        )
+    if name == "onnx" and run.record.is_method:
+        raise usage_error(
+            f"{run.record.model} has no network",
+            "expected a run of a network for a graph",
+            "Leave --format out: the folder holds arrays that any language reads",
+            field="--format",
+        )
+
+
+def _name_next(run: Run, target: Path) -> str | None:
+    """The command that reads the folder; none for a method on histories."""
+    if run.record.is_finetuned and not run.record.data[0].vocabulary:
+        return f"bitimely predict {target} FILES"
+    return None if run.record.is_method else f"bitimely pretrain --init {target}"
 
 
 def _require_empty(folder: Path, names: set[str]) -> None:
@@ -126,11 +147,9 @@ def _load_model(run: Run, weights: Path) -> Model | Head:
     return heads.load(weights) if run.record.is_finetuned else factory.load(weights)
 
 
-def _encode_calibration(run: Run, weights: Path) -> dict[str, bytes]:
+def _encode_calibration(run: Run) -> dict[str, bytes]:
     """The file of the calibration, where it is stored or can be fitted."""
-    from bitimely_core import heads
-
-    fitted = find_calibration(run, heads.load(weights).eval(), store=False)
+    fitted = find_calibration(run, run.load_head(), store=False)
     return {} if fitted is None else {CALIBRATION: fitted.encode()}
 
 

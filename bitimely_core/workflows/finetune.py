@@ -76,7 +76,7 @@ def finetune(
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = open_recipe(config)
-    parent = Run.open(source, workspace).require_finished()
+    parent = Run.open(source, workspace).require_finished().require_network()
     name = require_view(data, recipe)
     settings = resolve_training(
         "finetune",

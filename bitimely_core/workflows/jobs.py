@@ -85,7 +85,7 @@ class TrainingPlan(NamedTuple):
     """What a training from random weights is of, before the windows are open."""
 
     model: str
-    preset: str
+    preset: str | None  # None: of a method, which has no network
     settings: Settings
     view: str  # DATASET/VIEW, or the name of tokens
     chosen: Flags  # settings that are not defaults
@@ -168,7 +168,8 @@ def run_job(
             write_results(job.folder, {path.name: record.encode()}, finished=False)
         record, steps = _train(job, record, search, writer, progress, say)
     if writer:
-        _seal_run(job, record, trained=not stored.finished)
+        before = job.earlier_subjects
+        seal_run(job.folder, record, job.windows, before, trained=not stored.finished)
     return {
         "format_version": FORMAT,
         "run": record.run,
@@ -218,33 +219,34 @@ def _list_environments(
     return (*(earlier or ()), stored.environment)
 
 
-def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
+def seal_run(
+    folder: Path,
+    record: RunRecord,
+    windows: list[Windows],
+    earlier: TrainSubjects | None = None,
+    *,
+    trained: bool,
+) -> None:
     """Write the record, subjects, card and page of a training that has ended and the manifest of
-    all files; later only what is missing.
+    all files; later only what is missing. `earlier`: the subjects of the pre-training.
     """
-    folder = job.folder
     # in the order of the file
     record = RunRecord.parse(storage.decode_json(record.encode()), folder / "run.json")
     if not trained and not find_missing(folder):
         return
-    marks = {
-        *hash_subjects(job.windows, "train"),
-        *(job.earlier_subjects.marks if job.earlier_subjects else ()),
-    }
+    marks = {*hash_subjects(windows, "train"), *(earlier.marks if earlier else ())}
     subjects = TrainSubjects(marks=tuple(sorted(marks)))
     scores = Scores.load(folder / "scores.json") if has_result(folder / "scores.json") else None
     files: dict[str, storage.Content | None] = {
         "train_subjects.json": subjects.encode(),
         "model_card.md": render_card(folder, record, scores, subjects),
     }
-    if trained and record.is_finetuned and not job.windows[0].vocabulary:
-        files["preprocessing.json"] = describe_preprocessing(job.windows[0]).encode()
+    if trained and record.is_finetuned and not windows[0].vocabulary:
+        files["preprocessing.json"] = describe_preprocessing(windows[0]).encode()
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
-        write_report(
-            folder, training_page(folder, record, job.windows[0].subject_unit), others=files
-        )
+        write_report(folder, training_page(folder, record, windows[0].subject_unit), others=files)
     else:  # the page is that of the evaluation
         write_results(folder, files)
 

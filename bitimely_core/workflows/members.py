@@ -69,7 +69,7 @@ class Group(NamedTuple):
 
 def name_training(plan: TrainingPlan) -> str:
     """The name of a run that has none: `<model>[-<preset>]-<view>`."""
-    preset = [plan.preset] if plan.preset != "tiny" else []
+    preset = [plan.preset] if plan.preset not in {None, "tiny"} else []
     return "-".join([plan.model, *preset, plan.view.rpartition("/")[2]])
 
 
@@ -161,8 +161,10 @@ def _estimate(
     """The result of a dry run: that of one training, and the time of all."""
     trainings = (repeats.folds or 1) * (repeats.seeds or 1)
     result = train_plan(plan, run or _name_group(plan, repeats), execution)
-    seconds = result["seconds"] * trainings
-    return {**result, "trainings": trainings, "seconds": seconds}
+    result["trainings"] = trainings
+    if "seconds" in result:  # methods are fitted at once
+        result["seconds"] *= trainings
+    return result
 
 
 # ---- which runs are pooled

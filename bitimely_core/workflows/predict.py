@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.heads import Head
+    from bitimely_core.methods.contract import FittedMethod
     from bitimely_core.tokens import Windows
 
 LEVELS = {
@@ -166,7 +167,7 @@ class Predictor:
     """
 
     run: Run
-    head: Head
+    head: Head | FittedMethod
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
@@ -177,11 +178,13 @@ class Predictor:
         """The predictions for a recording that was read. Raises UserError: as `cut_unlabelled`."""
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
-        prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device)
+        prediction = predict_windows(
+            self.head, windows, record=cut.record, batch_size=batch_size, device=device
+        )
         for other in self.others:  # each normalises by its own training subjects
-            again = cut_unlabelled(record, name, other.preprocessing).windows
+            again = cut_unlabelled(record, name, other.preprocessing)
             prediction = prediction + predict_windows(
-                other.head, again, batch_size=batch_size, device=device
+                other.head, again.windows, record=again.record, batch_size=batch_size, device=device
             )
         prediction = prediction / (1 + len(self.others))
         confidence, sets = None, None
@@ -246,8 +249,6 @@ def from_pretrained(
     Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete
     (4); integrity (5).
     """
-    from bitimely_core import heads
-
     try:
         folder: str | Path = find_run_folder(run, workspace)
     except UserError:
@@ -270,7 +271,7 @@ def from_pretrained(
         raise usage_error(
             f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN"
         )
-    head, preprocessing = heads.load(opened.verified_weights()).eval(), opened.preprocessing()
+    head, preprocessing = opened.load_head(), opened.preprocessing()
     return Predictor(
         opened, head, preprocessing, find_calibration(opened, head) if calibrate else None
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bitimely_core import registry
 from bitimely_core.config import Settings, load_preset, merge_layers, parse_assignments
+from bitimely_core.errors import unknown_name_error
 from bitimely_core.recipe import Recipe
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
@@ -33,6 +34,7 @@ from bitimely_core.workflows.jobs import (
     list_training_notices,
 )
 from bitimely_core.workflows.members import Repeats, name_training, train_members
+from bitimely_core.workflows.methods import resolve_method, train_method
 from bitimely_core.workflows.prepare import open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import (
     adapt_to_events,
@@ -111,7 +113,11 @@ def _plan_training(
     name = require_view(data, recipe)
     chosen = merge_layers(recipe.overrides("finetune"), flags, parse_assignments(pairs))
     kind = find_kind(name, workspace)
-    entry = registry.models[model or chosen.get("model", {}).get("name") or RECOMMENDED[kind]]
+    wanted = model or chosen.get("model", {}).get("name") or RECOMMENDED[kind]
+    if wanted in registry.methods:
+        method = resolve_method(wanted, name, recipe, pairs, flags, preset)
+        return TrainingPlan(wanted, None, method, name, chosen)
+    entry = _find_model(wanted)
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
         "finetune",
@@ -141,6 +147,8 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
     """One training as planned; `run`: its name, None: that of model and view."""
     from bitimely_core import models
 
+    if plan.model in registry.methods:
+        return train_method(plan, run, execution)
     workspace, _, verify, dry_run, progress, say = execution
     windows, view = open_view(plan.view, plan.settings, workspace, verify, dry_run, progress)
     settings, choice = limit_choice(plan.settings, view.validation)
@@ -153,7 +161,7 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
         settings=settings,
         data=(describe_data(windows),),
         parameters=models.count_parameters(head),
-        paper_parameters=load_preset(plan.preset).get("paper_parameters"),
+        paper_parameters=load_preset(plan.preset or PRESET).get("paper_parameters"),
         preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
@@ -167,6 +175,15 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
     return finish_job(
         job, dry_run=dry_run, force_new=execution.force_new, progress=progress, say=say
     )
+
+
+def _find_model(name: str) -> registry.Entry[registry.ModelFacts]:
+    """The model. Raises UserError (unknown_name, exit 2) with the closest names, methods among
+    them.
+    """
+    if name not in registry.models:
+        raise unknown_name_error("model", name, [*registry.models, *registry.methods])
+    return registry.models[name]
 
 
 def describe_schedule(settings: Settings) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from bitimely_core import evaluate as scoring
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import clean, usage_error
-from bitimely_core.evaluate import window_counts
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
+from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.predict import predict
 from bitimely_core.evaluate.vectors import EncoderVectors, count_declared_subjects, read_vectors
+from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.privacy import is_small, round_rows
 from bitimely_core.records import refuse_other_manifest
 from bitimely_core.report.encoder_page import encoder_page
@@ -333,12 +333,14 @@ def _predict_controls(probed: ProbedWindows) -> Predictions:
     if probed.settings.baselines == "cheap":
         return controls
     controls["simple_features"] = FEATURES, fit_simple_features(windows, rows, target).prediction
-    if isinstance(windows, EventSequences):
-        for kind, words in window_counts.DESCRIPTIONS.items():
-            prediction = window_counts.predict_from_counts(
-                kind, windows, rows, target, len(PENALTIES)
-            )
-            controls[window_counts.TITLES[kind].replace(" ", "_")] = words, prediction
+    if isinstance(windows, EventSequences) and windows.task != "survival":
+        parts = {
+            split: windows.subset(np.isin(windows.rows, drawn)) for split, drawn in rows.items()
+        }
+        for kind in ("counts-logistic", "counts-trees"):
+            title = baselines.title_baseline(kind).replace(" ", "_")
+            prediction = baselines.fit_and_predict(kind, parts, 0, len(PENALTIES))
+            controls[title] = baselines.describe_baseline(kind), prediction
     return controls
 
 

@@ -1,5 +1,5 @@
-"""Baselines of times to event: models of the hazard in discrete intervals, on lengths of histories,
-on the best single code or on counts of codes in windows.
+"""Times to event: models of the hazard in discrete intervals, on lengths of histories, on the best
+single code or on counts of codes in windows.
 
 The model is logistic regression or gradient-boosted trees. A subject has a row for each interval
 that it enters, with its outcome there: 0 none, 1 the event, 2 death. An interval that ends by
@@ -17,25 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.evaluate import window_counts
-from bitimely_core.evaluate.linear import MIN_PROBABILITY
-from bitimely_core.evaluate.metrics import Array
-from bitimely_core.evaluate.survival import group_columns, select_known
+from bitimely_core.methods import window_counts
+from bitimely_core.methods.classifiers import (
+    Classifier,
+    extract_classifier,
+    pack_classifiers,
+    predict_chance,
+    unpack_classifiers,
+)
+from bitimely_core.methods.contract import Array, Arrays
+from bitimely_core.methods.linear import MIN_PROBABILITY
+from bitimely_core.types import group_columns
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INTERVALS = 8
 FREE = 100.0  # value of the intercepts' columns, so that the penalty does not matter to them
-KIND, TREES = "hazard-counts", "hazard-trees"
 MOST_CELLS = 40_000_000  # of the dense table of the trees, one row a subject and interval
-DESCRIPTIONS = {
-    KIND: f"logistic regression of the hazard in {INTERVALS} intervals on logarithms of "
-    f"{window_counts.WINDOWS}",
-    TREES: f"gradient-boosted trees of the hazard in {INTERVALS} intervals on the interval and "
-    f"{window_counts.WINDOWS} (at most the {window_counts.MOST_COLUMNS} counts that most training "
-    "sequences have)",
-}
 LENGTH_PENALTY = 1e-3
 
 
@@ -43,16 +42,30 @@ LENGTH_PENALTY = 1e-3
 Join = Callable[[Any, Array, int], Any]
 
 
-def predict_from_hazards(
+class Hazards(NamedTuple):
+    """The model of the hazard of one label."""
+
+    edges: Array  # [J + 1] days; empty: no event in the training, no risk
+    days: Array  # [H] horizons
+    columns: Array  # [H] of the task
+    model: Classifier | None
+
+
+def select_known(target: Array) -> Array:
+    """Rows [n] bool of which a time is known, of times and events [n, 2]."""
+    return np.asarray(np.isfinite(target).all(1))
+
+
+def fit_logistic(
     x: Mapping[str, csr_matrix | Array],
     y: Mapping[str, Array],
     names: Sequence[str],
     penalties: Sequence[float] = (LENGTH_PENALTY,),
-) -> Array:
-    """Risks [n, C] of the rows of test by logistic regression.
+) -> list[Hazards]:
+    """Logistic regression for each label.
 
     Args:
-        x: split -> features [n, D], dense or sparse.
+        x: train and validation -> features [n, D], dense or sparse.
         y: train and validation -> times and events [n, C, 2].
         names: of the C columns.
         penalties: that with the best likelihood on validation is taken.
@@ -62,35 +75,65 @@ def predict_from_hazards(
 
     models = [LogisticRegression(C=1 / penalty, max_iter=500) for penalty in penalties]
     sparse = {split: csr_matrix(features) for split, features in x.items()}
-    return _predict(sparse, y, names, models, _add_intercepts)
+    return _fit(sparse, y, names, models, add_intercepts)
 
 
-def predict_from_trees(
-    x: Mapping[str, csr_matrix], y: Mapping[str, Array], names: Sequence[str], settings: int
-) -> Array:
-    """As `predict_from_hazards` by trees, of their first settings the best."""
-    most = min(window_counts.MOST_COLUMNS, MOST_CELLS // (INTERVALS * max(x["train"].shape[0], 1)))
-    columns = window_counts.select_columns(x["train"], most)
-    dense = {split: counts[:, columns].toarray() for split, counts in x.items()}
+def predict_logistic(fitted: Sequence[Hazards], x: Any) -> Array:
+    """Risks [n, C] of rows [n, D] by `fit_logistic`."""
+    from scipy.sparse import csr_matrix
+
+    return _predict(fitted, csr_matrix(x), add_intercepts)
+
+
+def fit_trees(
+    x: Mapping[str, Array], y: Mapping[str, Array], names: Sequence[str], settings: int
+) -> list[Hazards]:
+    """As `fit_logistic` by trees, of their first settings the best."""
     models = window_counts.make_models(window_counts.TREES, settings)
-    return _predict(dense, y, names, models, lambda rows, j, _: np.column_stack([rows, j]))
+    return _fit(x, y, names, models, add_interval)
 
 
-def predict_from_code(x: Mapping[str, csr_matrix], target: Array, names: Sequence[str]) -> Array:
-    """Risks [n, C] of the rows of test from one code for each label: that of `select_code`.
+def predict_trees(fitted: Sequence[Hazards], x: Array) -> Array:
+    """Risks [n, C] of rows [n, D] by `fit_trees`."""
+    return _predict(fitted, x, add_interval)
 
-    `x`: train and test -> counts of codes [n, D]; `target`: of train [n, C, 2].
-    """
-    risks = np.zeros((x["test"].shape[0], len(names)))
+
+def count_columns(rows: int) -> int:
+    """The most columns of counts that trees read, of so many training rows."""
+    return min(window_counts.MOST_COLUMNS, MOST_CELLS // (INTERVALS * max(rows, 1)))
+
+
+def pack_hazards(fitted: Sequence[Hazards]) -> Arrays:
+    """The models as arrays."""
+    arrays: Arrays = {}
+    for number, part in enumerate(fitted):
+        for name in ("edges", "days", "columns"):
+            arrays[f"{number}.{name}"] = np.asarray(getattr(part, name))
+        if part.model is not None:
+            packed = pack_classifiers([part.model]).items()
+            arrays |= {f"{number}{key[1:]}": array for key, array in packed}
+    return arrays
+
+
+def unpack_hazards(arrays: Mapping[str, Array]) -> list[Hazards]:
+    """The models of `pack_hazards`."""
+    fitted: list[Hazards] = []
+    while (prefix := f"{len(fitted)}.") + "edges" in arrays:
+        parts = {key: array for key, array in arrays.items() if key.startswith(prefix)}
+        edges, days, columns = (parts[prefix + name] for name in ("edges", "days", "columns"))
+        model = next(iter(unpack_classifiers(parts)), None)
+        fitted.append(Hazards(edges, days, columns, model))
+    return fitted
+
+
+def choose_codes(x: csr_matrix, target: Array, names: Sequence[str]) -> list[int]:
+    """The column of `x` [n, D] for each label; `target`: times and events [n, C, 2]."""
+    codes = []
     for columns, days in group_columns(names).values():
         observed = np.flatnonzero(select_known(target[:, columns[0]]))
         pairs = target[observed, columns[0]].T.astype(np.float64)
-        code = select_code(x["train"][observed], pairs, days[-1])
-        features = {split: counts[:, [code]] for split, counts in x.items()}
-        features["validation"] = features["train"][:0]
-        y = {"train": target[:, columns], "validation": target[:0, columns]}
-        risks[:, columns] = predict_from_hazards(features, y, [names[k] for k in columns])
-    return risks
+        codes.append(select_code(x[observed], pairs, days[-1]))
+    return codes
 
 
 def select_code(x: csr_matrix, pairs: Array, end: float) -> int:
@@ -112,36 +155,39 @@ def select_code(x: csr_matrix, pairs: Array, end: float) -> int:
     return int(np.argmax(statistic))
 
 
-def _predict(
+def _fit(
     x: Mapping[str, csr_matrix | Array],
     y: Mapping[str, Array],
     names: Sequence[str],
     models: Sequence[Any],
     join: Join,
-) -> Array:
-    """Risks [n, C] of the rows of test by the model with the best likelihood on validation."""
-    risks = np.zeros((x["test"].shape[0], len(names)))
+) -> list[Hazards]:
+    """For each label the model with the best likelihood on validation."""
+    fitted = []
     for columns, days in group_columns(names).values():
         times = {split: target[:, columns[0]] for split, target in y.items()}
-        risks[:, columns] = _predict_label(x, times, days, models, join)
-    return risks
+        edges, model = _fit_label(x, times, days[-1], models, join)
+        fitted.append(Hazards(edges, np.array(days), np.array(columns), model))
+    return fitted
 
 
-def _predict_label(
+def _fit_label(
     x: Mapping[str, csr_matrix | Array],
     y: Mapping[str, Array],
-    days: Sequence[float],
+    end: float,
     models: Sequence[Any],
     join: Join,
-) -> Array:
-    """Risks [n, H] of one label at its H horizons; 0 where no event of train is before the last."""
+) -> tuple[Array, Classifier | None]:
+    """Edges of the intervals and the model of one label; none where no event of train is before
+    `end`.
+    """
     observed = {split: np.flatnonzero(select_known(times)) for split, times in y.items()}
     pairs = {split: y[split][rows].T.astype(np.float64) for split, rows in observed.items()}
-    edges = _make_edges(pairs["train"], days[-1])
+    edges = _make_edges(pairs["train"], end)
     tables = {split: _expand(pair, edges) for split, pair in pairs.items()}
     train, validation = tables["train"], tables["validation"]
     if not (train.outcome == 1).any():
-        return np.zeros((x["test"].shape[0], len(days)))
+        return np.zeros(0), None
     design = {
         split: join(x[split][observed[split][table.row]], table.interval, len(edges) - 1)
         for split, table in tables.items()
@@ -149,7 +195,7 @@ def _predict_label(
 
     def measure_loss(model: Any) -> float:
         """The mean negative log likelihood of the outcomes in validation."""
-        outcomes = _predict_outcomes(model, design["validation"])
+        outcomes = _place_outcomes(model.classes_, model.predict_proba(design["validation"]))
         chance = outcomes[np.arange(len(outcomes)), validation.outcome]
         logs = validation.weight * np.log(np.maximum(chance, MIN_PROBABILITY))
         return -float(logs.sum() / validation.weight.sum())
@@ -161,7 +207,16 @@ def _predict_label(
         train.outcome,
         train.weight,
     )
-    return _accumulate(model, x["test"], join, edges, days)
+    return edges, extract_classifier(model)
+
+
+def _predict(fitted: Sequence[Hazards], x: Any, join: Join) -> Array:
+    """Risks [n, C] of rows [n, D]; 0 of labels without an event in the training."""
+    risks = np.zeros((x.shape[0], sum(len(part.columns) for part in fitted)))
+    for part in fitted:
+        if part.model is not None:
+            risks[:, part.columns] = _accumulate(part, x, join)
+    return risks
 
 
 def _make_edges(pairs: Array, end: float) -> Array:
@@ -193,7 +248,7 @@ def _expand(pairs: Array, edges: Array) -> SubjectIntervals:
     return SubjectIntervals(row, interval, outcome, np.where(ends, 1.0, lived))
 
 
-def _add_intercepts(rows: Any, interval: Array, intervals: int) -> Any:
+def add_intercepts(rows: Any, interval: Array, intervals: int) -> Any:
     """The features of each row, and an intercept for its interval."""
     from scipy.sparse import csr_matrix, hstack
 
@@ -202,23 +257,29 @@ def _add_intercepts(rows: Any, interval: Array, intervals: int) -> Any:
     return hstack([rows, csr_matrix(places, (count, intervals))]).tocsr()
 
 
-def _predict_outcomes(model: Any, table: Any) -> Array:
+def add_interval(rows: Array, interval: Array, intervals: int) -> Array:
+    """The features of each row, and the number of its interval."""
+    return np.column_stack([rows, interval])
+
+
+def _place_outcomes(classes: Array, chance: Array) -> Array:
     """Probabilities [m, 3] of the outcomes; 0 for those that the training split lacks."""
-    chance = model.predict_proba(table)
     outcomes = np.zeros((len(chance), 3))
-    outcomes[:, model.classes_] = chance
+    outcomes[:, classes] = chance
     return outcomes
 
 
-def _accumulate(model: Any, x: Any, join: Join, edges: Array, days: Sequence[float]) -> Array:
-    """Cumulative incidences [n, H] on `days`; the hazard is constant within an interval."""
-    n = x.shape[0]
-    free, incidence = np.ones(n), np.zeros((n, len(days)))
+def _accumulate(fitted: Hazards, x: Any, join: Join) -> Array:
+    """Cumulative incidences [n, H] on the horizons; the hazard is constant within an interval."""
+    assert fitted.model is not None
+    n, edges = x.shape[0], fitted.edges
+    free, incidence = np.ones(n), np.zeros((n, len(fitted.days)))
     for j, (low, high) in enumerate(pairwise(edges)):
-        outcomes = _predict_outcomes(model, join(x, np.full(n, j), len(edges) - 1))
+        chance = predict_chance(fitted.model, join(x, np.full(n, j), len(edges) - 1))
+        outcomes = _place_outcomes(fitted.model.classes, chance)
         stay = np.clip(outcomes[:, 0], MIN_PROBABILITY, 1 - MIN_PROBABILITY)
         share = outcomes[:, 1] / np.maximum(1 - stay, MIN_PROBABILITY)
-        lived = np.clip((np.asarray(days) - low) / (high - low), 0.0, 1.0)
+        lived = np.clip((fitted.days - low) / (high - low), 0.0, 1.0)
         incidence += (free * share)[:, None] * (1 - stay[:, None] ** lived)
         free = free * stay
     return np.clip(incidence, MIN_PROBABILITY, 1 - MIN_PROBABILITY)

@@ -70,8 +70,35 @@ def standardise(train: Array, *others: Array) -> list[Array]:
     """Each column less its mean over `train`, over its standard deviation there (1 where it is
     constant), float64.
     """
-    mean, std = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
-    return [(part - mean) / np.where(std > 1e-12, std, 1.0) for part in (train, *others)]
+    mean, scale = measure_moments(train)
+    return [(part - mean) / scale for part in (train, *others)]
+
+
+def measure_moments(x: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation (1 where it is 0) of each column of [n, D], float64."""
+    mean, std = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    return mean, np.where(std > 1e-12, std, 1.0)
+
+
+class LinearModel(NamedTuple):
+    """Logits, or values of a regression: ((x - mean) / scale) @ weights + bias, all float64."""
+
+    mean: Array  # [D]
+    scale: Array  # [D]
+    weights: Array  # [D, K]
+    bias: Array  # [K], minus infinity for a class that the training lacks
+
+    def compute(self, x: Array) -> Array:
+        """The logits or values [n, K] of rows [n, D]."""
+        return np.asarray((x - self.mean) / self.scale @ self.weights + self.bias)
+
+
+class LinearFit(NamedTuple):
+    """A linear model and how it was fitted."""
+
+    model: LinearModel
+    penalty: list[float]  # one, for labels one each
+    unfinished: int  # fits that did not converge
 
 
 class LinearProbe(NamedTuple):
@@ -93,28 +120,58 @@ def fit_probe(
         y: train and validation -> class ids [n], labels [n, K] (NaN: not known) or values [n].
         classes: K.
     """
-    train, validation, test = standardise(x["train"], x["validation"], x["test"])
+    fit = fit_linear(task, x, y, classes)
+    return LinearProbe(predict_linear(task, fit.model, x["test"]), fit.penalty, fit.unfinished)
+
+
+def fit_linear(
+    task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int
+) -> LinearFit:
+    """Logistic or ridge regression on the standardised vectors of train, with the penalty chosen
+    on validation. Arguments: as `fit_probe`.
+    """
+    mean, scale = measure_moments(x["train"])
+    train, validation = ((x[split] - mean) / scale for split in ("train", "validation"))
     if task == "regression":
         targets = y["train"].astype(np.float64)
-        model = choose_ridge((train, targets), (validation, y["validation"]))
-        return LinearProbe(np.asarray(model.predict(test), np.float64), [model.alpha], 0)
+        ridge = choose_ridge((train, targets), (validation, y["validation"]))
+        weights, bias = ridge.coef_.reshape(-1, 1), np.atleast_1d(ridge.intercept_)
+        return LinearFit(LinearModel(mean, scale, weights, bias), [ridge.alpha], 0)
     if task == "classification":
         ids = y["train"].astype(np.int64), y["validation"].astype(np.int64)
-        return _fit_logistic((train, ids[0]), (validation, ids[1]), test, classes)
-    probes = [
+        fit = _fit_logistic((train, ids[0]), (validation, ids[1]), classes)
+        return LinearFit(LinearModel(mean, scale, fit.weights, fit.bias), [fit.penalty], fit.late)
+    fits = [
         _fit_logistic(
             _select_known(train, y["train"][:, k]),
             _select_known(validation, y["validation"][:, k]),
-            test,
             2,
         )
         for k in range(classes)
     ]
-    return LinearProbe(
-        np.stack([probe.prediction[:, 1] for probe in probes], 1),
-        [probe.penalty[0] for probe in probes],
-        sum(probe.unfinished for probe in probes),
-    )
+    # of two classes the logit of the second alone
+    weights = np.stack([fit.weights[:, 1] - fit.weights[:, 0] for fit in fits], 1)
+    bias = np.array([fit.bias[1] - fit.bias[0] for fit in fits])
+    model = LinearModel(mean, scale, weights, bias)
+    return LinearFit(model, [fit.penalty for fit in fits], sum(fit.late for fit in fits))
+
+
+def predict_linear(task: str, model: LinearModel, x: Array) -> Array:
+    """Probabilities [n, K] of rows [n, D], none below `MIN_PROBABILITY`, or values [n]."""
+    from scipy.special import expit, softmax
+
+    logits = model.compute(x)
+    if task == "regression":
+        return logits[:, 0]
+    if task == "multilabel":
+        return np.clip(expit(logits), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    return share_out(softmax(logits, axis=1))
+
+
+def share_out(chance: Array) -> Array:
+    """Probabilities [n, K] of classes, none below `MIN_PROBABILITY`, that sum to one."""
+    chance = np.maximum(chance, MIN_PROBABILITY)
+    return np.asarray(chance / chance.sum(1, keepdims=True))
 
 
 def _select_known(x: Array, labels: Array) -> Pair:
@@ -132,37 +189,47 @@ def fit_windows(windows: Windows, x: Mapping[str, Array], y: Mapping[str, Array]
     return fit_probe(windows.task, vectors, y, max(windows.classes, 1))
 
 
-def _fit_logistic(train: Pair, validation: Pair, test: Array, classes: int) -> LinearProbe:
-    """Probabilities [n, K] of `test`; those of classes that train lacks are `MIN_PROBABILITY`."""
+class _LogisticFit(NamedTuple):
+    """Logits of K classes with the penalty of the least loss."""
+
+    weights: Array  # [D, K]
+    bias: Array  # [K]
+    penalty: float
+    late: int  # fits that did not converge
+
+
+def _fit_logistic(train: Pair, validation: Pair, classes: int) -> _LogisticFit:
+    """Multinomial logistic regression, of two classes binary."""
+    from scipy.special import softmax
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     present = np.unique(train[1])
+    weights, bias = np.zeros((train[0].shape[1], classes)), np.zeros(classes)
+    if len(present):
+        bias[np.setdiff1d(np.arange(classes), present)] = -np.inf
     if len(present) < 2:
-        constant = np.full((len(test), classes), MIN_PROBABILITY)
-        constant[:, present] = 1.0
-        return LinearProbe(constant / constant.sum(1, keepdims=True), [PENALTIES[0]], 0)
+        return _LogisticFit(weights, bias, PENALTIES[0], 0)
     model = LogisticRegression(max_iter=500, warm_start=True)
-
-    def predict(x: Array) -> Array:
-        chance = np.full((len(x), classes), MIN_PROBABILITY)
-        chance[:, present] = np.maximum(model.predict_proba(x), MIN_PROBABILITY)
-        return chance / chance.sum(1, keepdims=True)
-
     held_out, ids = validation
-    least, best, unfinished = np.inf, LinearProbe(np.empty((0, classes)), [DEFAULT_PENALTY], 0), 0
+    least, late, best = np.inf, 0, _LogisticFit(weights, bias, DEFAULT_PENALTY, 0)
     for penalty in _list_penalties(ids):
         model.set_params(C=1.0 / penalty)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(*train)
-        unfinished += any(issubclass(w.category, ConvergenceWarning) for w in caught)
+        late += any(issubclass(w.category, ConvergenceWarning) for w in caught)
+        weights, bias = weights.copy(), bias.copy()
+        # of two classes it holds the second alone
+        weights[:, present[-len(model.coef_) :]] = model.coef_.T
+        bias[present[-len(model.coef_) :]] = model.intercept_
         loss = 0.0
         if len(ids):
-            loss = -float(np.log(predict(held_out)[np.arange(len(ids)), ids]).mean())
+            chance = share_out(softmax(held_out @ weights + bias, axis=1))
+            loss = -float(np.log(chance[np.arange(len(ids)), ids]).mean())
         if loss < least:
-            least, best = loss, LinearProbe(predict(test), [penalty], 0)
-    return best._replace(unfinished=unfinished)
+            least, best = loss, _LogisticFit(weights, bias, penalty, 0)
+    return best._replace(late=late)
 
 
 def choose_ridge(train: Pair, validation: Pair) -> Ridge:

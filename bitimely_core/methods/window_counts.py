@@ -1,8 +1,7 @@
-"""Baselines of histories of events: logistic regression and gradient-boosted trees on counts of
-every code in windows of time before the index day.
+"""Counts of every code of a history in windows of time before the index day, and the classifiers
+that read them: logistic regression and gradient-boosted trees.
 
-Settings are chosen by the log loss on the validation split. As many are tried as the run tried
-learning rates, and at least `LEAST_SETTINGS`.
+Their settings are chosen by the log loss on the validation split.
 
 Legend: n sequences, C ids of the vocabulary, W windows, K labels.
 """
@@ -17,8 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.claims.dates import MONTH
-from bitimely_core.evaluate.linear import MIN_PROBABILITY
-from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.methods.classifiers import (
+    Classifier,
+    extract_classifier,
+    make_constant,
+    predict_chance,
+)
+from bitimely_core.methods.linear import MIN_PROBABILITY
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -29,16 +33,8 @@ Array = npt.NDArray[Any]
 
 WINDOW_DAYS = (30, 180, 365, np.inf)  # before the index day, which belongs to each
 MOST_COLUMNS = 400  # of the trees, which need a dense table
-MOST_TRAINING = 50_000  # sequences of train and of validation that are fitted on, drawn at random
-LEAST_SETTINGS = 4
-LOGISTIC, TREES = "counts-logistic", "counts-trees"
+LOGISTIC, TREES = "logistic", "trees"
 WINDOWS = "counts of every code in the 30, 180 and 365 days before the index day and ever"
-DESCRIPTIONS = {
-    LOGISTIC: f"logistic regression on logarithms of {WINDOWS}",
-    TREES: f"gradient-boosted trees on {WINDOWS} (the {MOST_COLUMNS} counts that most training "
-    "sequences have)",
-}
-TITLES = {LOGISTIC: "window counts logistic", TREES: "window counts trees"}
 # 1 / C of scikit-learn; the first of each list is the default
 PENALTIES = (10.0, 1.0, 100.0, 0.1, 1000.0, 30.0, 3.0, 300.0, 0.3)
 BOOSTING = (  # learning rate, trees, leaves of a tree, least training sequences of a leaf
@@ -78,11 +74,6 @@ def count_windows(sequences: EventSequences, rows: Array) -> csr_matrix:
     return coo_matrix(counts, (len(rows), len(WINDOW_DAYS) * sequences.codes)).tocsr()
 
 
-def count_settings(record: RunRecord) -> int:
-    """How many settings a baseline of a run tries on the validation split."""
-    return max(LEAST_SETTINGS, len(record.tuning.trials) if record.tuning else 1)
-
-
 def select_columns(counts: csr_matrix, most: int = MOST_COLUMNS) -> Array:
     """The columns of the trees, ascending: those that `most` sequences have, of equal ones the
     first, none that is 0 everywhere.
@@ -92,44 +83,36 @@ def select_columns(counts: csr_matrix, most: int = MOST_COLUMNS) -> Array:
     return np.sort(order[carriers[order] > 0])
 
 
-def predict_from_counts(
-    kind: str,
-    sequences: EventSequences,
-    rows: Mapping[str, Array],
-    y: Mapping[str, Array],
-    settings: int,
-) -> Array:
-    """Probabilities [n, K] of the rows of test by `LOGISTIC` or `TREES`.
-
-    Args:
-        kind: `LOGISTIC` or `TREES`.
-        sequences: those that hold all rows.
-        rows: split -> positions in the full index.
-        y: train and validation -> labels [n, K], NaN: not known.
-        settings: so many of its first settings are tried on the validation split.
-    """
-    counts = {split: count_windows(sequences, places) for split, places in rows.items()}
-    x: dict[str, csr_matrix | Array]
-    if kind == TREES:
-        columns = select_columns(counts["train"])
-        x = {split: matrix[:, columns].toarray() for split, matrix in counts.items()}
-    else:
-        x = {split: matrix.log1p() for split, matrix in counts.items()}
-    prediction = np.empty((len(rows["test"]), y["train"].shape[1]))
-    for k in range(prediction.shape[1]):
-        labels = {split: values[:, k] for split, values in y.items()}
-        prediction[:, k] = _predict_label(kind, x, labels, settings)
-    return np.clip(prediction, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-
-
-def _predict_label(
+def fit_labels(
     kind: str, x: Mapping[str, csr_matrix | Array], y: Mapping[str, Array], settings: int
-) -> Array | float:
-    """Probabilities [n] of one label; where train cannot teach it, its rate there."""
-    labelled = {split: np.flatnonzero(np.isfinite(y[split])) for split in ("train", "validation")}
-    train, validation = (y[split][rows].astype(np.int64) for split, rows in labelled.items())
+) -> list[Classifier]:
+    """A classifier for each of K labels, of its first `settings` the best on validation.
+
+    `x`: train and validation -> features [n, D]; `y`: labels [n, K], NaN: not known.
+    """
+    columns = range(y["train"].shape[1])
+    return [
+        _fit_label(kind, x, {split: values[:, k] for split, values in y.items()}, settings)
+        for k in columns
+    ]
+
+
+def predict_labels(models: Sequence[Classifier], x: csr_matrix | Array) -> Array:
+    """Probabilities [n, K] of the labels of rows [n, D]."""
+    chances = [predict_chance(model, x)[:, 1] for model in models]
+    return np.clip(np.stack(chances, 1), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+
+
+def _fit_label(
+    kind: str, x: Mapping[str, csr_matrix | Array], y: Mapping[str, Array], settings: int
+) -> Classifier:
+    """The classifier of one label; where train cannot teach it, its rate there."""
+    labelled = {split: np.flatnonzero(np.isfinite(values)) for split, values in y.items()}
+    train, validation = (
+        y[split][labelled[split]].astype(np.int64) for split in ("train", "validation")
+    )
     if len(np.unique(train)) < 2 or not x["train"].shape[1]:
-        return float(train.mean()) if len(train) else 0.5
+        return make_constant(float(train.mean()) if len(train) else 0.5)
 
     def measure_loss(model: Any) -> float:
         """The log loss on validation."""
@@ -139,8 +122,7 @@ def _predict_label(
         return -float(np.log(right).mean())
 
     models = make_models(kind, settings if len(validation) else 1)
-    model = fit_best(models, measure_loss, x["train"][labelled["train"]], train)
-    return np.asarray(model.predict_proba(x["test"])[:, 1])
+    return extract_classifier(fit_best(models, measure_loss, x["train"][labelled["train"]], train))
 
 
 def fit_best(models: Sequence[Any], measure_loss: Callable[[Any], float], *train: Any) -> Any:
