@@ -85,7 +85,7 @@ class TrainingPlan(NamedTuple):
     """What a training from random weights is of, before the windows are open."""
 
     model: str
-    preset: str | None  # None: of a method, which has no network
+    preset: str  # empty: of a method, which has no network
     settings: Settings
     view: str  # DATASET/VIEW, or the name of tokens
     chosen: Flags  # settings that are not defaults

@@ -69,7 +69,7 @@ class Group(NamedTuple):
 
 def name_training(plan: TrainingPlan) -> str:
     """The name of a run that has none: `<model>[-<preset>]-<view>`."""
-    preset = [plan.preset] if plan.preset not in {None, "tiny"} else []
+    preset = [plan.preset] if plan.preset not in {"", "tiny"} else []
     return "-".join([plan.model, *preset, plan.view.rpartition("/")[2]])
 
 

@@ -116,7 +116,7 @@ def _plan_training(
     wanted = model or chosen.get("model", {}).get("name") or RECOMMENDED[kind]
     if wanted in registry.methods:
         method = resolve_method(wanted, name, recipe, pairs, flags, preset)
-        return TrainingPlan(wanted, None, method, name, chosen)
+        return TrainingPlan(wanted, "", method, name, chosen)
     entry = _find_model(wanted)
     preset = preset or recipe.pretrain.preset or PRESET
     settings = resolve_training(
@@ -161,7 +161,7 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
         settings=settings,
         data=(describe_data(windows),),
         parameters=models.count_parameters(head),
-        paper_parameters=load_preset(plan.preset or PRESET).get("paper_parameters"),
+        paper_parameters=load_preset(plan.preset).get("paper_parameters"),
         preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
