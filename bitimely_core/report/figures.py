@@ -1,4 +1,4 @@
-"""Drawings of curves, bars, matrices, points, intervals, ranks and flows with matplotlib."""
+"""Drawings of matrices, points, intervals, ranks and flows with matplotlib."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bitimely_core.page import (
-    BarPlot,
     FlowPlot,
     ForestPanel,
     ForestPlot,
     HeatMap,
-    Line,
-    LinePlot,
     RankPlot,
     ScatterPanel,
     ScatterPlot,
@@ -39,93 +36,14 @@ from bitimely_core.report.canvas import (
     name_rows,
     new_canvas,
     reduce_matrix,
-    reduce_trace,
     set_plain_ticks,
 )
-from bitimely_core.report.numbers import (
-    Array,
-    fill_missing,
-    join_field,
-    matrix_panels,
-    to_array,
-    to_texts,
-)
+from bitimely_core.report.numbers import Array, fill_missing, matrix_panels, to_array, to_texts
 from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-
-# ---- curves and bars
-
-
-@draw_data.register(LinePlot)
-def _draw_lines(data: LinePlot) -> Canvas:
-    lines = data.series
-    canvas = new_canvas(3.3 if len(lines) <= 8 else 3.8)
-    axes = canvas.add_subplot()
-    handles = [_draw_line(axes, line, k) for k, line in enumerate(lines)]
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    _scale_axes(axes, data)
-    if len(lines) > 1 or (lines and lines[0].name):
-        names = [line.name for line in lines]
-        columns = min(len(lines), 4)
-        add_legend(canvas, handles, names, ncols=columns, handlelength=2.2, columnspacing=1.6)
-    return canvas
-
-
-def _draw_line(axes: Axes, line: Line, position: int) -> Any:
-    """A curve with its band; the handle for the legend. Its place in the figure sets its colour."""
-    x, y = to_array(line.x), to_array(line.y)
-    colour, dash, marker = SERIES[position % 8], DASHES[position // 8 % 4], "o"
-    if line.reference:
-        colour, dash, marker = MUTED, DASHES[1], ""
-    index, _ = reduce_trace(y)
-    if line.lo is not None:
-        lo, hi = to_array(line.lo)[index], to_array(line.hi)[index]
-        axes.fill_between(x[index], lo, hi, color=colour, alpha=0.16, linewidth=0)
-    style: dict[str, Any] = {"linestyle": dash, "linewidth": 1.3, "markersize": 3.2}
-    marker = marker if len(x) <= 12 else ""
-    return axes.plot(x[index], y[index], color=colour, marker=marker, **style)[0]
-
-
-def _scale_axes(axes: Axes, data: LinePlot) -> None:
-    """Axes with their labels; logarithmic ones only where some value is positive."""
-    x, y = join_field(data.series, "x"), join_field(data.series, "y")
-    logx, logy = data.logx and bool((x > 0).any()), data.logy and bool((y > 0).any())
-    scales = {True: "log", False: "linear"}
-    axes.set(xscale=scales[logx], yscale=scales[logy])
-    axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
-    axes.margins(x=0.02)
-    set_plain_ticks(axes.xaxis, log=logx)
-    set_plain_ticks(axes.yaxis, log=logy)
-    places = np.unique(x)
-    if logx and len(places) <= 10:  # a handful of lengths: each by its number
-        axes.set_xticks(places, list(map(format_tick, places)))
-        axes.set_xticks([], minor=True)
-    elif not logx and x.size and (x % 1 == 0).all():
-        axes.locator_params(axis="x", integer=True)
-
-
-@draw_data.register(BarPlot)
-def _draw_bars(data: BarPlot) -> Canvas:
-    values = to_array(data.values)
-    canvas = new_canvas(0.62 + 0.25 * max(len(values), 1))
-    axes = canvas.add_subplot()
-    y = np.arange(len(values))
-    axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
-    if data.lo is not None and data.hi is not None:
-        axes.hlines(y, to_array(data.lo), to_array(data.hi), color=INK, linewidth=1.1)
-    name_rows(axes, y, to_texts(data.names, 48), 0)
-    axes.invert_yaxis()
-    axes.spines["left"].set_visible(not (values < 0).any())
-    axes.axvline(0, color=MUTED, linewidth=0.6)
-    axes.grid(axis="x")
-    axes.set_xlabel(clean_text(data.ylabel))
-    set_plain_ticks(axes.xaxis)
-    return canvas
-
 
 # ---- matrices
 

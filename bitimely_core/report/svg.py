@@ -15,6 +15,7 @@ from bitimely_core.page import Figure, HeatMap
 from bitimely_core.report import figures_in_time  # noqa: F401  # it registers its kinds
 from bitimely_core.report.canvas import COLOURS, STYLE, draw_data
 from bitimely_core.report.figures import describe_matrix
+from bitimely_core.report.plain_figures import draw_plain
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
@@ -29,6 +30,9 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
     `name` makes the ids unique in the page.
     """
+    plain = draw_plain(figure.data)
+    if plain is not None:
+        return plain, ""
     import matplotlib
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
