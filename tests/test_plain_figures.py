@@ -9,9 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitimely_core.page import BarPlot, DensityPlot, Figure, Hypnogram, Line, LinePlot, StageTrack
+from bitimely_core.page import (
+    BarPlot,
+    DensityPlot,
+    Figure,
+    HeatMap,
+    Hypnogram,
+    Line,
+    LinePlot,
+    ScatterPanel,
+    ScatterPlot,
+    StageTrack,
+)
 from bitimely_core.report import plain_figures
-from bitimely_core.report.canvas import MUTED, SERIES
+from bitimely_core.report.canvas import MUTED, SEQUENTIAL, SERIES
 from bitimely_core.report.svg import draw_figure
 
 CLASSES = ["W", "N1", "N2", "N3", "R"]
@@ -90,6 +101,35 @@ def test_bars_begin_at_zero_and_their_lengths_are_the_values():
     zero = list_numbers(list_paths(svg, f"stroke:{MUTED};stroke-width:0.6")[-1])[0]
     assert bars[:, 0] == pytest.approx(zero, abs=0.05)
     assert (bars[0, 2] - zero) / (bars[1, 2] - zero) == pytest.approx(-0.5, abs=1e-3)
+
+
+def test_cells_have_their_numbers_and_darker_colours_for_larger_ones():
+    values = np.arange(9).reshape(3, 3)[::-1] * 111
+    svg = draw(
+        HeatMap(values, "predicted", "scored", row_names=list("abc"), column_names=list("xyz"))
+    )
+    cells = [e for e in svg.iter() if e.get("class") == "cells"]
+    corners = np.array([list_numbers(cell.get("d"))[:2] for cell in cells])
+    assert [cell.get("style") for cell in (cells[6], cells[2])] == [
+        f"fill:{SEQUENTIAL[0]}",
+        f"fill:{SEQUENTIAL[-1]}",
+    ]
+    middle = np.array([16, 18.5])
+    for value, corner in zip(values.ravel(), corners, strict=True):
+        assert find_place(svg, str(value)) == pytest.approx(corner + middle, abs=0.11)
+    lightness = [sum(bytes.fromhex(cell.get("style")[-6:])) for cell in cells]
+    assert np.array_equal(np.argsort(lightness), np.argsort(-values.ravel()))
+
+
+def test_points_are_at_their_places_in_the_colour_of_their_group():
+    x, y = np.random.default_rng(2).normal(size=(2, 60))
+    group = np.arange(60) % 3 - 1
+    svg = draw(ScatterPlot([ScatterPanel("p", x, y, group)], ["a", "b"], "x", "y", ticks=True))
+    (path,) = list_paths(svg, f"stroke:{MUTED};stroke-width:2.6")
+    across = list_numbers(path).reshape(-1, 2, 2)[:, 0, 0]
+    assert np.corrcoef(across, x[group == -1])[0, 1] == pytest.approx(1.0, abs=1e-5)
+    dots = list_paths(svg, f"stroke:{SERIES[0]};stroke-width:2.6")
+    assert dots[0].count("M") == (group == 0).sum()
 
 
 def test_ticks_are_round_few_and_inside():

@@ -92,12 +92,12 @@ def draw_plain(data: object) -> ET.Element | None:
 # ---- parts of a drawing
 
 
-def start_drawing(height: float) -> ET.Element:
-    """An empty drawing of the width of a page."""
-    box = f"0 0 {WIDTH:g} {height:g}"
+def start_drawing(height: float, width: float = WIDTH) -> ET.Element:
+    """An empty drawing, as wide as a page unless `width` says otherwise."""
+    box = f"0 0 {width:g} {height:g}"
     svg = ET.Element(f"{{{SVG}}}svg", viewBox=box, version="1.1")
-    svg.attrib |= {"width": f"{WIDTH:g}pt", "height": f"{height:g}pt"}
-    add_path(svg, f"M0 0H{WIDTH:g}V{height:g}H0z", f"fill:{PAPER}")
+    svg.attrib |= {"width": f"{width:g}pt", "height": f"{height:g}pt"}
+    add_path(svg, f"M0 0H{width:g}V{height:g}H0z", f"fill:{PAPER}")
     return svg
 
 
