@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bitimely_core.cache import open_cache
 from bitimely_core.page import BarPlot, DensityPlot, Figure, Hypnogram, Line, LinePlot, StageTrack
-from bitimely_core.report.dashboard_page import KNOWN
+from bitimely_core.report.dashboard_page import ENTRIES
 from bitimely_core.report.svg import draw_figure
 from bitimely_core.tokens import Windows, open_tokens
 from bitimely_core.workflows.dashboard import dashboard
@@ -211,7 +211,10 @@ def measure_figures(rounds: int) -> list[Bound]:
     """How many times as long matplotlib takes."""
     bounds = []
     for name, (figure, peer) in list_figures().items():
-        calls = {"ours": partial(draw_figure, figure), "matplotlib": partial(draw_peer, peer)}
+        calls: dict[str, Callable[[], object]] = {
+            "ours": partial(draw_figure, figure),
+            "matplotlib": partial(draw_peer, peer),
+        }
         seconds = time_calls(calls, rounds)
         ratio = seconds["matplotlib"] / seconds["ours"]
         bounds.append(Bound(f"{name}: matplotlib / bitimely", ratio, 5.0, is_floor=True))
@@ -232,7 +235,7 @@ def measure_dashboard(home: Path, runs: int, rounds: int) -> list[Bound]:
             shutil.copy(path, folder)
 
     def read_all() -> None:
-        (workspace / KNOWN).unlink(missing_ok=True)
+        (workspace / ENTRIES).unlink(missing_ok=True)
         dashboard(workspace=workspace)
 
     def read_changed() -> None:

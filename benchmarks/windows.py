@@ -49,7 +49,8 @@ class Made:
 
     def __init__(self, recordings: int) -> None:
         self.recordings = recordings
-        self.manifest = CacheManifest.model_construct(
+        construct: Any = CacheManifest.model_construct
+        self.manifest = construct(
             kind="recordings",
             settings=CacheSettings(dataset="benchmark", version="0", options={}),
             manifest_sha256=hashlib.sha256(b"benchmark").hexdigest(),

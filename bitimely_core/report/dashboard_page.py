@@ -45,7 +45,7 @@ from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import NOUNS, FolderKind
 
-INDEX, KNOWN = "index.html", ".index.json"
+INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve
 SHOWN = 8  # runs of the key figure
 RUN_COLUMNS = (
@@ -76,7 +76,7 @@ Cell = Link | Sparkline | dict[str, float | None] | bool | int | float | str | N
 
 
 @dataclass(frozen=True)
-class Entry:
+class FolderEntry:
     """What the page says of a folder."""
 
     cells: list[Cell]
@@ -89,11 +89,11 @@ FileState = tuple[str, int, int]
 """Name, size and time of change in nanoseconds of a file in a folder."""
 
 
-class KnownEntries(BaseModel):
+class StoredEntries(BaseModel):
     """Content of `.index.json`: the entries of folders, and the files of each when it was read."""
 
     version: str = __version__
-    entries: dict[str, tuple[list[FileState], Entry]] = {}
+    entries: dict[str, tuple[list[FileState], FolderEntry]] = {}
 
 
 class TableSpec(NamedTuple):
@@ -103,7 +103,7 @@ class TableSpec(NamedTuple):
     title: str
     caption: str
     columns: tuple[str, ...]
-    describe: Callable[[Path], Entry]
+    describe: Callable[[Path], FolderEntry]
     is_flat: bool = True  # an entry depends on the files of its folder alone
 
 
@@ -113,8 +113,8 @@ class WorkspaceReader:
 
     workspace: Path
     start: Path  # folder of the page, from which its links go
-    known: KnownEntries = field(default_factory=KnownEntries)
-    present: KnownEntries = field(default_factory=KnownEntries)  # what is known afterwards
+    former: StoredEntries = field(default_factory=StoredEntries)
+    present: StoredEntries = field(default_factory=StoredEntries)  # as they are now
 
     def link(self, folder: Path, *names: str, text: str = "") -> Link:
         """A link to the first of the files `names` that is in `folder`; the text is the name of the
@@ -136,17 +136,17 @@ class WorkspaceReader:
         ]
         return make_tables(spec.kind, spec.title, spec.caption, spec.columns, rows)
 
-    def read_entry(self, folder: Path, spec: TableSpec) -> Entry:
-        """What the page says of a folder: as it is known, where its files are those of then."""
+    def read_entry(self, folder: Path, spec: TableSpec) -> FolderEntry:
+        """What the page says of a folder: as it is stored, where its files are those of then."""
         name = f"{spec.kind}/{folder.name}"
         states = list_states(folder)
-        before, entry = self.known.entries.get(name, ([], None))
+        before, entry = self.former.entries.get(name, ([], None))
         if entry is None or before != states or not spec.is_flat:
             entry = self.describe(folder, spec)
         self.present.entries[name] = states, entry
         return entry
 
-    def describe(self, folder: Path, spec: TableSpec) -> Entry:
+    def describe(self, folder: Path, spec: TableSpec) -> FolderEntry:
         """What the page says of a folder, from its records."""
         try:
             return spec.describe(folder)
@@ -154,15 +154,15 @@ class WorkspaceReader:
             raise_system_error(error)
             problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
             rest = [None] * (len(spec.columns) - 2)
-            return Entry([Link(folder.name), f"damaged: {problem}", *rest], damaged=True)
+            return FolderEntry([Link(folder.name), f"damaged: {problem}", *rest], damaged=True)
 
-    def list_names(self, is_listed: Callable[[Entry], bool]) -> list[str]:
+    def list_names(self, is_listed: Callable[[FolderEntry], bool]) -> list[str]:
         """Kind and name of the folders whose entries are listed so."""
         entries = self.present.entries.items()
         return [name for name, (_, entry) in entries if is_listed(entry)]
 
-    def describe_run(self, folder: Path) -> Entry:
-        """Entry of a run."""
+    def describe_run(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a run."""
         record = RunRecord.load(folder / "run.json")
         state = "finished" if record.finished else "not finished"
         if record.finished and record.final:
@@ -181,25 +181,25 @@ class WorkspaceReader:
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
-        return Entry(cells, score, unfinished=not record.finished)
+        return FolderEntry(cells, score, unfinished=not record.finished)
 
-    def describe_report(self, folder: Path) -> Entry:
-        """Entry of a report."""
+    def describe_report(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a report."""
         info = Summary.load(folder / "summary.json").report
         page = self.link(folder, "report.html", text=info.title)
-        return Entry([page, folder.name, info.verdict])
+        return FolderEntry([page, folder.name, info.verdict])
 
-    def describe_cache(self, folder: Path) -> Entry:
-        """Entry of a data set."""
+    def describe_cache(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a data set."""
         manifest = CacheManifest.read(folder)
         counts, version = manifest.report.counts, manifest.report.tool.version
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"
         recordings = manifest.recordings if isinstance(manifest, RecordingsManifest) else None
         page = self.link(folder, "report.html")
-        return Entry([page, used, recordings, counts.quarantined, version])
+        return FolderEntry([page, used, recordings, counts.quarantined, version])
 
-    def describe_tokens(self, folder: Path) -> Entry:
-        """Entry of a token set."""
+    def describe_tokens(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a token set."""
         manifest = TokenManifest.read(folder)
         options = manifest.options
         view = f"{options.dataset}/{options.view}" if options.view else options.dataset
@@ -211,21 +211,21 @@ class WorkspaceReader:
                 cells[1] = sum(count.subjects for count in manifest.counts.values())
         classes = ", ".join(manifest.class_names) or None
         page = self.link(folder, "report.html")
-        return Entry([page, view, options.task, options.split, *cells, classes])
+        return FolderEntry([page, view, options.task, options.split, *cells, classes])
 
-    def describe_recipe(self, folder: Path) -> Entry:
-        """Entry of a recipe, from the records of its stages."""
+    def describe_recipe(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a recipe, from the records of its stages."""
         stages = [path / "stage.json" for path in list_folders(folder)]
         states = Counter(StageRecord.load(path).state for path in stages if has_result(path))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         page = self.link(self.workspace / "reports" / folder.name, "report.html", text=folder.name)
-        return Entry([page, counts or "no stage yet"])
+        return FolderEntry([page, counts or "no stage yet"])
 
-    def describe_export(self, folder: Path) -> Entry:
-        """Entry of an exported run."""
+    def describe_export(self, folder: Path) -> FolderEntry:
+        """FolderEntry of an exported run."""
         record = RunRecord.load(folder / "run.json")
         page = self.link(folder, "model_card.md", "README.md")
-        return Entry([page, record.model, record.parameters])
+        return FolderEntry([page, record.model, record.parameters])
 
 
 def read_score(folder: Path, run: str) -> tuple[ScoreLine | None, str | None]:
@@ -249,14 +249,14 @@ def list_states(folder: Path) -> list[FileState]:
         return sorted((name, info.st_size, info.st_mtime_ns) for name, info in infos)
 
 
-def read_known(path: Path) -> KnownEntries:
+def read_stored(path: Path) -> StoredEntries:
     """The entries that `path` holds; none where it is not there or of another version."""
     try:
-        known = KnownEntries.model_validate_json(path.read_bytes())
+        stored = StoredEntries.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise_system_error(error)
-        return KnownEntries()
-    return known if known.version == __version__ else KnownEntries()
+        return StoredEntries()
+    return stored if stored.version == __version__ else StoredEntries()
 
 
 def list_folders(parent: Path) -> list[Path]:

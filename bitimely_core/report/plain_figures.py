@@ -7,11 +7,11 @@ Legend: n points, C classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -46,8 +46,8 @@ Anchor = Literal["start", "middle", "end"]
 class Frame(NamedTuple):
     """Axes in a drawing: their edges, and the values at these."""
 
-    left: float
-    right: float
+    start: float
+    stop: float
     top: float
     bottom: float
     x: tuple[float, float]  # at the left and at the right
@@ -57,8 +57,8 @@ class Frame(NamedTuple):
         """Values [n] and [n] as points [n, 2]."""
         across = (np.asarray(x, float) - self.x[0]) / (self.x[1] - self.x[0])
         up = (np.asarray(y, float) - self.y[0]) / (self.y[1] - self.y[0])
-        width, height = self.right - self.left, self.bottom - self.top
-        return np.column_stack([self.left + across * width, self.bottom - up * height])
+        width, height = self.stop - self.start, self.bottom - self.top
+        return np.column_stack([self.start + across * width, self.bottom - up * height])
 
 
 class Key(NamedTuple):
@@ -117,7 +117,7 @@ def add_text(
     size: float = SIZE,
     upright: bool = False,
 ) -> None:
-    """A text that begins, has its middle or ends at `place`; `upright`: it runs from bottom to top."""
+    """A text that begins, has its middle or ends at `place`; `upright`: from bottom to top."""
     x, y = (f"{value:.1f}" for value in place)
     style = f"font-size:{size:g}px;text-anchor:{anchor};fill:{colour}"
     element = ET.SubElement(svg, f"{{{SVG}}}text", x=x, y=y, style=style)
@@ -157,14 +157,18 @@ def trace_strokes(frame: Frame, strokes: Iterable[tuple[float, float, float, flo
 
 def list_ticks(low: float, high: float, most: int, *, is_integer: bool = False) -> list[Tick]:
     """At most `most` round numbers from `low` to `high`, evenly."""
-    span = (high - low) or 1.0
+    step = _choose_step((high - low) or 1.0, most, is_integer=is_integer)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [Tick(k * step, format_tick(round(k * step, 12))) for k in range(first, last + 1)]
+
+
+def _choose_step(span: float, most: int, *, is_integer: bool) -> float:
+    """The least round step of which fewer than `most` make up a span."""
     power = 10.0 ** math.floor(math.log10(span / most))
     steps = [step * factor for factor in (power, 10 * power) for step in STEPS]
     if is_integer:
         steps = [step for step in steps if step >= 1 and step % 1 == 0] or [1.0]
-    step = next((step for step in steps if span / step < most), steps[-1])
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [Tick(k * step, format_tick(round(k * step, 12))) for k in range(first, last + 1)]
+    return next((step for step in steps if span / step < most), steps[-1])
 
 
 def list_powers(low: float, high: float) -> list[Tick]:
@@ -194,11 +198,11 @@ def add_x_axis(
         add_path(svg, lines, stroke(RULE, 0.6))
     marks = "".join(f"M{x:.1f} {frame.bottom:.1f}v2.5" for x in places)
     add_path(
-        svg, f"M{frame.left:.1f} {frame.bottom:.1f}H{frame.right:.1f}{marks}", stroke(MUTED, 0.6)
+        svg, f"M{frame.start:.1f} {frame.bottom:.1f}H{frame.stop:.1f}{marks}", stroke(MUTED, 0.6)
     )
     for x, tick in zip(places, ticks, strict=True):
         add_text(svg, tick.label, (x, frame.bottom + 10), "middle", colour=MUTED, size=TICK_SIZE)
-    middle = (frame.left + frame.right) / 2
+    middle = (frame.start + frame.stop) / 2
     add_text(svg, clean_text(title), (middle, frame.bottom + 20), "middle", colour=MUTED)
 
 
@@ -209,19 +213,19 @@ def add_y_axis(
     marked = [tick.place for tick in ticks]
     places = frame.place([frame.x[0]] * len(ticks), marked)[:, 1].tolist()
     if has_grid:
-        lines = "".join(f"M{frame.left:.1f} {y:.1f}H{frame.right:.1f}" for y in places)
+        lines = "".join(f"M{frame.start:.1f} {y:.1f}H{frame.stop:.1f}" for y in places)
         add_path(svg, lines, stroke(RULE, 0.6))
-    marks = "".join(f"M{frame.left:.1f} {y:.1f}h-2.5" for y in places)
+    marks = "".join(f"M{frame.start:.1f} {y:.1f}h-2.5" for y in places)
     add_path(
-        svg, f"M{frame.left:.1f} {frame.top:.1f}V{frame.bottom:.1f}{marks}", stroke(MUTED, 0.6)
+        svg, f"M{frame.start:.1f} {frame.top:.1f}V{frame.bottom:.1f}{marks}", stroke(MUTED, 0.6)
     )
     for y, tick in zip(places, ticks, strict=True):
-        add_text(svg, tick.label, (frame.left - 5, y + 2.5), "end", colour=MUTED, size=TICK_SIZE)
+        add_text(svg, tick.label, (frame.start - 5, y + 2.5), "end", colour=MUTED, size=TICK_SIZE)
     place = (PAD + SIZE, (frame.top + frame.bottom) / 2)
     add_text(svg, clean_text(title), place, "middle", colour=MUTED, upright=True)
 
 
-def find_left(labels: Iterable[str], title: str, size: float = TICK_SIZE) -> float:
+def find_start(labels: Iterable[str], title: str, size: float = TICK_SIZE) -> float:
     """Where axes begin that have these labels and a title at their left."""
     width = max((measure_text(label, size) for label in labels), default=0.0)
     return PAD + width + 7 + (LINE if title else 0.0)
@@ -256,21 +260,21 @@ def measure_legend(keys: Sequence[Key], most: int) -> float:
 @draw_plain.register(LinePlot)
 def _draw_lines(data: LinePlot) -> ET.Element:
     curves = [_scale_curve(line, data) for line in data.series]
-    keys = [_choose_key(line, position) for position, line in enumerate(data.series)]
-    shown = keys if len(keys) > 1 or any(key.name for key in keys) else []
+    keys = list(map(_choose_key, data.series, itertools.count()))
+    legend = [] if [key.name for key in keys] == [""] else keys
     across = find_range(_join(curve[:, 0] for curve in curves), 0.02)
     up = find_range(_join(curve[:, 1:].ravel() for curve in curves), 0.05)
     ticks = list_powers(*up) if data.logy else list_ticks(*up, 7)
-    height = (3.3 if len(curves) <= 8 else 3.8) * 72
-    left = find_left((tick.label for tick in ticks), data.ylabel)
-    top = PAD + measure_legend(shown, 4) + 3
-    frame = Frame(left, WIDTH - PAD - 6, top, height - 24 - PAD, across, up)
+    height = 240.0 + 36.0 * (len(curves) > 8)
+    start = find_start((tick.label for tick in ticks), data.ylabel)
+    top = PAD + measure_legend(legend, 4) + 3
+    frame = Frame(start, WIDTH - PAD - 6, top, height - 24 - PAD, across, up)
     svg = start_drawing(height)
     add_y_axis(svg, frame, ticks, data.ylabel, has_grid=True)
     add_x_axis(svg, frame, _list_places(data, across), data.xlabel)
     for curve, key, line in zip(curves, keys, data.series, strict=True):
         _add_line(svg, frame, curve, key, has_points=len(line.x) <= 12 and not line.reference)
-    add_legend(svg, shown, 4)
+    add_legend(svg, legend, 4)
     return svg
 
 
@@ -310,7 +314,7 @@ def _list_places(data: LinePlot, across: tuple[float, float]) -> list[Tick]:
 
 
 def _add_line(svg: ET.Element, frame: Frame, curve: Array, key: Key, *, has_points: bool) -> None:
-    """A curve with its band, as `_scale_curve` gives it; `has_points`: and a point at each value."""
+    """A curve of `_scale_curve` with its band; `has_points`: and a point at each value."""
     band = curve[np.isfinite(curve).all(1)]
     edges = [frame.place(band[:, 0], band[:, 2]), frame.place(band[:, 0], band[:, 3])[::-1]]
     add_path(
@@ -334,8 +338,8 @@ def _draw_bars(data: BarPlot) -> ET.Element:
     low, high = low - room * (low < 0), high + room * (high > 0 or low == 0)
     names = [clean_text(name, 48) for name in data.names]
     height = 0.25 * 72 * count + 26 + 2 * PAD
-    left = find_left(names, "", SIZE)
-    frame = Frame(left, WIDTH - PAD - 6, PAD, height - 24 - PAD, (low, high), (count - 0.5, -0.5))
+    start = find_start(names, "", SIZE)
+    frame = Frame(start, WIDTH - PAD - 6, PAD, height - 24 - PAD, (low, high), (count - 0.5, -0.5))
     svg = start_drawing(height)
     add_x_axis(svg, frame, list_ticks(low, high, 9), data.ylabel, has_grid=True)
     rows = np.arange(len(values))
@@ -347,7 +351,7 @@ def _draw_bars(data: BarPlot) -> ET.Element:
     zero = trace_strokes(frame, [(0.0, -0.5, 0.0, count - 0.5)])
     add_path(svg, zero, stroke(MUTED, 0.6))
     for name, (_, y) in zip(names, frame.place(0 * rows, rows).tolist(), strict=True):
-        add_text(svg, name, (left - 5, y + 2.5), "end")
+        add_text(svg, name, (start - 5, y + 2.5), "end")
     return svg
 
 
@@ -382,7 +386,7 @@ def _list_runs(stages: Array, epoch: float, unit: TimeUnit) -> list[StageRun]:
     edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
     runs = [
         StageRun(start * epoch / unit.seconds, stop * epoch / unit.seconds, int(stages[start]))
-        for start, stop in pairwise(edges)
+        for start, stop in itertools.pairwise(edges)
         if start < stop
     ]
     return [run for run in runs if run.stage >= 0]
@@ -397,21 +401,21 @@ def _draw_hypnogram(data: Hypnogram) -> ET.Element:
     panel = 0.19 * 72 * max(len(data.classes), 3)
     gap = 22.0 if len(tracks) == 2 else 8.0
     names = [clean_text(name, 12) for name in data.classes]
-    left = max(find_left(names, "tracks"), PAD + measure_text("differ") + 7)
+    start = max(find_start(names, "tracks"), PAD + measure_text("differ") + 7)
     height = PAD + len(tracks) * panel + max(len(tracks) - 1, 0) * gap + 24 + PAD
     svg, span = start_drawing(height), (0.0, length / unit.seconds)
     for number, (stages, track) in enumerate(zip(tracks, data.tracks, strict=True)):
         top = PAD + number * (panel + gap)
-        frame = Frame(left, WIDTH - PAD - 6, top, top + panel, span, (0.6 - len(names), 0.6))
+        frame = Frame(start, WIDTH - PAD - 6, top, top + panel, span, (0.6 - len(names), 0.6))
         _add_track(svg, frame, _list_runs(stages, data.epoch, unit), data.classes)
         place = (PAD + SIZE, top + panel / 2)
         add_text(svg, clean_text(track.name, 24), place, "middle", upright=True)
     if len(tracks) == 2:
         top = PAD + panel
-        between = Frame(left, WIDTH - PAD - 6, top, top + gap, span, (-1.0, 1.0))
+        between = Frame(start, WIDTH - PAD - 6, top, top + gap, span, (-1.0, 1.0))
         _mark_differences(svg, between, tracks, data.epoch, unit)
     bottom = height - 24 - PAD
-    below = Frame(left, WIDTH - PAD - 6, PAD, bottom, span, (0.0, 1.0))
+    below = Frame(start, WIDTH - PAD - 6, PAD, bottom, span, (0.0, 1.0))
     add_x_axis(svg, below, list_ticks(*span, 9), unit.name)
     return svg
 
@@ -427,7 +431,7 @@ def _add_track(
     start, stop = frame.x
     rules = trace_strokes(frame, ((start, y, stop, y) for y in heights.values()))
     add_path(svg, rules, stroke(RULE, 0.5))
-    jumps = [(run, after) for run, after in pairwise(runs) if run.stop == after.start]
+    jumps = [(run, after) for run, after in itertools.pairwise(runs) if run.stop == after.start]
     ends = ((run.stop, heights[run.stage], run.stop, heights[after.stage]) for run, after in jumps)
     add_path(svg, trace_strokes(frame, ends), stroke(MUTED, 0.5))
     for k, name in enumerate(classes):
@@ -436,7 +440,7 @@ def _add_track(
         add_path(svg, trace_strokes(frame, same), stroke(SERIES[-y % 8], 2.6))
         ((_, place),) = frame.place([start], [y]).tolist()
         text = clean_text(name, 12)
-        add_text(svg, text, (frame.left - 5, place + 2.5), "end", colour=MUTED, size=TICK_SIZE)
+        add_text(svg, text, (frame.start - 5, place + 2.5), "end", colour=MUTED, size=TICK_SIZE)
 
 
 def _mark_differences(
@@ -450,7 +454,7 @@ def _mark_differences(
     path = trace_strokes(frame, ((run.start, 0.0, run.stop, 0.0) for run in runs))
     add_path(svg, path, stroke(SERIES[1], 7))
     middle = (frame.top + frame.bottom) / 2
-    add_text(svg, "differ", (frame.left - 5, middle + 2.5), "end", colour=MUTED)
+    add_text(svg, "differ", (frame.start - 5, middle + 2.5), "end", colour=MUTED)
 
 
 @draw_plain.register(DensityPlot)
@@ -467,8 +471,8 @@ def _draw_density(data: DensityPlot) -> ET.Element:
     names = [clean_text(data.classes[k], 20) for k in order]
     keys = [Key(name, SERIES[place % 8]) for place, name in enumerate(names)]
     top, height = PAD + measure_legend(keys, len(keys)) + 3, 1.9 * 72
-    left, span = find_left(["0.5"], "probability"), (0.0, float(edges[-1]))
-    frame = Frame(left, WIDTH - PAD - 6, top, height - 24 - PAD, span, (0.0, 1.0))
+    start, span = find_start(["0.5"], "probability"), (0.0, float(edges[-1]))
+    frame = Frame(start, WIDTH - PAD - 6, top, height - 24 - PAD, span, (0.0, 1.0))
     svg = start_drawing(height)
     below = np.zeros(len(blocks))
     for k, key in zip(order, keys, strict=True):

@@ -110,16 +110,16 @@ def describe_matrix(data: HeatMap) -> str:
 class CellGrid(NamedTuple):
     """Where a matrix with numbers in its cells stands, and the names along it."""
 
-    left: float
+    start: float
     top: float
     side: float  # of a cell
     rows: Sequence[str]
     columns: Sequence[str]
 
     @property
-    def right(self) -> float:
+    def stop(self) -> float:
         """The edge behind the last column."""
-        return self.left + self.side * len(self.columns)
+        return self.start + self.side * len(self.columns)
 
     @property
     def bottom(self) -> float:
@@ -140,42 +140,42 @@ def _draw_cells(data: HeatMap) -> ET.Element | None:
         list(to_texts(names or range(n), 24))
         for names, n in zip((data.row_names, data.column_names), shape, strict=True)
     )
-    left = PAD + LINE + max(map(measure_text, rows), default=0.0) + 7
-    side = min(CELL, (WIDTH - left - PAD) / len(columns))
+    start = PAD + LINE + max(map(measure_text, rows), default=0.0) + 7
+    side = min(CELL, (WIDTH - start - PAD) / len(columns))
     widest = max(map(measure_text, columns), default=0.0)
     below = (widest if widest > side else SIZE) + 8
-    across = min(count, max(1, int(WIDTH / (left + side * len(columns) + PAD))))
+    across = min(count, max(1, int(WIDTH / (start + side * len(columns) + PAD))))
     top = PAD + (LINE if count > 1 else 0.0)
-    first = CellGrid(left, top, side, rows, columns)
-    width, height = first.right + PAD, first.bottom + below + LINE + PAD
+    first = CellGrid(start, top, side, rows, columns)
+    width, height = first.stop + PAD, first.bottom + below + LINE + PAD
     svg = start_drawing(-(-count // across) * height, max(across * width, 160.0))
     for k, values in enumerate(panels.astype(np.float64)):
         row, column = divmod(k, across)
-        grid = first._replace(left=left + column * width, top=top + row * height)
+        grid = first._replace(start=start + column * width, top=top + row * height)
         _add_cells(svg, grid, values, choose_scale(data), is_diverging=data.diverging)
         _add_names(svg, grid, data, below)
         if count > 1:
-            add_text(svg, titles[k], (grid.left, grid.top - 3))
+            add_text(svg, titles[k], (grid.start, grid.top - 3))
     return svg
 
 
 def _add_names(svg: ET.Element, grid: CellGrid, data: HeatMap, below: float) -> None:
     """The names along a matrix, and the titles of its sides."""
     for k, name in enumerate(grid.rows):
-        place = (grid.left - 5, grid.top + (k + 0.5) * grid.side + 2.5)
+        place = (grid.start - 5, grid.top + (k + 0.5) * grid.side + 2.5)
         add_text(svg, name, place, "end", colour=MUTED)
     is_upright = below > SIZE + 8
     for k, name in enumerate(grid.columns):
-        x = grid.left + (k + 0.5) * grid.side
+        x = grid.start + (k + 0.5) * grid.side
         if is_upright:
             place = (x + 2.5, grid.bottom + 5)
             add_text(svg, name, place, "end", colour=MUTED, upright=True)
         else:
             add_text(svg, name, (x, grid.bottom + 10), "middle", colour=MUTED)
-    place = ((grid.left + grid.right) / 2, grid.bottom + below + SIZE)
+    place = ((grid.start + grid.stop) / 2, grid.bottom + below + SIZE)
     add_text(svg, clean_text(data.xlabel), place, "middle", colour=MUTED)
-    left = grid.left - 7 - LINE - max(map(measure_text, grid.rows), default=0.0)
-    place = (left + SIZE, (grid.top + grid.bottom) / 2)
+    start = grid.start - 7 - LINE - max(map(measure_text, grid.rows), default=0.0)
+    place = (start + SIZE, (grid.top + grid.bottom) / 2)
     add_text(svg, clean_text(data.ylabel), place, "middle", colour=MUTED, upright=True)
 
 
@@ -189,7 +189,7 @@ def _add_cells(
     has_integers = bool((values[np.isfinite(values)] % 1 == 0).all())
     places, side = (2 if scale.top <= 10 else None), grid.side
     for (row, column), value in np.ndenumerate(values):
-        x, y = grid.left + column * side, grid.top + row * side
+        x, y = grid.start + column * side, grid.top + row * side
         is_known = math.isfinite(value)
         fill = mix_colours(palette, float(shares[row, column])) if is_known else RULE
         add_path(svg, f"M{x:.1f} {y:.1f}h{side:.1f}v{side:.1f}h-{side:.1f}z", f"fill:{fill}")
@@ -198,7 +198,7 @@ def _add_cells(
         colour = PAPER if strengths[row, column] > 0.55 else INK
         place = (x + side / 2, y + side / 2 + 2.5)
         add_text(svg, text, place, "middle", colour=colour, size=TICK_SIZE)
-    border = f"M{grid.left:.1f} {grid.top:.1f}H{grid.right:.1f}V{grid.bottom:.1f}H{grid.left:.1f}z"
+    border = f"M{grid.start:.1f} {grid.top:.1f}H{grid.stop:.1f}V{grid.bottom:.1f}H{grid.start:.1f}z"
     add_path(svg, border, stroke(MUTED, 0.6))
 
 
@@ -261,18 +261,18 @@ def _draw_points(
 ) -> None:
     """The points of a panel with its axes; each group is one path, so that thousands stay small."""
     x, y, group = to_array(panel.x), to_array(panel.y), np.asarray(panel.group, dtype=np.int64)
-    (left, top), (width, height) = corner, size
+    (start, top), (width, height) = corner, size
     spans = find_range(x, 0.05), find_range(y, 0.05)
     up = list_ticks(*spans[1], 6) if data.ticks else []
     labels = max((measure_text(tick.label, TICK_SIZE) for tick in up), default=0.0)
     title = LINE if data.ylabel else 0.0
-    edges = left + PAD + title + labels + 5, left + width - PAD - 6
+    edges = start + PAD + title + labels + 5, start + width - PAD - 6
     frame = Frame(*edges, top + LINE, top + height - 26, *spans)
     add_y_axis(svg, frame, up, "")
     add_x_axis(svg, frame, list_ticks(*spans[0], 6) if data.ticks else [], data.xlabel)
-    middle = (left + PAD + SIZE, (frame.top + frame.bottom) / 2)
+    middle = (start + PAD + SIZE, (frame.top + frame.bottom) / 2)
     add_text(svg, clean_text(data.ylabel), middle, "middle", colour=MUTED, upright=True)
-    add_text(svg, clean_text(panel.name, 60), (frame.left, frame.top - 3))
+    add_text(svg, clean_text(panel.name, 60), (frame.start, frame.top - 3))
     points = frame.place(x, y)
     for k in range(-1, len(data.groups)):
         add_glyphs(svg, points[group == k], k)

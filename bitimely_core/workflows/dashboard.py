@@ -9,12 +9,12 @@ from typing import TypedDict, get_args
 from bitimely_core import locks, storage
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.report.dashboard_page import (
+    ENTRIES,
     INDEX,
-    KNOWN,
-    KnownEntries,
+    StoredEntries,
     WorkspaceReader,
     dashboard_page,
-    read_known,
+    read_stored,
 )
 from bitimely_core.report.renderer import render_index
 from bitimely_core.run import FORMAT
@@ -63,9 +63,9 @@ def dashboard(
     with locks.take_turns(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
         # links of a page elsewhere are others
-        kept = workspace / KNOWN if out is None else None
+        kept = workspace / ENTRIES if out is None else None
         reader = WorkspaceReader(
-            workspace, path.parent, read_known(kept) if kept else KnownEntries()
+            workspace, path.parent, read_stored(kept) if kept else StoredEntries()
         )
         page = dashboard_page(reader)
         storage.refuse_link(path)
@@ -73,7 +73,7 @@ def dashboard(
             path.read_bytes() if path.is_file() else None
         ):
             storage.write_bytes(path, content)
-        if kept is not None and reader.known != reader.present:
+        if kept is not None and reader.former != reader.present:
             storage.write_bytes(kept, reader.present.model_dump_json().encode())
     return {"format_version": FORMAT, "page": str(path), "verdict": page.verdict}
 
