@@ -29,6 +29,7 @@ import torch
 
 from bitimely_core import data, registry, tokens
 from bitimely_core.registry import DatasetFacts, View
+from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
 from bitimely_core.tokens.windows import scale_values
 from bitimely_core.types import Record, Signal
 
@@ -48,7 +49,12 @@ class Made:
 
     def __init__(self, recordings: int) -> None:
         self.recordings = recordings
-        self.manifest = {"manifest_sha256": hashlib.sha256(b"benchmark").hexdigest()}
+        construct: Any = CacheManifest.model_construct
+        self.manifest = construct(
+            kind="recordings",
+            settings=CacheSettings(dataset="benchmark", version="0", options={}),
+            manifest_sha256=hashlib.sha256(b"benchmark").hexdigest(),
+        )
 
     def records(self, channels: list[str] | None = None) -> Iterator[Record]:
         """All of them, the same each time."""
@@ -64,6 +70,15 @@ class Made:
     def subjects(self) -> pl.DataFrame:
         """One recording each."""
         return pl.DataFrame({"subject_id": [f"s{i:04d}" for i in range(self.recordings)]})
+
+    def signals(self) -> pl.DataFrame:
+        """One row a recording and channel."""
+        ids = np.repeat(self.recording_ids(), CHANNELS)
+        return pl.DataFrame(
+            {"recording_id": ids, "channel": list(NAMES) * self.recordings}
+        ).with_columns(
+            rate=pl.lit(RATE), unit=pl.lit("uV"), n_samples=pl.lit(PER_RECORDING * LENGTH)
+        )
 
     def recording_ids(self) -> list[str]:
         """In the order of `records`."""
@@ -108,9 +123,8 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     facts = DatasetFacts(
         title="", views={"": view}, licence="", url="", download="", paper={}, rules={}
     )
-    registry.datasets["benchmark"] = registry.Entry(
-        "benchmark", lambda source, options: iter(()), facts
-    )
+    entry = registry.Entry("benchmark", lambda source, options: iter(()), facts)
+    registry.datasets.add("benchmark", entry)
     made: Any = Made(count // PER_RECORDING)
     build, windows = time_call(lambda: tokens.build(made, out=home / "tokens"))
     opening, windows = time_call(lambda: tokens.open_tokens(home / "tokens", verify=False))

@@ -225,27 +225,31 @@ def collate(
     )
 
 
-def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
-    """The item of torch's data set at `row`, a position in the full index.
+def read_items(
+    windows: TokenSet, rows: np.ndarray
+) -> Sequence[Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]]:
+    """The items of torch's data set at `rows` [n] int64, positions in the full index.
 
     See `TokenSet.__getitem__`.
     """
-    arrays = {**windows.arrays([row]), "target": windows.targets([row])}
-    fields = {
-        name: torch.as_tensor(array[0]) for name, array in arrays.items() if array is not None
-    }
+    arrays = {**windows.arrays(rows), "target": windows.targets(rows)}
+    fields = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
     if not windows.regular:
         for name in fields.keys() & {"values", "times", "mask", "numbers"}:
-            padding = (0, 0) * (fields[name].dim() - 1) + (0, windows.length - len(fields[name]))
+            lacking = windows.length - fields[name].shape[1]
+            padding = (0, 0) * (fields[name].dim() - 2) + (0, lacking)
             fields[name] = F.pad(fields[name], padding)
-        return fields
+        columns = [field.unbind() for field in fields.values()]
+        return [dict(zip(fields, item, strict=True)) for item in zip(*columns, strict=True)]
     values = fields["values"]
     if "mask" in fields:
         values = torch.where(fields["mask"], values, torch.nan)
-    return (values, fields["target"]) if "target" in fields else values
+    if "target" not in fields:
+        return values.unbind()
+    return list(zip(values.unbind(), fields["target"].unbind(), strict=True))
 
 
-row_readers.add("tensors", read_item)
+row_readers.add("tensors", read_items)
 
 
 def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:

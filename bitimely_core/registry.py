@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -524,6 +524,6 @@ objectives: FunctionRegistry[ObjectiveFacts] = FunctionRegistry("objective")
 augmentations: FunctionRegistry[AugmentationFacts] = FunctionRegistry("augmentation")
 analyses: FunctionRegistry[AnalysisFacts] = FunctionRegistry("analysis")
 data_kinds: Registry[DataKind] = Registry("kind of data")
-row_readers: Registry[Callable[[Any, int], Any]] = Registry(
+row_readers: Registry[Callable[[Any, Any], Sequence[Any]]] = Registry(
     "reader of rows"
-)  # token set, position -> the row as a data set of torch gives it
+)  # token set, positions [n] in its index -> the rows as a data set of torch gives them

@@ -246,3 +246,18 @@ def test_page_filters_and_sorts_in_a_browser(home, chromium, tmp_path):  # noqa:
     assert found["sorted"] == sorted(found["sorted"])
     assert found["drawn"] == count_runs(home)
     assert found["first"] < 800
+
+
+def test_what_is_kept_of_a_folder_goes_with_its_files(home):
+    first = write_page(home)
+    kept = home / ".index.json"
+    assert write_page(home) == first
+    tampered = kept.read_text().replace("finished, ", "finished after ")
+    assert tampered != kept.read_text()
+    kept.write_text(tampered)
+    assert "finished after " in write_page(home), "folders that are as they were are not read"
+    for path in (home / "runs").glob("*/run.json"):
+        path.touch()
+    assert write_page(home) == first
+    kept.write_text("{")
+    assert write_page(home) == first

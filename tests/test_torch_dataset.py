@@ -308,3 +308,15 @@ def test_tables_of_results_are_frames(tmp_path: Path) -> None:
     assert frame["embedding"].to_numpy().ndim == 2
     with pytest.raises(UserError, match="no table"):
         bt.read_tables(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", [SIGNALS, EVENTS])
+def test_a_batch_of_rows_is_each_of_them(name: str) -> None:
+    held = bt.open_tokens(small.find_tokens(name))["train"]
+    positions = [5, 0, 5, len(held) - 1]
+    batch = held.__getitems__(positions)
+    assert len(batch) == len(positions)
+    for row, position in zip(batch, positions, strict=True):
+        torch.testing.assert_close(row, held[position], rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(IndexError):
+        held.__getitems__([0, len(held)])

@@ -9,7 +9,7 @@ All later steps read the cache, never a raw file. `ingest` fills the cache of on
       annotations-<hash>.parquet   one row a label
       subjects-<hash>.parquet      one row a recording: subject and attributes
       subjects.parquet             a copy of it to look at
-      units-<hash>.json   hashes and results of each unit: `ingest` reads only what has changed
+      units-<hash>.json.gz   hashes and results of each unit: `ingest` reads only what has changed
       ingest_report.json  status of every unit, of the last ingest
       report.html         the same as a page, with the quality of the channels and a figure
       manifest-<N>.json   the previous generation, for readers that opened it

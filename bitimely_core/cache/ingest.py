@@ -32,7 +32,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.text import use_encoding
-from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import (
     CachedPart,
@@ -357,8 +357,8 @@ def load_previous_parts(
     assert isinstance(previous, RecordingsManifest)
     if force_new or previous.find_damage(run.out, [previous.units]):
         return previous, []
-    units = CachedPart.model_validate_json((run.out / previous.units).read_bytes())
-    return previous, [units.model_copy(update={"files": previous.files})]
+    units = shards.read_units(run.out / previous.units)
+    return previous, [CachedPart(units=units, files=previous.files)]
 
 
 def _compare_settings(old: CacheSettings, run: IngestRun, path: Path) -> None:
@@ -512,7 +512,7 @@ def _publish_cache(
         files |= part.files
         pairs |= {entry.shard: None for entry in part.units.values() if entry.recordings}
     table, files[table] = shards.write_subjects(run.out, subjects)
-    units, files[units] = _write_units(run)
+    units, files[units] = shards.write_units(run.out, run.entries)
     report = run.report()
     content = shards.hash_lines(
         entry.report.content_sha256
@@ -529,7 +529,9 @@ def _publish_cache(
         units=units,
         recordings=len(subjects),
         files=files,
-        report=ingest_report.publish_report(report, generation, content),
+        report=ingest_report.leave_out_accepted(
+            ingest_report.publish_report(report, generation, content)
+        ),
     )
     if previous is not None and _hash_content(previous) == _hash_content(manifest):
         return previous
@@ -564,14 +566,6 @@ def _list_subjects(parts: list[CachedPart], source: str | None) -> list[tuple[st
                 attributes = storage.encode_json(row.attributes).decode()
                 rows.append((recording, row.subject_id, attributes))
     return rows
-
-
-def _write_units(run: IngestRun) -> tuple[str, StoredFile]:
-    """Write the entries of all units; the name of the file, and what the manifest says of it."""
-    units = {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}
-    content = storage.encode_json({"format_version": FORMAT, "units": units}) + b"\n"
-    name, digest, size = storage.write_hashed(run.out, "units", ".json", content)
-    return name, StoredFile(sha256=digest, size=size, rows=len(units))
 
 
 def _hash_content(manifest: RecordingsManifest) -> str:

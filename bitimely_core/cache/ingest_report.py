@@ -114,7 +114,7 @@ def build_report(
     return IngestReport(
         dataset=dataset.name,
         source=source,
-        units=units if listed else [unit for unit in units if unit.status != "accepted"],
+        units=units if listed else _list_not_accepted(units),
         units_listed="all" if listed else "not_accepted",
         counts=UnitCounts(
             units_seen=len(units),
@@ -235,6 +235,20 @@ def publish_report(report: IngestReport, generation: int, content: str) -> Inges
             "content_sha256": content,
         }
     )
+
+
+def leave_out_accepted(report: IngestReport) -> IngestReport:
+    """The report as the manifest holds it: each opening of the cache reads that.
+
+    Accepted units without a warning stand in the file of the units.
+    """
+    return report.model_copy(
+        update={"units": _list_not_accepted(report.units), "units_listed": "not_accepted"}
+    )
+
+
+def _list_not_accepted(units: list[UnitReport]) -> list[UnitReport]:
+    return [unit for unit in units if unit.status != "accepted"]
 
 
 def fail_report(report: IngestReport, error: UserError) -> IngestReport:

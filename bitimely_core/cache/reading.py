@@ -27,7 +27,6 @@ from bitimely_core.errors import (
 )
 from bitimely_core.records import BESIDE, STAGED_NAME
 from bitimely_core.schemas.ingest import (
-    CachedPart,
     CachedUnit,
     CacheManifest,
     EventsManifest,
@@ -260,7 +259,7 @@ def _read_stable_manifest(
 def _check_content(cache: Cache) -> list[Finding]:
     """Units whose content, as it is decoded, differs from their hash."""
     manifest = cache.recordings_manifest
-    units = CachedPart.model_validate_json((cache.folder / manifest.units).read_bytes()).units
+    units = shards.read_units(cache.folder / manifest.units)
     try:
         hashes = _hash_units(cache, units)
     except UserError as error:

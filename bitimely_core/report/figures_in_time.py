@@ -1,24 +1,14 @@
-"""Drawings over time with matplotlib: traces, hypnograms, hypnodensities and timelines."""
+"""Drawings over time with matplotlib: traces and timelines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core.page import (
-    DensityPlot,
-    Hypnogram,
-    SpanLanes,
-    TimelinePlot,
-    TimeSpan,
-    Trace,
-    TracePlot,
-)
+from bitimely_core.page import SpanLanes, TimelinePlot, TimeSpan, Trace, TracePlot
 from bitimely_core.report.canvas import (
-    COLUMNS,
     INK,
     MUTED,
     SERIES,
@@ -30,36 +20,13 @@ from bitimely_core.report.canvas import (
     separate_strokes,
     set_plain_ticks,
 )
-from bitimely_core.report.numbers import (
-    Array,
-    join_field,
-    join_parts,
-    stage_indices,
-    to_array,
-    to_texts,
-)
+from bitimely_core.report.numbers import join_field, join_parts, to_array, to_texts
+from bitimely_core.report.plain_figures import TimeUnit, choose_unit
 from bitimely_core.report.text import clean_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-
-# stages from top to bottom, as hypnograms are drawn
-DEPTH = ("W", "R", "REM", "N1", "N2", "N3", "N4")
-
-
-class TimeUnit(NamedTuple):
-    """The unit of a time axis."""
-
-    name: str
-    seconds: float
-
-
-def _choose_unit(seconds: float) -> TimeUnit:
-    """The unit for an axis of that length."""
-    if seconds > 2 * 3600:
-        return TimeUnit("hours", 3600.0)
-    return TimeUnit("minutes", 60.0) if seconds > 300 else TimeUnit("seconds", 1.0)
 
 
 def _hide_time_axis(axes: Axes) -> None:
@@ -75,7 +42,7 @@ def _hide_time_axis(axes: Axes) -> None:
 def _draw_traces(data: TracePlot) -> Canvas:
     count = max(len(data.signals), 1)
     length = max((len(signal.values) for signal in data.signals), default=1) / float(data.rate)
-    unit = _choose_unit(length)
+    unit = choose_unit(length)
     heights = [0.85 if count <= 8 else 0.6] * count
     if data.lanes:
         heights.append(0.2 + 0.17 * max(len(data.lanes.names), 2))
@@ -148,127 +115,6 @@ def _draw_lanes(axes: Axes, lanes: SpanLanes, unit: TimeUnit) -> None:
     axes.margins(x=0)
     axes.spines["left"].set_visible(False)
     set_plain_ticks(axes.xaxis)
-
-
-# ---- classes of epochs
-
-
-class StageRun(NamedTuple):
-    """Successive epochs of one class; start and stop in units of the time axis."""
-
-    start: float
-    stop: float
-    stage: int  # number of the class
-
-
-def _sort_stages(classes: Sequence[str]) -> list[int]:
-    """Positions of sleep stages as hypnograms are drawn; other classes keep their order."""
-    positions = range(len(classes))
-    if not set(classes) <= set(DEPTH):
-        return list(positions)
-    return sorted(positions, key=lambda k: DEPTH.index(classes[k]))
-
-
-def _list_runs(stages: Array, epoch: float, unit: TimeUnit) -> list[StageRun]:
-    """The runs of a track of class numbers [n]; epochs without a class are in none."""
-    edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
-    runs = [
-        StageRun(start * epoch / unit.seconds, stop * epoch / unit.seconds, int(stages[start]))
-        for start, stop in pairwise(edges)
-        if start < stop
-    ]
-    return [run for run in runs if run.stage >= 0]
-
-
-@draw_data.register(Hypnogram)
-def _draw_hypnogram(data: Hypnogram) -> Canvas:
-    """Tracks of classes below each other; between two tracks, where they differ."""
-    count, epoch = max(len(data.tracks), 1), float(data.epoch)
-    tracks = [stage_indices(track, data.classes) for track in data.tracks]
-    length = max(map(len, tracks), default=1) * epoch
-    unit = _choose_unit(length)
-    heights, height = [1.0] * count, 0.5 + 0.19 * max(len(data.classes), 3) * len(tracks)
-    if len(tracks) == 2:
-        heights, height = [1.0, 0.13, 1.0], height + 0.2
-    canvas = new_canvas(height)
-    grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    panels = [grid[0], grid[-1]] if len(tracks) == 2 else list(grid[: len(tracks)])
-    for axes, stages, track in zip(panels, tracks, data.tracks, strict=True):
-        _draw_track(axes, _list_runs(stages, epoch, unit), data.classes)
-        axes.set_ylabel(clean_text(track.name, 24), color=INK)
-        if axes is not panels[-1]:
-            _hide_time_axis(axes)
-    if len(tracks) == 2:
-        _mark_differences(grid[1], tracks, epoch, unit)
-    grid[-1].set_xlim(0, length / unit.seconds)
-    set_plain_ticks(grid[-1].xaxis)
-    grid[-1].set_xlabel(unit.name)
-    canvas.align_ylabels(panels)
-    return canvas
-
-
-def _draw_track(axes: Axes, runs: Sequence[StageRun], classes: Sequence[str]) -> None:
-    """A line for each class, in the order of sleep stages, with thin lines where a run follows on
-    another.
-    """
-    order = _sort_stages(classes)
-    heights = {k: -place for place, k in enumerate(order)}
-    jumps = [(run, after) for run, after in pairwise(runs) if run.stop == after.start]
-    x = separate_strokes((run.stop, run.stop) for run, _ in jumps)
-    y = separate_strokes((heights[run.stage], heights[after.stage]) for run, after in jumps)
-    axes.plot(x, y, color=MUTED, linewidth=0.5)
-    for k in range(len(classes)):
-        x = separate_strokes((run.start, run.stop) for run in runs if run.stage == k)
-        colour = SERIES[-heights[k] % 8]
-        axes.plot(x, [heights[k]] * len(x), color=colour, linewidth=2.6, solid_capstyle="butt")
-    axes.set_yticks([heights[k] for k in order], [clean_text(classes[k], 12) for k in order])
-    axes.set_ylim(0.6 - len(classes), 0.6)
-    axes.grid(axis="y", linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-
-
-def _mark_differences(axes: Axes, tracks: Sequence[Array], epoch: float, unit: TimeUnit) -> None:
-    """Bars over the epochs in which two tracks have different classes."""
-    length = min(map(len, tracks))
-    first, second = (track[:length] for track in tracks)
-    differs = (first != second) & (first >= 0) & (second >= 0)
-    runs = _list_runs(np.where(differs, 0, -1), epoch, unit)
-    x = separate_strokes((run.start, run.stop) for run in runs)
-    axes.plot(x, [0.0] * len(x), color=SERIES[1], linewidth=7, solid_capstyle="butt")
-    axes.set_yticks([])
-    axes.set_ylabel("differ", rotation=0, ha="right", va="center")
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-
-
-@draw_data.register(DensityPlot)
-def _draw_density(data: DensityPlot) -> Canvas:
-    """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each
-    pixel column.
-    """
-    values, order = np.asarray(data.values, np.float64), _sort_stages(data.classes)
-    unit = _choose_unit(len(values) * data.epoch)
-    size = max(1, -(-len(values) // COLUMNS))
-    blocks = [values[start : start + size] for start in range(0, len(values), size)]
-    means = np.array([np.nanmean(block, axis=0) for block in blocks])  # NaN: a gap
-    edges = np.arange(len(blocks) + 1) * size * data.epoch / unit.seconds
-    canvas = new_canvas(1.9)
-    axes = canvas.add_subplot()
-    below = np.zeros(len(blocks))
-    handles = []
-    for place, k in enumerate(order):
-        above = below + means[:, k]
-        low, high = np.append(below, below[-1]), np.append(above, above[-1])
-        colour = SERIES[place % 8]
-        handles.append(axes.fill_between(edges, low, high, step="post", color=colour, linewidth=0))
-        below = above
-    axes.set(xlim=(0, edges[-1]), ylim=(0, 1), xlabel=unit.name, ylabel="probability")
-    set_plain_ticks(axes.xaxis, axes.yaxis)
-    names = [data.classes[k] for k in order]
-    add_legend(canvas, handles, names, 20, ncols=len(names), handlelength=1.0)
-    return canvas
 
 
 # ---- events

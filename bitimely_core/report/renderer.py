@@ -14,6 +14,7 @@ the note below it.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import itertools
 import math
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
@@ -43,6 +44,9 @@ from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.report.text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.schemas.reports import ReportInfo, Summary
 from bitimely_core.system_errors import raise_system_error
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap
@@ -322,12 +326,8 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
 
     `files`: names of further files to list, each with its content in words.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
     script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
     leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
     if not parts.is_index and not parts.headline:
@@ -344,11 +344,21 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
         "script": Markup(script),  # noqa: S704  # our own
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    template = templates.get_template("report.html.j2")
+    template = _load_template()
     text = template.render(context) + "\n"
     while len(text.encode()) > LIMIT and _drop_largest(blocks):
         text = template.render(context) + "\n"
     return text
+
+
+@functools.cache
+def _load_template() -> Template:
+    """The template of all pages. To compile it takes longer than to fill it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(TEMPLATES)
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return templates.get_template("report.html.j2")
 
 
 def _drop_largest(blocks: Iterable[Block]) -> bool:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from bitimely_core.page import Figure, HeatMap
-from bitimely_core.report import figures_in_time  # noqa: F401  # it registers its kinds
+from bitimely_core.report import figures, figures_in_time  # noqa: F401  # they register their kinds
 from bitimely_core.report.canvas import COLOURS, STYLE, draw_data
-from bitimely_core.report.figures import describe_matrix
+from bitimely_core.report.plain_figures import draw_plain
+from bitimely_core.report.plain_matrices import describe_matrix
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
@@ -29,6 +30,10 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
     `name` makes the ids unique in the page.
     """
+    note = describe_matrix(figure.data) if isinstance(figure.data, HeatMap) else ""
+    plain = draw_plain(figure.data)
+    if plain is not None:
+        return plain, note
     import matplotlib
 
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
@@ -38,7 +43,6 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
         canvas = draw_data(figure.data)
         canvas.savefig(out, format="svg", bbox_inches="tight", pad_inches=0.02, metadata=absent)
     svg = ET.fromstring(out.getvalue())  # noqa: S314  # drawn here
-    note = describe_matrix(figure.data) if isinstance(figure.data, HeatMap) else ""
     return clean_svg(svg, name), note
 
 

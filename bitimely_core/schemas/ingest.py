@@ -196,7 +196,7 @@ class CachedRecording(NamedTuple):
 
 
 class CachedUnit(Part):
-    """A unit in `units-*.json`, and in the notes of an unfinished ingest."""
+    """A unit in `units-*.json.gz`, and in the notes of an unfinished ingest."""
 
     key: str | None  # hash of what decides the content; None: read again every time
     sources: dict[str, str]  # file -> SHA-256

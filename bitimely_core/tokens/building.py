@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -41,6 +42,7 @@ from bitimely_core.tokens.survey import (
     list_classes,
     list_findings,
     list_notices,
+    make_index,
     summarize_use,
     survey_cache,
 )
@@ -112,17 +114,18 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
         len(cut.places) * (2 if cut.digital else 4)
         for cut, _ in survey_cache(opened, options, survey)
     )
-    class_names = list_classes(survey, options)
-    counts = audit(survey, class_names)
+    index = make_index(survey, options)
+    class_names = list_classes(index, options)
+    counts = audit(index, survey.empty, class_names)
     findings = [
         *open_views.report_channels(opened, options),
-        *list_findings(survey, class_names, options),
+        *list_findings(survey, counts, options),
     ]
     return {
         "format_version": FORMAT,
         "dataset": options.dataset,
         "view": options.view,
-        "windows": len(survey.rows),
+        "windows": index.height,
         "bytes": values * options.window * len(options.channels),
         **describe_options(options, class_names),
         "audit": {split: count.model_dump() for split, count in counts.items()},
@@ -181,20 +184,20 @@ def write_windows(
     try:
         shards = []
         pieces = make_pieces(cache, options, survey, progress)
-        for number, group in enumerate(gather_shards(pieces)):
-            shard, files[shard.name] = _write_shard(out, number, group, options)
+        for number, block in enumerate(gather_shards(pieces)):
+            shard, files[shard.name] = _write_shard(out, number, block, options)
             shards.append(shard)
-        if not survey.rows:
+        if not survey.recordings:
             raise describe_no_window(cache, survey, options)
-        class_names = list_classes(survey, options)
+        shards.sort(key=lambda shard: shard.dtype != "int16")  # as the rows of the index
+        index = make_index(survey, options)
+        check_subjects(index, options.split, out)
+        class_names = list_classes(index, options)
+        counts = audit(index, survey.empty, class_names)
         findings = [
             *open_views.report_channels(cache, options),
-            *list_findings(survey, class_names, options),
+            *list_findings(survey, counts, options),
         ]
-        survey.rows.sort(key=lambda row: not row.digital)  # stable: int16 first, as the shards
-        shards.sort(key=lambda shard: shard.dtype != "int16")
-        index, affine = make_tables(survey, options)
-        check_subjects(index, options.split, out)
     except BaseException:
         for name in files.keys() - previous:
             storage.os_unlink(out / name)
@@ -202,10 +205,13 @@ def write_windows(
     # the names below do not change: until the end there is no set, rather than a mixed one
     if (out / manifests.MANIFEST).exists():
         storage.os_unlink(out / manifests.MANIFEST)
-    for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
+    for name, frame in (
+        ("index.parquet", index),
+        ("recordings.parquet", list_scales(survey, options)),
+    ):
         sha256, size = storage.write_parquet(out / name, frame)
         files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
-    statistics = compute_statistics(survey, class_names, options)
+    statistics = compute_statistics(survey, index, class_names, options)
     sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
     manifest = WindowManifest(
         cache=cache.manifest.manifest_sha256,
@@ -215,7 +221,7 @@ def write_windows(
         windows=index.height,
         missing=survey.missing,
         shards=shards,
-        counts=audit(survey, class_names),
+        counts=counts,
         left_out=dict(sorted((+survey.left_out).items())),
         use=summarize_use(cache, survey, options),
         preparation=describe_preparation(survey.rates, options),
@@ -258,28 +264,35 @@ def make_pieces(
 
 
 def _write_shard(
-    out: Path, number: int, pieces: list[np.ndarray], options: WindowOptions
+    out: Path, number: int, block: np.ndarray, options: WindowOptions
 ) -> tuple[WindowShard, StoredFile]:
-    encode = encode_arrow(pieces, options)
+    encode = encode_arrow(block, options)
     name, sha256, size = storage.write_hashed(out, f"windows-{number:05d}", ".arrow", encode)
-    rows = sum(map(len, pieces))
-    shard = WindowShard(name=name, rows=rows, dtype=str(pieces[0].dtype))
-    return shard, StoredFile(sha256=sha256, size=size, rows=rows)
+    shard = WindowShard(name=name, rows=len(block), dtype=str(block.dtype))
+    return shard, StoredFile(sha256=sha256, size=size, rows=len(block))
 
 
-def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Pieces in groups of about SHARD_BYTES bytes and one dtype."""
-    groups: dict[str, list[np.ndarray]] = {}
+def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Pieces [n, T, V] one after the other in blocks of one dtype and about SHARD_BYTES bytes.
+
+    The memory of a block is used again for the next one.
+    """
+    blocks: dict[np.dtype[Any], np.ndarray] = {}
+    filled: Counter[np.dtype[Any]] = Counter()  # windows
     for piece in pieces:
-        group = groups.setdefault(str(piece.dtype), [])
-        if group and sum(p.nbytes for p in group) + piece.nbytes > SHARD_BYTES:
-            yield group
-            group = groups[str(piece.dtype)] = []
-        group.append(piece)
-    yield from groups.values()
+        kind, n = piece.dtype, len(piece)
+        if filled[kind] and (filled[kind] + n) * piece[0].nbytes > SHARD_BYTES:
+            yield blocks[kind][: filled[kind]]
+            filled[kind] = 0
+        if kind not in blocks or filled[kind] + n > len(blocks[kind]):
+            size = max(n, SHARD_BYTES // piece[0].nbytes)
+            blocks[kind] = np.empty((size, *piece.shape[1:]), kind)
+        blocks[kind][filled[kind] : filled[kind] + n] = piece
+        filled[kind] += n
+    yield from (blocks[kind][:n] for kind, n in filled.items())
 
 
-def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[BinaryIO], None]:
+def encode_arrow(block: np.ndarray, options: WindowOptions) -> Callable[[BinaryIO], None]:
     """The function that writes the windows into a file.
 
     They are one uncompressed record batch of fixed-size binary: T x V values, little-endian, time
@@ -288,8 +301,7 @@ def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[
     import pyarrow as pa
 
     def fill(file: BinaryIO) -> None:
-        block = np.concatenate(pieces)
-        block = block.astype(block.dtype.newbyteorder("<"), copy=False)
+        values = block.astype(block.dtype.newbyteorder("<"), copy=False)
         kind = pa.binary(options.window * len(options.channels) * block.dtype.itemsize)
         about = {
             "format_version": str(FORMAT),
@@ -299,7 +311,8 @@ def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[
             "channels": "\n".join(options.channels),
         }
         schema = pa.schema([pa.field("values", kind, nullable=False)], metadata=about)
-        array = pa.FixedSizeBinaryArray.from_buffers(kind, len(block), [None, pa.py_buffer(block)])
+        buffers = [None, pa.py_buffer(values)]
+        array = pa.FixedSizeBinaryArray.from_buffers(kind, len(block), buffers)
         uncompressed = pa.ipc.IpcWriteOptions(compression=None)
         with pa.ipc.new_file(file, schema, options=uncompressed) as writer:
             writer.write_batch(pa.record_batch([array], schema=schema))
@@ -307,44 +320,31 @@ def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[
     return fill
 
 
-def make_tables(survey: CacheSurvey, options: WindowOptions) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One row a window, as stored, and one row a recording and channel.
-
-    The second says: physical = stored value * scale + offset. A label is a class, a list of
-    classes, a number, or null for every row of a view without labels.
-    """
+def list_scales(survey: CacheSurvey, options: WindowOptions) -> pl.DataFrame:
+    """One row a recording and channel: physical = stored value * scale + offset."""
     import polars as pl
 
-    labels = {"regression": pl.Float64(), "multilabel": pl.List(pl.String())}
-    columns = {
-        "subject_id": pl.String(),
-        "recording_id": pl.String(),
-        "start": pl.Float64(),
-        "label": labels.get(options.task, pl.String()),
-        "split": pl.String(),
-    }
-    index = pl.DataFrame([row[:5] for row in survey.rows], schema=columns, orient="row")
-    windows = pl.Series("window", range(len(survey.rows)), dtype=pl.Int64)
-    affine = {
-        "recording_id": pl.String,
-        "channel": pl.String,
-        "scale": pl.Float64,
-        "offset": pl.Float64,
-    }
-    return (
-        index.insert_column(0, windows),
-        pl.DataFrame(survey.affine, schema=affine, orient="row"),
+    recordings = pl.Series([recording.recording_id for recording in survey.recordings])
+    return pl.DataFrame(
+        {
+            "recording_id": recordings.gather(
+                np.repeat(np.arange(len(recordings)), len(options.channels))
+            ),
+            "channel": list(options.channels) * len(recordings),
+            "scale": np.concatenate([recording.scale for recording in survey.recordings]),
+            "offset": np.concatenate([recording.offset for recording in survey.recordings]),
+        }
     )
 
 
 def compute_statistics(
-    survey: CacheSurvey, class_names: list[str], options: WindowOptions
+    survey: CacheSurvey, index: pl.DataFrame, class_names: list[str], options: WindowOptions
 ) -> WindowStatistics:
     """Statistics for normalisation, and label frequencies.
 
     They are of the training split alone (method notes, 3.4 and 12, row 30).
     """
-    training = [row for row in survey.rows if row.split == "train"]
+    training = index.filter(index["split"] == "train")
     channels = []
     for v, (channel, unit) in enumerate(zip(options.channels, survey.units or (), strict=True)):
         values = moments.pool_moments(piece[v] for piece in survey.moments)
@@ -356,8 +356,11 @@ def compute_statistics(
     labels = target = None
     if class_names:
         counts = count_labels(training)
-        labels = {name: counts[name] for name in class_names}
+        labels = {name: counts.get(name, 0) for name in class_names}
     if options.task == "regression":
-        values = moments.pool_moments(moments.Moments(1, row.label, 0.0) for row in training)
+        numbers = training["label"].to_list()
+        values = moments.pool_moments(moments.Moments(1, number, 0.0) for number in numbers)
         target = TargetStatistics(n=values.n, mean=values.mean, std=values.std)
-    return WindowStatistics(windows=len(training), channels=channels, labels=labels, target=target)
+    return WindowStatistics(
+        windows=training.height, channels=channels, labels=labels, target=target
+    )

@@ -7,11 +7,14 @@ Legend: V channels.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
@@ -30,27 +33,30 @@ from bitimely_core.tokens.epochs import choose_scored, count_durations, find_cla
 from bitimely_core.tokens.moments import Moments
 from bitimely_core.types import SPLITS, Progress, Record
 
+if TYPE_CHECKING:
+    import polars as pl
+
 FEW_SUBJECTS = 10  # of as few, a split by subject may have none
 
 
-class WindowRow(NamedTuple):
-    """A window of the token set."""
+class RecordingWindows(NamedTuple):
+    """The n windows of a recording in the token set, as columns."""
 
     subject_id: str
     recording_id: str
-    start: float  # seconds
-    label: Any
-    split: str
     digital: bool  # int16, else float32
+    starts: np.ndarray  # [n] float64, seconds
+    labels: np.ndarray  # [n] object: a class, a tuple of them, a number or None
+    splits: np.ndarray  # [n] uint8: position in `SPLITS`
+    scale: np.ndarray  # [V] float64: physical = stored value * scale + offset
+    offset: np.ndarray  # [V] float64
 
 
 @dataclass
 class CacheSurvey:
-    """Results of a pass over the cache. It holds rows and counts, no samples."""
+    """Results of a pass over the cache. It holds places and counts, no samples."""
 
-    rows: list[WindowRow] = field(default_factory=list)
-    # recording, channel, scale, offset
-    affine: list[tuple[str, str, float, float]] = field(default_factory=list)
+    recordings: list[RecordingWindows] = field(default_factory=list)
     units: tuple[str, ...] | None = None  # [V]
     rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
     left_out: Counter[str] = field(default_factory=Counter)  # by the keys of `LEFT_OUT`
@@ -205,43 +211,86 @@ def _add_recording(
 ) -> None:
     survey.units = cut.units
     survey.rates |= {(signal.channel, signal.rate) for signal in itertools.chain(*cut.segments)}
-    survey.rows += [
-        WindowRow(
-            record.subject_id, record.recording_id, place.start, place.label, name, cut.digital
-        )
-        for place, name in zip(cut.places, names, strict=True)
-    ]
-    affine = zip(options.channels, cut.scale.tolist(), cut.offset.tolist(), strict=True)
-    survey.affine += [(record.recording_id, *values) for values in affine]
+    n = len(cut.places)
+    if not n:
+        return
+    windows = RecordingWindows(
+        record.subject_id,
+        record.recording_id,
+        cut.digital,
+        starts=np.fromiter((place.start for place in cut.places), float, n),
+        labels=np.fromiter(map(_share_text, (place.label for place in cut.places)), object, n),
+        splits=np.fromiter(map(SPLITS.index, names), np.uint8, n),
+        scale=cut.scale,
+        offset=cut.offset,
+    )
+    survey.recordings.append(windows)
 
 
-def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
+def _share_text(label: Any) -> Any:
+    """The label, of equal texts the same object: each recording has read its own."""
+    return sys.intern(label) if isinstance(label, str) else label
+
+
+def make_index(survey: CacheSurvey, options: WindowOptions) -> pl.DataFrame:
+    """One row a window, as stored: those of int16 first, else in the order of the recordings.
+
+    A label is a class, a list of classes, a number, or null for every row of a view without labels.
+    """
+    import polars as pl
+
+    windows = sorted(survey.recordings, key=lambda recording: not recording.digital)
+    counts = np.array([len(recording.starts) for recording in windows], np.int64)
+    rows = np.repeat(np.arange(len(windows)), counts)
+    subjects = pl.Series([recording.subject_id for recording in windows], dtype=pl.String)
+    recordings = pl.Series([recording.recording_id for recording in windows], dtype=pl.String)
+    labels = itertools.chain.from_iterable(recording.labels for recording in windows)
+    label_types = {"regression": pl.Float64(), "multilabel": pl.List(pl.String())}
+    label_type = label_types.get(options.task, pl.String())
+    splits = np.concatenate([np.empty(0, np.uint8), *(recording.splits for recording in windows)])
+    return pl.DataFrame(
+        {
+            "window": np.arange(len(rows)),
+            "subject_id": subjects.gather(rows),
+            "recording_id": recordings.gather(rows),
+            "start": np.concatenate([np.empty(0), *(recording.starts for recording in windows)]),
+            "label": pl.Series(list(labels), dtype=label_type),
+            "split": pl.Series(SPLITS).gather(splits),
+        }
+    )
+
+
+def count_labels(index: pl.DataFrame) -> dict[str, int]:
     """Occurrences of each class; a multi-label window counts for each of its classes."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts.update(row.label if isinstance(row.label, tuple) else [row.label])
-    return counts
+    import polars as pl
+
+    label = index["label"]
+    if isinstance(label.dtype, pl.List):
+        label = label.explode()
+    return dict(label.drop_nulls().value_counts(sort=False).iter_rows())
 
 
-def list_classes(survey: CacheSurvey, options: WindowOptions) -> list[str]:
+def list_classes(index: pl.DataFrame, options: WindowOptions) -> list[str]:
     """The view's classes; of a view that names none, those that occur, sorted."""
     if options.classes or options.task not in {"classification", "multilabel"}:
         return list(options.classes)
-    return sorted(count_labels(survey.rows))
+    return sorted(count_labels(index))
 
 
-def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]:
+def audit(
+    index: pl.DataFrame, empty: Counter[str], class_names: list[str]
+) -> dict[str, SplitCounts]:
     """Windows, subjects, recordings and windows a class in each split."""
     counts = {}
     for split in SPLITS:
-        rows = [row for row in survey.rows if row.split == split]
-        labels = count_labels(rows)
+        rows = index.filter(index["split"] == split)
+        labels = count_labels(rows) if class_names else {}
         counts[split] = SplitCounts(
-            windows=len(rows),
-            subjects=len({row.subject_id for row in rows}),
-            recordings=len({row.recording_id for row in rows}),
-            classes={name: labels[name] for name in class_names},
-            empty=survey.empty[split],
+            windows=rows.height,
+            subjects=rows["subject_id"].n_unique(),
+            recordings=rows["recording_id"].n_unique(),
+            classes={name: labels.get(name, 0) for name in class_names},
+            empty=empty[split],
         )
     return counts
 
@@ -259,23 +308,19 @@ def summarize_use(cache: Cache, survey: CacheSurvey, options: WindowOptions) -> 
         for channel, recordings in channels.items()
         if channel not in options.read_channels and channel != options.target
     }
-    starts: defaultdict[str, list[float]] = defaultdict(list)
-    for row in survey.rows:
-        starts[row.recording_id].append(row.start)
+    used = (_measure_union(windows.starts, options.length) for windows in survey.recordings)
     return WindowUse(
         recordings=len(cache.recording_ids()),
-        recordings_used=len(starts),
+        recordings_used=len(survey.recordings),
         channels_left=dict(sorted(unused.items(), key=lambda item: (-item[1], item[0]))),
         seconds=round(sum(max(by_channel.values()) for by_channel in seconds.values()), 3),
-        seconds_used=round(sum(_measure_union(s, options.length) for s in starts.values()), 3),
+        seconds_used=round(sum(used), 3),
     )
 
 
-def _measure_union(starts: list[float], length: float) -> float:
-    """Seconds that windows of `length` seconds cover."""
-    starts.sort()
-    steps = (after - before for before, after in itertools.pairwise(starts))
-    return sum(min(step, length) for step in steps) + length
+def _measure_union(starts: np.ndarray, length: float) -> float:
+    """Seconds that windows of `length` seconds cover; `starts` [n] ascending."""
+    return float(np.minimum(np.diff(starts), length).sum()) + length
 
 
 def describe_use(use: WindowUse, task: str) -> list[str]:
@@ -403,12 +448,12 @@ LEFT_OUT = {  # key of `left_out` -> its reason
 
 
 def list_findings(
-    survey: CacheSurvey, class_names: list[str], options: WindowOptions
+    survey: CacheSurvey, counts: dict[str, SplitCounts], options: WindowOptions
 ) -> list[Finding]:
     """What was left out, what the splits lack, and recordings that stand in several splits."""
     findings = list_left_out(survey, options)
-    if survey.rows:
-        findings += _list_gaps_of_splits(audit(survey, class_names), options)
+    if survey.recordings:
+        findings += _list_gaps_of_splits(counts, options)
     return [*findings, *_find_duplicates(survey.contents)]
 
 

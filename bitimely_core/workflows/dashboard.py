@@ -8,7 +8,14 @@ from typing import TypedDict, get_args
 
 from bitimely_core import locks, storage
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.report.dashboard_page import INDEX, dashboard_page
+from bitimely_core.report.dashboard_page import (
+    ENTRIES,
+    INDEX,
+    StoredEntries,
+    WorkspaceReader,
+    dashboard_page,
+    read_stored,
+)
 from bitimely_core.report.renderer import render_index
 from bitimely_core.run import FORMAT
 from bitimely_core.system_errors import is_later_process
@@ -48,19 +55,26 @@ def dashboard(
         return {
             "format_version": FORMAT,
             "page": str(path),
-            "verdict": dashboard_page(workspace, path.parent).verdict,
+            "verdict": dashboard_page(WorkspaceReader(workspace, path.parent)).verdict,
         }
     if not path.parent.is_dir():
         storage.make_folder(path.parent)
     # what is read here is not older than what another process writes
     with locks.take_turns(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
-        page = dashboard_page(workspace, path.parent)
+        # links of a page elsewhere are others
+        kept = workspace / ENTRIES if out is None else None
+        reader = WorkspaceReader(
+            workspace, path.parent, read_stored(kept) if kept else StoredEntries()
+        )
+        page = dashboard_page(reader)
         storage.refuse_link(path)
         if (content := render_index(page).encode()) != (
             path.read_bytes() if path.is_file() else None
         ):
             storage.write_bytes(path, content)
+        if kept is not None and reader.former != reader.present:
+            storage.write_bytes(kept, reader.present.model_dump_json().encode())
     return {"format_version": FORMAT, "page": str(path), "verdict": page.verdict}
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
-from bitimely_core.workflows.jobs import Flags
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
 from bitimely_core.workspace import find_data_kind, locate_new, name_tokens, parse_view
+
+if TYPE_CHECKING:
+    from bitimely_core.workflows.jobs import Flags
 
 
 def tokenize(
