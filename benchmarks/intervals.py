@@ -2,6 +2,7 @@
 
     python benchmarks/intervals.py                # coverage and type I error in every setting, some minutes
     python benchmarks/intervals.py --cohorts 100  # quicker and coarser
+    python benchmarks/intervals.py --only rate    # the other intervals whose name holds a word, a minute
     python benchmarks/intervals.py --cost         # a million windows: CPU seconds and memory beside the array of predictions
 
 Cohorts: subjects with 5 to 40 windows (even) or 1 to 200 (wide), a shift and a gain of each
@@ -14,6 +15,8 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +24,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate import Predictions, compare, score
+from bitimely_core.evaluate.intervals import average_rate
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc", "mae")
 SETTINGS = {
@@ -170,6 +174,62 @@ def measure_type_one(cohorts: int, seed: int) -> bool:
     return good
 
 
+class Drawn(NamedTuple):
+    """An interval of a simulated cohort and the truth; bounds are None where there is none."""
+
+    lo: float | None
+    hi: float | None
+    truth: float
+
+
+def draw_rate(
+    subjects: int, rng: np.random.Generator, mean: float = 3.0, spread: float = 1.0
+) -> Drawn:
+    """False alarms an hour: `mean` alarms a subject, in half an hour to a day; the rates of
+    subjects are distributed exponentially, or as a gamma distribution of such a `spread` (standard
+    deviation over mean).
+    """
+    hours = np.exp(rng.uniform(np.log(0.5), np.log(24.0), subjects))
+    truth = mean * np.log(48.0) / 23.5  # the mean of these hours is 23.5 / log 48
+    rates = truth * (rng.gamma(spread**-2, spread**2, subjects) if spread else np.ones(subjects))
+    alarms = rng.poisson(rates * hours).astype(float)
+    rate = average_rate(alarms, hours, highest=3600.0)
+    return Drawn(rate.lo, rate.hi, truth)
+
+
+OTHERS: dict[str, Callable[[int, np.random.Generator], Drawn]] = {
+    "rate: equal rates of subjects": partial(draw_rate, spread=0.0),
+    "rate: exponential rates": draw_rate,
+    "rate: exponential rates, few alarms": partial(draw_rate, mean=0.5),
+    "rate: exponential rates, many alarms": partial(draw_rate, mean=40.0),
+}
+
+
+def measure_other(name: str, subjects: int, cohorts: int, seed: int = 0) -> tuple[float, float]:
+    """The share of intervals that hold the truth, and of cohorts without an interval."""
+    draws = [
+        OTHERS[name](subjects, np.random.default_rng([seed, subjects, k])) for k in range(cohorts)
+    ]
+    inside = [d.lo <= d.truth <= d.hi for d in draws if d.lo is not None and d.hi is not None]
+    return float(np.mean(inside)) if inside else float("nan"), 1 - len(inside) / cohorts
+
+
+def measure_others(cohorts: int, seed: int, only: str = "") -> bool:
+    """Print the coverage of the other intervals; whether all are within the target."""
+    good = True
+    print(f"\ncoverage of other 95 % intervals, {cohorts} cohorts a cell")
+    for name in (name for name in OTHERS if only in name):
+        line = []
+        for subjects in (8, 10, 20, 50):
+            share, absent = measure_other(name, subjects, cohorts, seed)
+            bad = share < LOWEST[10] - 3 * np.sqrt(0.05 * 0.95 / cohorts)
+            good &= not bad
+            none = f" (none: {absent:.3f})" if absent else ""
+            line.append(f"{share:.3f}{none}{'  OUTSIDE' if bad else ''}")
+        print(f"{name:44s}{'   '.join(line)}", flush=True)
+    return good
+
+
 def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5) -> bool:
     """Print CPU seconds and memory of all scores with intervals of `rows` windows; whether within
     60 s and 600 MiB.
@@ -200,12 +260,16 @@ def main() -> int:
     parser.add_argument("--cohorts", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="cost alone")
+    parser.add_argument("--only", help="part of the name of one of the other intervals")
     given = parser.parse_args()
     if given.cost:
         return 0 if measure_cost() else 1
+    if given.only is not None:
+        return 0 if measure_others(given.cohorts, given.seed, given.only) else 1
     good = [
         measure_coverage(given.cohorts, given.seed),
         measure_type_one(given.cohorts, given.seed),
+        measure_others(given.cohorts, given.seed),
     ]
     return 0 if all(good) else 1
 
