@@ -51,6 +51,10 @@ AGREEMENT = (
     "AASM manual, over the scored windows of a night: wake that the view leaves out is not time in "
     "bed here."
 )
+NO_GROUPS = (
+    "no groups of risk are shown. A third would have fewer than 11 people, or counts of 1 to 10 "
+    "people could be computed from it."
+)
 SHOWN_ENDPOINTS = (
     "total_sleep_time",
     "sleep_efficiency",
@@ -85,6 +89,9 @@ def add_score_blocks(
         page.add(figure)
     page.add(metric_table(scores), *baseline_table(scores), *compared)
     for label, groups in (scores.risk_groups or {}).items():
+        if not groups.groups:
+            page.text(f"{label}: {NO_GROUPS}")
+            continue
         page.add(*_incidence_figures(label, groups), _at_risk_table(label, groups))
         page.add(_calibration_table(label, groups), *_calibration_figures(label, groups))
     if scores.by_class:
