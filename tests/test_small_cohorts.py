@@ -6,6 +6,7 @@ all events, and which counts are of 1 to 10; it tries every value of each of the
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -88,11 +89,14 @@ def read_group(reader: Reader, key: str, exact: RiskGroup, shown: RiskGroup) -> 
     """What is printed of a group, and what its counts are by definition: on each day its people are
     with the event, at risk or gone; who has an event or is gone stays so.
     """
-    assert shown.n == exact.n
+    size = {("n", key): -1}
+    if shown.n is not None:
+        assert shown.n == exact.n
+        reader.learn(size, -exact.n, -exact.n)
     before: dict[str, tuple[Terms, int]] = {"events": ({}, 0), "gone": ({}, 0), "left": ({}, 0)}
     for k, (point, printed) in enumerate(zip(exact.points, shown.points, strict=True)):
         events, risk, gone = ({(name, key, k): 1} for name in ("events", "risk", "gone"))
-        reader.learn({**events, **risk, **gone}, exact.n, exact.n)
+        reader.learn({**events, **risk, **gone, **size}, 0, 0)
         n_gone = exact.n - point.events - point.at_risk
         for name, terms, value, stated in (
             ("events", events, point.events, printed.events),
@@ -116,8 +120,10 @@ def read_group(reader: Reader, key: str, exact: RiskGroup, shown: RiskGroup) -> 
         before = now
 
 
-def read_page(exact: RiskGroups, shown: RiskGroups) -> Reader:
-    """What a reader knows of the printed groups."""
+def read_page(exact: RiskGroups, shown: RiskGroups, n: int) -> Reader:
+    """What a reader knows of the printed groups of `n` people, whose sizes differ by one at most
+    and leave those whose time is not known.
+    """
     reader = Reader()
     for name, all_groups, printed in (
         ("third", exact.groups, shown.groups),
@@ -127,6 +133,12 @@ def read_page(exact: RiskGroups, shown: RiskGroups) -> Reader:
             read_group(reader, f"{name} {k}", group, seen)
         if printed:
             learn_total(reader, name, all_groups)
+            sizes = [("n", f"{name} {k}") for k in range(len(all_groups))]
+            for first, second in permutations(sizes, 2):
+                reader.learn({first: 1, second: -1}, -np.inf, 1)
+            unknown = n - sum(group.n for group in all_groups)
+            reader.learn({**dict.fromkeys(sizes, 1), ("unknown",): 1}, n, n)
+            reader.note("unknown", {("unknown",): 1}, unknown)
     return reader
 
 
@@ -161,10 +173,10 @@ def learn_overlaps(reader: Reader, groups: RiskGroups) -> None:
             reader.learn(dict.fromkeys(parts, 1), size, size)
 
 
-def find_leaks(seed: int, n: int) -> list[str]:
+def find_leaks(seed: int, n: int, unknown: int = 0) -> list[str]:
     exact = draw_cohort(seed, n)
-    shown = protect_groups(exact, n)
-    reader = read_page(exact, shown)
+    shown = protect_groups(exact, n + unknown)
+    reader = read_page(exact, shown, n + unknown)
     if shown.deciles:
         learn_overlaps(reader, exact)
     return [
@@ -179,10 +191,21 @@ def draw_size(seed: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 60))]
+    "seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 40))]
 )
 def test_no_small_count_of_a_small_cohort_can_be_computed(seed: int) -> None:
     assert find_leaks(seed, draw_size(seed)) == []
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))]
+)
+def test_sizes_do_not_show_how_few_people_have_no_known_time(seed: int) -> None:
+    for n, unknown in ((60, 1), (150, 8)):
+        assert find_leaks(seed, n, unknown) == []
+        assert not any(
+            group.n for group in protect_groups(draw_cohort(seed, n), n + unknown).groups
+        )
 
 
 @pytest.mark.slow
@@ -199,7 +222,6 @@ def test_groups_of_few_people_are_not_shown() -> None:
         groups = [protect_groups(draw_cohort(seed, n), n) for seed in range(5)]
         assert any(bool(shown.groups) for shown in groups) == thirds
         assert any(bool(shown.deciles) for shown in groups) == tenths
-    assert protect_groups(draw_cohort(0, 60), 65).groups == []  # five have no known time
 
 
 def test_an_incidence_does_not_show_who_was_censored() -> None:

@@ -259,19 +259,19 @@ def protect_groups(groups: RiskGroups, n: int) -> RiskGroups:
     thirds, and neither where a reader could compute a count of few people.
 
     A reader is taken to know the sizes of groups, which follow from `n`, and all events up to the
-    longest horizon, which the page of the token set may print.
+    longest horizon, which the page of the token set may print. Where the time of a few people is
+    not known, so that sizes would show how many they are, sizes are withheld.
     """
     none = groups.model_copy(
         update={"groups": [], "deciles": None if groups.deciles is None else []}
     )
     cells = _cut_cells(groups)
-    n_known = sum(group.n or 0 for group in groups.groups)
-    if privacy.is_small(n - n_known) or any(privacy.is_small(group.n) for group in groups.groups):
+    if any(privacy.is_small(group.n) for group in groups.groups):
         return none
-    thirds = _withhold_groups(none.model_copy(update={"groups": groups.groups}), [])
+    thirds = _withhold_groups(none.model_copy(update={"groups": groups.groups}), [], n)
     if thirds is None or not groups.deciles or any(privacy.is_small(cell.size) for cell in cells):
         return thirds or none
-    both = _withhold_groups(groups, cells)
+    both = _withhold_groups(groups, cells, n)
     return both if both is not None and both.groups == thirds.groups else thirds
 
 
@@ -304,7 +304,7 @@ def _cut_cells(groups: RiskGroups) -> list[OverlapCell]:
     ]
 
 
-def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell]) -> RiskGroups | None:
+def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell], n: int) -> RiskGroups | None:
     """`protect_groups` of thirds and tenths together; None where withholding does not suffice."""
     thirds = {str(g): group for g, group in enumerate(groups.groups)}
     tenths = {f"d{g}": group for g, group in enumerate(groups.deciles or [])}
@@ -327,7 +327,13 @@ def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell]) -> RiskGroups
         ]
         _link_cells(system, cells, divisions, str(h))
     withheld = system.find_withheld()
-    if not system.is_protected(withheld):
+    is_protected = system.is_protected(withheld)  # also from who knows the sizes
+    sizes = [("n", key) for key in thirds]
+    if privacy.is_small(n - sum(system.counts[size] for size in sizes)):
+        withheld |= {key for key in system.counts if key[0] == "n"}
+        system.add_printed(("out",), n)
+        system.add_difference(("out",), sizes, ("unknown",))
+    if not (is_protected and system.is_protected(withheld)):
         return None
     first, second = (
         [_withhold_group(group, key, withheld) for key, group in part.items()]
@@ -384,12 +390,13 @@ def _link_cells(
 
 def _withhold_group(group: RiskGroup, key: str, withheld: frozenset[Key]) -> RiskGroup:
     """A group without its withheld counts and what is computed from them."""
+    n = None if ("n", key) in withheld else group.n
     points = [
         _withhold_point(point, group.n or 0, (key, str(k)), withheld)
         for k, point in enumerate(group.points)
     ]
     predicted = group.predicted and list(map(_round_number, group.predicted))
-    return group.model_copy(update={"points": points, "predicted": predicted})
+    return group.model_copy(update={"points": points, "n": n, "predicted": predicted})
 
 
 def _withhold_point(point: RiskPoint, size: int, day: Key, withheld: frozenset[Key]) -> RiskPoint:
@@ -399,26 +406,24 @@ def _withhold_point(point: RiskPoint, size: int, day: Key, withheld: frozenset[K
     at_risk = None if ("risk", *day) in withheld else point.at_risk
     events = None if ("events", *day) in withheld else point.events
     changed: dict[str, float | None] = {"at_risk": at_risk, "events": events}
-    if at_risk is None or events is None or not _has_open_incidence(point, size):
+    is_share = size == (at_risk or 0) + (events or 0) and ("n", day[0]) not in withheld
+    if at_risk is None or events is None or not (is_share or _has_open_incidence(point, size)):
         changed |= dict.fromkeys(INCIDENCE)
-    elif size > at_risk + events:
+    elif not is_share:
         changed |= {name: _round_number(getattr(point, name), 2) for name in INCIDENCE}
     return point.model_copy(update=changed)
 
 
 def _has_open_incidence(point: RiskPoint, size: int) -> bool:
-    """Whether the printed incidence does not show how many of the people gone without the event
-    were censored, and how many died.
+    """Whether an incidence in whole percents does not show how many of the people gone without the
+    event were censored, and how many died.
 
-    Without anybody gone it is the share with the event. The more are censored, and the earlier, the
-    larger it is; `fewest` were censored at least.
+    The more are censored, and the earlier, the larger it is; `fewest` were censored at least.
     """
     events, gone = point.events or 0, size - (point.at_risk or 0) - (point.events or 0)
-    if not gone:
-        return True
     incidence = round(point.incidence or 0.0, 2) - 0.005
     fewest = max(0.0, size - events / incidence) if events and incidence > 0 else 0.0
-    return size >= LARGE and gone - ceil(fewest) + 1 >= privacy.FEASIBLE
+    return size >= LARGE and (not gone or gone - ceil(fewest) + 1 >= privacy.FEASIBLE)
 
 
 # ---- numbers with few digits
