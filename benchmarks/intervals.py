@@ -197,11 +197,37 @@ def draw_rate(
     return Drawn(rate.lo, rate.hi, truth)
 
 
+def draw_rare(
+    subjects: int, rng: np.random.Generator, positives: float = 8.0, separation: float = 1.5
+) -> Drawn:
+    """Average precision of a rare label: ten rows for each of `subjects`, each of a subject of its
+    own, with `positives` among 200 on average; scores are normal, `separation` apart.
+    """
+    from scipy.stats import norm
+
+    share = positives / 200
+    y = (rng.random(10 * subjects) < share).astype(np.int64)
+    s = rng.normal(size=len(y)) + separation * y
+    p = (1 / (1 + np.exp(-s)))[:, None]
+    auprc = score("multilabel", y[:, None], p, np.arange(len(y)), class_names=["a"]).metrics[
+        "auprc"
+    ]
+    grid = np.linspace(-9.0, 9.0 + separation, 20_001)
+    hit, alarm = share * norm.sf(grid - separation), (1 - share) * norm.sf(grid)
+    density = norm.pdf(grid - separation)
+    truth = float(np.trapezoid(density * hit / (hit + alarm), grid))
+    return Drawn(auprc.lo, auprc.hi, truth)
+
+
 OTHERS: dict[str, Callable[[int, np.random.Generator], Drawn]] = {
     "rate: equal rates of subjects": partial(draw_rate, spread=0.0),
     "rate: exponential rates": draw_rate,
     "rate: exponential rates, few alarms": partial(draw_rate, mean=0.5),
     "rate: exponential rates, many alarms": partial(draw_rate, mean=40.0),
+    "rare label: 8 of 200 positive": draw_rare,
+    "rare label: 15 of 200 positive, little skill": partial(
+        draw_rare, positives=15.0, separation=0.7
+    ),
 }
 
 
