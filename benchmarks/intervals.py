@@ -23,8 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
+from bitimely_core.claims.prevalence import compute_interval
 from bitimely_core.evaluate import Predictions, compare, score
-from bitimely_core.evaluate.intervals import average_rate
+from bitimely_core.evaluate.endpoints import limits_of_agreement
+from bitimely_core.evaluate.intervals import average_over_units, average_rate
+from bitimely_core.evaluate.survival import find_incidence_interval
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc", "mae")
 SETTINGS = {
@@ -219,15 +222,86 @@ def draw_rare(
     return Drawn(auprc.lo, auprc.hi, truth)
 
 
+def draw_incidence(subjects: int, rng: np.random.Generator) -> Drawn:
+    """Cumulative incidence on day 100 with deaths and censoring of constant hazards."""
+    hazards = np.array([0.004, 0.002, 0.003])  # event, death, censoring
+    times = rng.exponential(1 / hazards[:, None], (3, subjects))
+    event = np.array([1, 2, 0])[times.argmin(0)]
+    _, lo, hi = find_incidence_interval(times.min(0), event, 100.0)
+    both = hazards[:2].sum()
+    return Drawn(lo, hi, float(hazards[0] / both * -np.expm1(-100 * both)))
+
+
+def draw_limit(subjects: int, rng: np.random.Generator) -> Drawn:
+    """The lower limit of agreement of two nights a subject: standard deviations of 4 between
+    subjects and of 3 within them.
+    """
+    units = np.repeat(np.arange(subjects), 2)
+    difference = 4 * rng.normal(size=subjects)[units] + 3 * rng.normal(size=len(units))
+    low, _ = limits_of_agreement(difference, units)
+    return Drawn(low.lo, low.hi, -1.96 * 5)
+
+
+def draw_mean(subjects: int, rng: np.random.Generator, kind: str) -> Drawn:
+    """A mean over subjects with 1 to 8 values each: normal (`mean`), lognormal (`ratio`) or whether
+    an event is found (`share`).
+    """
+    units = np.repeat(np.arange(subjects), rng.integers(1, 9, subjects))
+    normal = 0.5 * rng.normal(size=subjects)[units] + 0.5 * rng.normal(size=len(units))
+    values, truth = normal, 0.0
+    if kind == "ratio":
+        values, truth = np.exp(normal), float(np.exp(0.25))
+    if kind == "share":
+        values, truth = (rng.random(len(units)) < rng.beta(4, 2, subjects)[units]) * 1.0, 4 / 6
+    mean = average_over_units(values, units, subjects, kind)
+    return Drawn(mean.lo, mean.hi, truth)
+
+
+def draw_prevalence(subjects: int, rng: np.random.Generator) -> Drawn:
+    """A prevalence ratio of 20 cases and as many others for each of `subjects`: a code that .3 of
+    the cases and .1 of the others carry.
+    """
+    n = 20 * subjects
+    cases, others = int(rng.binomial(n, 0.3)), int(rng.binomial(n, 0.1))
+    bounds = compute_interval(cases / max(others, 1), cases, n, others, n, "controls")
+    return Drawn(*(bounds or (None, None)), 3.0)
+
+
 OTHERS: dict[str, Callable[[int, np.random.Generator], Drawn]] = {
     "rate: equal rates of subjects": partial(draw_rate, spread=0.0),
     "rate: exponential rates": draw_rate,
     "rate: exponential rates, few alarms": partial(draw_rate, mean=0.5),
     "rate: exponential rates, many alarms": partial(draw_rate, mean=40.0),
+    "incidence on a day": draw_incidence,
+    "limit of agreement": draw_limit,
+    "mean over subjects": partial(draw_mean, kind="mean"),
+    "mean of ratios": partial(draw_mean, kind="ratio"),
+    "share of events that are found": partial(draw_mean, kind="share"),
+    "prevalence ratio": draw_prevalence,
     "rare label: 8 of 200 positive": draw_rare,
     "rare label: 15 of 200 positive, little skill": partial(
         draw_rare, positives=15.0, separation=0.7
     ),
+}
+
+
+# every function of the package with a quantile of a distribution -> where it is simulated
+SIMULATED = {
+    "evaluate/intervals.py:bound_share": "incidence on a day",  # where nobody has the event
+    "evaluate/intervals.py:find_interval": "mean over subjects",  # and `measure_coverage`
+    "evaluate/intervals.py:_bound_on_logit": "rare label: 8 of 200 positive",
+    "evaluate/intervals.py:_reach_of_rate": "rate: exponential rates",
+    "evaluate/intervals.py:build_difference": "measure_type_one",
+    "evaluate/endpoints.py:limits_of_agreement": "limit of agreement",
+    "evaluate/survival.py:find_incidence_interval": "incidence on a day",
+    "claims/prevalence.py:compute_interval": "prevalence ratio",
+    "evaluate/multiple.py": "verdicts.py",
+    "insight/regions.py": "verdicts.py",
+    # percentiles of the bootstrap, which are said to be too narrow, and of random draws
+    "analyses/features.py:make_metric": "docs/statistics.md: where the bootstrap is used",
+    "analyses/reliability.py:_draw_null": "no interval: calibrated probabilities",
+    "insight/regions.py:_compare_places": "no interval: random places",
+    "insight/shapelets.py": "no interval: permuted labels",
 }
 
 

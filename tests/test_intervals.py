@@ -1,5 +1,6 @@
 """Intervals against their definitions, and how often they hold the truth in simulated cohorts."""
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bitimely_core import evaluate
 from bitimely_core.evaluate import score
 from bitimely_core.evaluate.intervals import average_rate
 
@@ -25,6 +27,41 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(name):
     assert absent < 0.15
     lowest, highest = (stats.binom.ppf(q, cohorts, p) for q, p in ((1e-3, 0.93), (0.999, 0.98)))
     assert lowest <= share * cohorts <= highest
+
+
+QUANTILES = {"stdtrit", "ndtri", "betaincinv", "percentile"}
+
+
+def list_interval_functions():
+    """Functions that take a quantile of a distribution, or 1.96, as `file:function`."""
+    package = Path(evaluate.__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text()
+        if not any(word in text for word in (*QUANTILES, "1.96")):
+            continue
+        for function in ast.walk(ast.parse(text)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            names |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+            numbers = {n.value for n in ast.walk(function) if isinstance(n, ast.Constant)}
+            if names & QUANTILES or 1.96 in numbers or "Z" in names:
+                yield f"{path.relative_to(package).as_posix()}:{function.name}"
+
+
+def test_every_interval_is_simulated():
+    others = ("formats/", "datasets/", "cache/", "insight/complexity.py", "report/")
+    missing = [
+        name
+        for name in list_interval_functions()
+        if not name.startswith(others)
+        and not {name, name.partition(":")[0]} & simulation.SIMULATED.keys()
+    ]
+    assert missing == [], "add a row to OTHERS and SIMULATED of benchmarks/intervals.py"
+    rows = {
+        name for name in simulation.SIMULATED.values() if " " in name and "no interval" not in name
+    }
+    assert {name for name in rows if not name.startswith("docs")} <= simulation.OTHERS.keys()
 
 
 def test_the_precision_of_a_rare_label_has_the_degrees_of_freedom_of_its_positives():
