@@ -217,6 +217,13 @@ def test_no_small_count_can_be_computed_from_thirds_and_tenths(n: int) -> None:
     assert [leak for seed in with_tenths[:2] for leak in find_leaks(seed, n)] == []
 
 
+def test_counts_are_shown_beside_sizes_that_are_not() -> None:
+    shown = protect_groups(draw_cohort(1, 900), 905).groups
+    assert [group.n for group in shown] == [None] * 3
+    assert any(point.events for group in shown for point in group.points)
+    assert [group.n for group in protect_groups(draw_cohort(1, 900), 920).groups] == [300] * 3
+
+
 def test_groups_of_few_people_are_not_shown() -> None:
     for n, thirds, tenths in ((32, False, False), (33, True, False), (109, True, False)):
         groups = [protect_groups(draw_cohort(seed, n), n) for seed in range(5)]
