@@ -568,7 +568,7 @@ def describe_changes(folder: Path) -> list[str]:
     for part in (folder, folder / "model"):
         if ResultManifest.find(part) is not None:
             names += [
-                f"{Path(finding.file).relative_to(folder).as_posix()} ({finding.problem})"
+                f"{Path(finding.file or folder).relative_to(folder).as_posix()} ({finding.problem})"
                 for finding in find_changes(part)
             ]
     if not names:

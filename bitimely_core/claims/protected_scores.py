@@ -306,18 +306,44 @@ def _cut_cells(groups: RiskGroups) -> list[OverlapCell]:
 
 def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell], n: int) -> RiskGroups | None:
     """`protect_groups` of thirds and tenths together; None where withholding does not suffice."""
-    thirds = {str(g): group for g, group in enumerate(groups.groups)}
-    tenths = {f"d{g}": group for g, group in enumerate(groups.deciles or [])}
+    system = _link_groups(groups, cells)
+    withheld = system.find_withheld()
+    is_protected = system.is_protected(withheld)  # also from who knows the sizes
+    sizes: list[Key] = [("n", str(g)) for g in range(len(groups.groups))]
+    if privacy.is_small(n - sum(system.counts[size] for size in sizes)):
+        withheld |= {key for key in system.counts if key[0] == "n"}
+        system.add_printed(("out",), n)
+        system.add_difference(("out",), sizes, ("unknown",))
+    if not (is_protected and system.is_protected(withheld)):
+        return None
+    thirds = [_withhold_group(group, key, withheld) for key, group in _name_thirds(groups).items()]
+    tenths = [_withhold_group(group, key, withheld) for key, group in _name_tenths(groups).items()]
+    return groups.model_copy(
+        update={"groups": thirds, "deciles": None if groups.deciles is None else tenths}
+    )
+
+
+def _name_thirds(groups: RiskGroups) -> dict[str, RiskGroup]:
+    """The thirds by the name in the keys of their counts."""
+    return {str(g): group for g, group in enumerate(groups.groups)}
+
+
+def _name_tenths(groups: RiskGroups) -> dict[str, RiskGroup]:
+    """The tenths, likewise."""
+    return {f"d{g}": group for g, group in enumerate(groups.deciles or [])}
+
+
+def _link_groups(groups: RiskGroups, cells: list[OverlapCell]) -> CountSystem:
+    """The counts of thirds and tenths with all that links them."""
+    thirds, tenths = _name_thirds(groups), _name_tenths(groups)
     system = CountSystem()
     for key, group in thirds.items():
         _link_group(system, key, group, 0)
     for key, group in tenths.items():
         _link_group(system, key, group, FIRST)
-    parts: list[Key] = [
-        ("events", key, str(len(group.points) - 1)) for key, group in thirds.items()
-    ]
-    system.add_printed(("events", ALL), sum(system.counts[part] for part in parts))
-    system.add_sum(("events", ALL), parts)
+    last = [("events", key, str(len(group.points) - 1)) for key, group in thirds.items()]
+    system.add_printed(("events", ALL), sum(system.counts[part] for part in last))
+    system.add_sum(("events", ALL), last)
     places = {point.day: str(k) for k, point in enumerate(groups.groups[0].points)}
     for h, day in enumerate(groups.horizons if tenths else []):
         # a tenth has a point at each horizon, a third more of them
@@ -326,21 +352,7 @@ def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell], n: int) -> Ri
             for part, place in ((thirds, places[day]), (tenths, str(h)))
         ]
         _link_cells(system, cells, divisions, str(h))
-    withheld = system.find_withheld()
-    is_protected = system.is_protected(withheld)  # also from who knows the sizes
-    sizes = [("n", key) for key in thirds]
-    if privacy.is_small(n - sum(system.counts[size] for size in sizes)):
-        withheld |= {key for key in system.counts if key[0] == "n"}
-        system.add_printed(("out",), n)
-        system.add_difference(("out",), sizes, ("unknown",))
-    if not (is_protected and system.is_protected(withheld)):
-        return None
-    first, second = (
-        [_withhold_group(group, key, withheld) for key, group in part.items()]
-        for part in (thirds, tenths)
-    )
-    deciles = None if groups.deciles is None else second
-    return groups.model_copy(update={"groups": first, "deciles": deciles})
+    return system
 
 
 def _link_group(system: CountSystem, key: str, group: RiskGroup, first: int) -> None:

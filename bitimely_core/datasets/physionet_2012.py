@@ -250,8 +250,8 @@ class Stay(NamedTuple):
                 "hours and minutes since admission, 00:00 to 48:00; several variables of one time "
                 "are one row"
             ),
-            "repeated": "of several values of one variable at one time the last one is used; volumes "
-            "(Urine) are added",
+            "repeated": "of several values of one variable at one time the last one is used; "
+            "volumes (Urine) are added",
             "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType "
             "are channels observed at 00:00, beside the 37 variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
@@ -632,13 +632,21 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
             implausible[variable] += 1
             percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
         else:
-            earlier = values.get((minute, variable))
-            is_volume = variable in VOLUMES
-            odd["added" if is_volume else "repeated"] += earlier is not None
-            values[minute, variable] = value + (earlier or 0.0) * is_volume
+            kind, earlier = _find_earlier(values, minute, variable)
+            odd[kind] += (minute, variable) in values
+            values[minute, variable] = value + earlier
     odd["cut"] = not table.endswith(("\n", "\r"))
     odd["bare"] = {variable for _, variable in values} <= {*DESCRIPTORS, "Weight"}
     return Stay(_make_record(name, values, death), odd, unknown, implausible, percent)
+
+
+def _find_earlier(
+    values: dict[tuple[int, str], float], minute: int, variable: str
+) -> tuple[str, float]:
+    """The key of `ODDITIES` for a second value of a time, and what is added to that value."""
+    if variable in VOLUMES:
+        return "added", values.get((minute, variable), 0.0)
+    return "repeated", 0.0
 
 
 def _is_plausible(variable: str, value: float) -> bool:

@@ -287,8 +287,8 @@ def search_groups(pattern: str, text: str) -> dict[str, str]:
         groups = pl.select(pl.lit(text).str.extract_groups(pattern)).to_series().struct.unnest()
     except pl.exceptions.PolarsError as error:
         raise ValueError(str(error).splitlines()[-1].removeprefix("error: ")) from None
-    found = groups.row(0, named=True)
-    return {name: found[name] for name in names if found.get(name) is not None}
+    texts = groups.row(0, named=True)
+    return {name: texts[name] for name in names if texts.get(name) is not None}
 
 
 def matches_pattern(rel: str, pattern: str) -> bool:

@@ -122,10 +122,14 @@ def analyze(
         runs = [
             open_run(run, workspace, data=data, verify=verify, progress=progress) for run in names
         ]
-        changes = [line for run in runs for line in describe_changes(run.folder)]
-        page = _analyze_runs(entry, runs, arguments)
-        page = replace(page, notices=[*changes, *page.notices])
+        page = _add_changes(_analyze_runs(entry, runs, arguments), runs)
     return _write_page(kind, page, target)
+
+
+def _add_changes(page: Page, runs: list[Run]) -> Page:
+    """The page with sentences on the altered files of its runs."""
+    changes = [line for run in runs for line in describe_changes(run.folder)]
+    return replace(page, notices=[*changes, *page.notices])
 
 
 def _write_page(kind: str, page: Page, folder: Path) -> AnalysisResult:

@@ -202,7 +202,7 @@ def _check_arguments(
 
 def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list[str]:
     """Sentences on the altered files of both runs."""
-    runs = filter(None, (run, compare))
+    runs = [run] if compare is None else [run, compare]
     return [line for name in runs for line in describe_changes(find_run_folder(name, workspace))]
 
 
