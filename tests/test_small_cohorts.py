@@ -14,9 +14,11 @@ import numpy.typing as npt
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from bitimely_core import privacy
+from bitimely_core.claims import protected_scores
 from bitimely_core.claims.protected_scores import protect_groups
 from bitimely_core.evaluate.survival import describe_groups
-from bitimely_core.schemas.scores import RiskGroup, RiskGroups
+from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import name_horizon
 
 SMALL, LEAST = 11, 5
@@ -247,3 +249,48 @@ def test_an_incidence_does_not_show_who_was_censored() -> None:
                         assert (point.lo, point.hi) == (round(known.lo, 2), round(known.hi, 2))
                     else:
                         assert point.incidence == pytest.approx(point.events / group.n)
+
+
+def test_a_cell_has_as_many_small_values_as_its_margins_leave() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        total = int(rng.integers(12, 60))
+        margin, other = rng.integers(1, total + 1, 2).tolist()
+        fits = [
+            cell
+            for cell in range(1, SMALL)
+            if min(margin - cell, other - cell, total - margin - other + cell) >= 0
+        ]
+        if fits:
+            assert privacy.count_feasible(margin, other, total, fits[0]) == len(fits)
+
+
+@pytest.mark.parametrize(
+    ("size", "events", "at_risk", "incidence", "shown"),
+    [
+        (110, 50, 49, 0.46, True),  # at least 1.2 of 11 were censored: 10 values
+        (110, 50, 49, 0.48, True),  # 4.8 of them: 7 values
+        (110, 50, 49, 0.49, True),  # 6.9 of them: 5 values
+        (110, 50, 49, 0.50, False),  # 9.0 of them: 2 or 3 values
+        (109, 50, 48, 0.46, False),  # a small group
+        (110, 0, 99, 0.0, True),
+    ],
+)
+def test_an_incidence_is_shown_where_five_numbers_of_censored_people_fit(
+    size: int, events: int, at_risk: int, incidence: float, shown: bool
+) -> None:
+    point = RiskPoint(day=1, at_risk=at_risk, events=events, incidence=incidence, lo=0.0, hi=1.0)
+    assert protected_scores._has_open_incidence(point, size) is shown
+    few = point.model_copy(update={"events": 5})
+    groups = RiskGroups(
+        horizons=[1, 2],
+        groups=[
+            RiskGroup(
+                name="all",
+                n=size,
+                predicted=[0.1, 0.2],
+                points=[few, point.model_copy(update={"day": 2, "events": 50})],
+            )
+        ],
+    )
+    assert protected_scores.has_few_events(groups)
