@@ -2,6 +2,7 @@
 
     python benchmarks/intervals.py                # coverage and type I error in every setting, some minutes
     python benchmarks/intervals.py --cohorts 100  # quicker and coarser
+    python benchmarks/intervals.py --only rate    # the other intervals whose name holds a word, a minute
     python benchmarks/intervals.py --cost         # a million windows: CPU seconds and memory beside the array of predictions
 
 Cohorts: subjects with 5 to 40 windows (even) or 1 to 200 (wide), a shift and a gain of each
@@ -14,13 +15,19 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
+from bitimely_core.claims.prevalence import compute_interval
 from bitimely_core.evaluate import Predictions, compare, score
+from bitimely_core.evaluate.endpoints import limits_of_agreement
+from bitimely_core.evaluate.intervals import average_over_units, average_rate
+from bitimely_core.evaluate.survival import find_incidence_interval
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc", "mae")
 SETTINGS = {
@@ -170,6 +177,159 @@ def measure_type_one(cohorts: int, seed: int) -> bool:
     return good
 
 
+class Drawn(NamedTuple):
+    """An interval of a simulated cohort and the truth; bounds are None where there is none."""
+
+    lo: float | None
+    hi: float | None
+    truth: float
+
+
+def draw_rate(
+    subjects: int, rng: np.random.Generator, mean: float = 3.0, spread: float = 1.0
+) -> Drawn:
+    """False alarms an hour: `mean` alarms a subject, in half an hour to a day; the rates of
+    subjects are distributed exponentially, or as a gamma distribution of such a `spread` (standard
+    deviation over mean).
+    """
+    hours = np.exp(rng.uniform(np.log(0.5), np.log(24.0), subjects))
+    truth = mean * np.log(48.0) / 23.5  # the mean of these hours is 23.5 / log 48
+    rates = truth * (rng.gamma(spread**-2, spread**2, subjects) if spread else np.ones(subjects))
+    alarms = rng.poisson(rates * hours).astype(float)
+    rate = average_rate(alarms, hours, highest=3600.0)
+    return Drawn(rate.lo, rate.hi, truth)
+
+
+def draw_rare(
+    subjects: int, rng: np.random.Generator, positives: float = 8.0, separation: float = 1.5
+) -> Drawn:
+    """Average precision of a rare label: ten rows for each of `subjects`, each of a subject of its
+    own, with `positives` among 200 on average; scores are normal, `separation` apart.
+    """
+    from scipy.stats import norm
+
+    share = positives / 200
+    y = (rng.random(10 * subjects) < share).astype(np.int64)
+    s = rng.normal(size=len(y)) + separation * y
+    p = (1 / (1 + np.exp(-s)))[:, None]
+    auprc = score("multilabel", y[:, None], p, np.arange(len(y)), class_names=["a"]).metrics[
+        "auprc"
+    ]
+    grid = np.linspace(-9.0, 9.0 + separation, 20_001)
+    hit, alarm = share * norm.sf(grid - separation), (1 - share) * norm.sf(grid)
+    density = norm.pdf(grid - separation)
+    truth = float(np.trapezoid(density * hit / (hit + alarm), grid))
+    return Drawn(auprc.lo, auprc.hi, truth)
+
+
+def draw_incidence(subjects: int, rng: np.random.Generator) -> Drawn:
+    """Cumulative incidence on day 100 with deaths and censoring of constant hazards."""
+    hazards = np.array([0.004, 0.002, 0.003])  # event, death, censoring
+    times = rng.exponential(1 / hazards[:, None], (3, subjects))
+    event = np.array([1, 2, 0])[times.argmin(0)]
+    _, lo, hi = find_incidence_interval(times.min(0), event, 100.0)
+    both = hazards[:2].sum()
+    return Drawn(lo, hi, float(hazards[0] / both * -np.expm1(-100 * both)))
+
+
+def draw_limit(subjects: int, rng: np.random.Generator) -> Drawn:
+    """The lower limit of agreement of two nights a subject: standard deviations of 4 between
+    subjects and of 3 within them.
+    """
+    units = np.repeat(np.arange(subjects), 2)
+    difference = 4 * rng.normal(size=subjects)[units] + 3 * rng.normal(size=len(units))
+    low, _ = limits_of_agreement(difference, units)
+    return Drawn(low.lo, low.hi, -1.96 * 5)
+
+
+def draw_mean(subjects: int, rng: np.random.Generator, kind: str) -> Drawn:
+    """A mean over subjects with 1 to 8 values each: normal (`mean`), lognormal (`ratio`) or whether
+    an event is found (`share`).
+    """
+    units = np.repeat(np.arange(subjects), rng.integers(1, 9, subjects))
+    normal = 0.5 * rng.normal(size=subjects)[units] + 0.5 * rng.normal(size=len(units))
+    values, truth = normal, 0.0
+    if kind == "ratio":
+        values, truth = np.exp(normal), float(np.exp(0.25))
+    if kind == "share":
+        values, truth = (rng.random(len(units)) < rng.beta(4, 2, subjects)[units]) * 1.0, 4 / 6
+    mean = average_over_units(values, units, subjects, kind)
+    return Drawn(mean.lo, mean.hi, truth)
+
+
+def draw_prevalence(subjects: int, rng: np.random.Generator) -> Drawn:
+    """A prevalence ratio of 20 cases and as many others for each of `subjects`: a code that .3 of
+    the cases and .1 of the others carry.
+    """
+    n = 20 * subjects
+    cases, others = int(rng.binomial(n, 0.3)), int(rng.binomial(n, 0.1))
+    bounds = compute_interval(cases / max(others, 1), cases, n, others, n, "controls")
+    return Drawn(*(bounds or (None, None)), 3.0)
+
+
+OTHERS: dict[str, Callable[[int, np.random.Generator], Drawn]] = {
+    "rate: equal rates of subjects": partial(draw_rate, spread=0.0),
+    "rate: exponential rates": draw_rate,
+    "rate: exponential rates, few alarms": partial(draw_rate, mean=0.5),
+    "rate: exponential rates, many alarms": partial(draw_rate, mean=40.0),
+    "incidence on a day": draw_incidence,
+    "limit of agreement": draw_limit,
+    "mean over subjects": partial(draw_mean, kind="mean"),
+    "mean of ratios": partial(draw_mean, kind="ratio"),
+    "share of events that are found": partial(draw_mean, kind="share"),
+    "prevalence ratio": draw_prevalence,
+    "rare label: 8 of 200 positive": draw_rare,
+    "rare label: 15 of 200 positive, little skill": partial(
+        draw_rare, positives=15.0, separation=0.7
+    ),
+}
+
+
+# every function of the package with a quantile of a distribution -> where it is simulated
+SIMULATED = {
+    "evaluate/intervals.py:bound_share": "incidence on a day",  # where nobody has the event
+    "evaluate/intervals.py:find_interval": "mean over subjects",  # and `measure_coverage`
+    "evaluate/intervals.py:_bound_on_logit": "rare label: 8 of 200 positive",
+    "evaluate/intervals.py:_reach_of_rate": "rate: exponential rates",
+    "evaluate/intervals.py:build_difference": "measure_type_one",
+    "evaluate/endpoints.py:limits_of_agreement": "limit of agreement",
+    "evaluate/survival.py:find_incidence_interval": "incidence on a day",
+    "claims/prevalence.py:compute_interval": "prevalence ratio",
+    "evaluate/multiple.py": "verdicts.py",
+    "insight/regions.py": "verdicts.py",
+    # percentiles of the bootstrap, which are said to be too narrow, and of random draws
+    "analyses/features.py:make_metric": "docs/statistics.md: where the bootstrap is used",
+    "analyses/reliability.py:_draw_null": "no interval: calibrated probabilities",
+    "insight/regions.py:_compare_places": "no interval: random places",
+    "insight/shapelets.py": "no interval: permuted labels",
+}
+
+
+def measure_other(name: str, subjects: int, cohorts: int, seed: int = 0) -> tuple[float, float]:
+    """The share of intervals that hold the truth, and of cohorts without an interval."""
+    draws = [
+        OTHERS[name](subjects, np.random.default_rng([seed, subjects, k])) for k in range(cohorts)
+    ]
+    inside = [d.lo <= d.truth <= d.hi for d in draws if d.lo is not None and d.hi is not None]
+    return float(np.mean(inside)) if inside else float("nan"), 1 - len(inside) / cohorts
+
+
+def measure_others(cohorts: int, seed: int, only: str = "") -> bool:
+    """Print the coverage of the other intervals; whether all are within the target."""
+    good = True
+    print(f"\ncoverage of other 95 % intervals, {cohorts} cohorts a cell")
+    for name in (name for name in OTHERS if only in name):
+        line = []
+        for subjects in (8, 10, 20, 50):
+            share, absent = measure_other(name, subjects, cohorts, seed)
+            bad = share < LOWEST[10] - 3 * np.sqrt(0.05 * 0.95 / cohorts)
+            good &= not bad
+            none = f" (none: {absent:.3f})" if absent else ""
+            line.append(f"{share:.3f}{none}{'  OUTSIDE' if bad else ''}")
+        print(f"{name:44s}{'   '.join(line)}", flush=True)
+    return good
+
+
 def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5) -> bool:
     """Print CPU seconds and memory of all scores with intervals of `rows` windows; whether within
     60 s and 600 MiB.
@@ -200,12 +360,16 @@ def main() -> int:
     parser.add_argument("--cohorts", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="cost alone")
+    parser.add_argument("--only", help="part of the name of one of the other intervals")
     given = parser.parse_args()
     if given.cost:
         return 0 if measure_cost() else 1
+    if given.only is not None:
+        return 0 if measure_others(given.cohorts, given.seed, given.only) else 1
     good = [
         measure_coverage(given.cohorts, given.seed),
         measure_type_one(given.cohorts, given.seed),
+        measure_others(given.cohorts, given.seed),
     ]
     return 0 if all(good) else 1
 

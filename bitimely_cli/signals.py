@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM end every verb within ten seconds, with one line and exit code 130 or 143.
+"""SIGINT ends every verb within ten seconds, with one line and exit code 130; SIGTERM, SIGHUP,
+SIGUSR1, SIGUSR2 and SIGXCPU with 143.
 
 Three things watch a verb, each for a case that the others miss:
 
@@ -22,11 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Reason, UserError, find_stop_code, list_stop_signals
 
 GRACE = 8.0  # seconds that the verb has to end by itself
 REPEAT_AFTER = 0.05  # seconds after which a destructor or a callback has ended
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 NO_MORE_SIGNALS = b"\0"  # in the pipe of signal numbers
 
 
@@ -37,13 +37,13 @@ def stop_error(number: int) -> UserError:
         f"stopped by {signal.Signals(number).name}",
         "what is finished is kept, and no file is half written",
         "Repeat the same command to go on",
-        exit_code=Exit.TERMINATED if number == signal.SIGTERM else Exit.INTERRUPTED,
+        exit_code=find_stop_code(number),
     )
 
 
 @contextmanager
 def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
-    """While the block runs, SIGINT and SIGTERM raise KeyboardInterrupt in it.
+    """While the block runs, the signals that end a verb raise KeyboardInterrupt in it.
 
     Code in the block may set handlers of its own. Outside of the main thread, where Python runs no
     handlers, nothing changes.
@@ -72,7 +72,7 @@ def _raise_stop(received: list[int]) -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    former = {number: signal.signal(number, handle) for number in STOPPING}
+    former = {number: signal.signal(number, handle) for number in list_stop_signals()}
     try:
         yield
     finally:
@@ -110,10 +110,11 @@ def _end_after_grace(report: Callable[[UserError], int]) -> Iterator[None]:
     ended = threading.Event()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    stopping = list_stop_signals()
 
     def watch() -> None:
         while (byte := os.read(reading, 1)) != NO_MORE_SIGNALS:
-            if byte[0] in STOPPING and not ended.wait(GRACE):
+            if byte[0] in stopping and not ended.wait(GRACE):
                 code = report(stop_error(byte[0]))
                 for child in multiprocessing.active_children():
                     child.kill()

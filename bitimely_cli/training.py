@@ -685,7 +685,8 @@ def report(
     result = workflows.report(run, margin=margin, out=out, **write.collect())
     if write.dry_run:
         return _show_plan(result)
-    screen.result(result, [result["verdict"], f"report: {result['report']}"])
+    lines = [result["verdict"], *result["notices"], f"report: {result['report']}"]
+    screen.result(result, lines)
     return Exit.OK
 
 

@@ -8,12 +8,23 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import signal
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
 from typing import Any, Literal, TypedDict, Unpack
+
+# those that end a process whose terminal, scheduler or limit of CPU time wants it to stop
+STOP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
 
 
 class Exit(IntEnum):
@@ -29,6 +40,16 @@ class Exit(IntEnum):
     LOCKED = 7
     INTERRUPTED = 130
     TERMINATED = 143
+
+
+def list_stop_signals() -> list[int]:
+    """The signals that end a verb, without those that its starter ignores, as `nohup` does."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def find_stop_code(number: int) -> Exit:
+    """The exit code after signal `number`: all but SIGINT end a verb as SIGTERM does."""
+    return Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED
 
 
 class Reason(StrEnum):

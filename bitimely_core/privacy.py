@@ -129,7 +129,7 @@ def find_withheld(
     withheld = {key for key, count in counts.items() if is_small(count) and key not in unprinted}
     while True:
         hidden = [key for key in counts if key in withheld or key in unprinted]
-        narrow = _find_narrow(counts, sums, hidden, withheld)
+        narrow = find_narrow(counts, sums, unprinted, withheld)
         complements = (_choose_complement(key, counts, sums, hidden, order) for key in narrow)
         chosen = {key for key in complements if key is not None}
         if not chosen:
@@ -168,12 +168,16 @@ def _iter_linked(key: Key, sums: Sums[Key], hidden: Collection[Key]) -> Iterator
         reached |= set(linked).intersection(hidden)
 
 
-def _find_narrow(
-    counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key], withheld: Collection[Key]
+def find_narrow(
+    counts: Mapping[Key, int],
+    sums: Sums[Key],
+    unprinted: Collection[Key],
+    withheld: Collection[Key],
 ) -> list[Key]:
     """The hidden counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is
-    printed, those with the fewest values first.
+    printed, those with the fewest values first; arguments as of `find_withheld`.
     """
+    hidden = [key for key in counts if key in withheld or key in unprinted]
     values = np.array([counts[key] for key in hidden], dtype=float)
     small = np.flatnonzero((values > 0) & (values < SMALL))
     if not len(small):

@@ -560,6 +560,26 @@ def find_changes(folder: Path) -> list[Finding]:
     return findings + _find_leftovers(manifest, folder)
 
 
+def describe_changes(folder: Path) -> list[str]:
+    """A sentence that names the altered, missing and foreign files of a run and its model, or
+    none; a folder without a manifest is left to `verify`.
+    """
+    names = []
+    for part in (folder, folder / "model"):
+        if ResultManifest.find(part) is not None:
+            names += [
+                f"{Path(finding.file or folder).relative_to(folder).as_posix()} ({finding.problem})"
+                for finding in find_changes(part)
+            ]
+    if not names:
+        return []
+    listed = ", ".join(dict.fromkeys(names))
+    return [
+        f"Of run {folder.resolve().name} these files are not as they were written: {listed}. "
+        "Numbers and drawings from them may be wrong."
+    ]
+
+
 def _find_file_changes(manifest: ResultManifest, folder: Path, name: str) -> list[Finding]:
     """Findings for a file that the manifest names."""
     path = manifest.locate(folder, name)

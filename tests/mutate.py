@@ -160,7 +160,29 @@ AREAS = {
         ("test_survival.py", "test_event_times.py"),
     ),
     "endpoints": Area(
-        ("bitimely_core/evaluate/endpoints.py",), ("test_evaluate*.py", "test_predict*.py")
+        ("bitimely_core/evaluate/endpoints.py",),
+        ("test_endpoints.py", "test_evaluate*.py", "test_predict*.py"),
+    ),
+    "privacy": Area(("bitimely_core/privacy.py",), ("test_small_cohorts.py", "test_privacy*.py")),
+    "disclosure": Area(
+        ("bitimely_core/claims/disclosure.py", "bitimely_core/claims/protected_scores.py"),
+        ("test_small_cohorts.py", "test_event_times.py", "test_privacy*.py"),
+    ),
+    "predict": Area(
+        (
+            "bitimely_core/evaluate/predict.py",
+            "bitimely_core/evaluate/conformal.py",
+            "bitimely_core/workflows/predict.py",
+        ),
+        ("test_predict*.py", "test_conformal.py"),
+    ),
+    "pages": Area(
+        (
+            "bitimely_core/report/numbers.py",
+            "bitimely_core/report/text.py",
+            "bitimely_core/report/score_blocks.py",
+        ),
+        ("test_report.py", "test_verdicts.py", "test_results.py", "test_event_times.py"),
     ),
     "splits": Area(
         ("bitimely_core/tokens/splits.py", "bitimely_core/claims/splits.py"),

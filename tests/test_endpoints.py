@@ -173,6 +173,11 @@ def test_limits_of_few_nights_and_of_few_subjects_say_what_is_missing():
     )
     assert two_nights[0].lo is None
     assert "1 subjects" in (two_nights[0].undefined_reason or "")
+    (five, _), (four, _) = (
+        endpoints.limits_of_agreement(np.arange(float(n)), np.arange(n)) for n in (5, 4)
+    )
+    assert five.lo is not None
+    assert four.lo is None
     many = endpoints.limits_of_agreement(np.arange(8.0), np.arange(8), bootstrap=0)
     assert many[1].lo is None
     assert many[1].undefined_reason == "no CI: none was requested"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -575,6 +576,7 @@ def test_arrays_of_objects_are_not_opened(tmp_path: Path) -> None:
     [
         ("[[files]]\npatern = 'x'", "pattern"),
         ("[[files]]\nmatch = '('", "regular expression"),
+        ("[[files]]\nmatch = '(?=x)'", "(?=x)"),
         ("[[files]]\nrate = -1", "rate"),
         ("[table]\npath = 'x.csv'", "file"),
         ("files = 3", "files"),
@@ -588,6 +590,23 @@ def test_a_map_with_a_mistake_is_refused_by_its_key(tmp_path: Path, text: str, w
     report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert report["exit_code"] == Exit.USAGE
     assert wanted in report["message"]
+
+
+def test_groups_of_a_path_are_those_of_python_in_time_linear_in_the_path() -> None:
+    from bitimely_core.recordings.mapping import search_groups
+
+    for pattern, path in (
+        (r"(?P<subject>s\d+)/(?P<label>[a-z]+)?_x", "raw/s12/abc_x.csv"),
+        (r"(?P<subject>s\d+)/(?:(?P<label>q+)|y)", "s12/y"),
+        (r"p(?P<subject>.)(.)", "sub-päö"),
+        ("x", "y"),
+    ):
+        match = re.search(pattern, path)
+        groups = match.groupdict() if match else {}
+        known = {name: text for name, text in groups.items() if text is not None}
+        assert search_groups(pattern, path) == known
+    # Python's engine would need more than the age of the universe
+    assert search_groups("(a+)+$", "a" * 4000 + "b") == {}
 
 
 # --- numbers over time

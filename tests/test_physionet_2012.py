@@ -73,13 +73,15 @@ def write_set(
 
 
 def read_by_pandas(lines: list[str]) -> pd.DataFrame:
-    """Minutes x variables, the last value of a time; without descriptors."""
+    """Minutes x variables, the last value of a time, of urine the sum; without descriptors."""
     table = pd.DataFrame([line.split(",") for line in lines], columns=["time", "name", "value"])
     table["minute"] = [60 * int(t[:2]) + int(t[3:]) for t in table["time"]]
     table["value"] = table["value"].astype(float)
-    return table[table["name"].isin(VARIABLES)].pivot_table(
-        index="minute", columns="name", values="value", aggfunc="last"
-    )
+    cells = table[table["name"].isin(VARIABLES)].groupby(["minute", "name"])["value"]
+    values = cells.last().unstack()
+    if "Urine" in values:
+        values["Urine"] = cells.sum().unstack()["Urine"]
+    return values
 
 
 STAYS = {132539 + i: make_stay(132539 + i) for i in range(40)}
@@ -563,6 +565,7 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     stays[1] += ["47:59,pH,735", "48:00,Temp,-17.8", "48:00,Shoe,43"]
     stays[2] = stays[2][:6]
     stays[3] += ["48:00,HR,80", "48:00,HR,90"]
+    stays[4] += ["48:00,Urine,120", "48:00,Urine,35.5", "48:00,Urine,0"]
     write_set(tmp_path / "raw", "a", stays, packed=True)
     outcomes = (tmp_path / "raw" / "Outcomes-a.txt").read_text().splitlines()
     outcomes[4] = "99,1,1,1,-1,0"
@@ -573,11 +576,9 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     found = {(reason["code"], reason["field"]): reason["count"] for reason in unit["reasons"]}
     assert found[("missing_values", "Height")] == 6
     assert (found[("physical_range", "pH")], found[("physical_range", "Temp")]) == (1, 1)
-    assert (
-        found[("duplicates", None)],
-        found[("unknown_label", None)],
-        found[("missing_values", None)],
-    ) == (1, 1, 1)
+    assert (found[("unknown_label", None)], found[("missing_values", None)]) == (1, 1)
+    repeated = [reason["count"] for reason in unit["reasons"] if reason["code"] == "duplicates"]
+    assert repeated == [1, 2]
     assert (
         sum(reason["count"] for reason in unit["reasons"] if reason["code"] == "unmatched_labels")
         == 3
@@ -585,6 +586,8 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     records = {one.recording_id: one for one in open_cache(tmp_path / "cache").records()}
     rates = next(s.samples for s in records["3"].signals if s.channel == "HR")
     assert rates[-1] == 90
+    volumes = next(s.samples for s in records["4"].signals if s.channel == "Urine")
+    assert volumes[-1] == 155.5
     assert [one.attributes for one in records.values()].count({}) == 2
     later = {"SAPS-I", "SOFA", "Length_of_stay", "Survival"}
     assert not any(

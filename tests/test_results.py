@@ -914,3 +914,28 @@ def test_cells_have_the_digits_of_the_paper():
         "93.0",
         "–",
     ]
+
+
+@pytest.mark.parametrize("name", ["predictions.parquet", "summary.json", "model/config.json"])
+@pytest.mark.parametrize("change", ["altered", "missing"])
+def test_a_comparison_names_the_files_of_a_run_that_are_not_as_they_were_written(
+    tmp_path, name, change
+):
+    planted(tmp_path, "a", "D")
+    folder = tmp_path / "runs" / "a"
+    records.write_results(storage.make_folder(folder / "model"), {"config.json": b"{}"})
+    records.write_results(folder, {"summary.json": b"{}"})
+    assert not any(
+        "not as they were" in line
+        for line in workflows.report(["a"], workspace=tmp_path)["notices"]
+    )
+    path = folder / name
+    path.write_bytes(path.read_bytes() + b" ") if change == "altered" else path.unlink()
+    if (name, change) == ("predictions.parquet", "altered"):  # the page needs it
+        with pytest.raises(UserError, match=r"predictions\.parquet"):
+            workflows.report(["a"], workspace=tmp_path)
+        return
+    found = workflows.report(["a"], workspace=tmp_path)
+    (line,) = [line for line in found["notices"] if "not as they were written" in line]
+    assert name in line
+    assert name in Path(found["report"]).read_text()

@@ -150,9 +150,16 @@ def test_many_kills_change_nothing(straight: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, Exit.TERMINATED), (signal.SIGINT, Exit.INTERRUPTED)]
+    ("number", "code", "at"),
+    [
+        *((signal.SIGTERM, Exit.TERMINATED, at) for at in (1, 5, 6, 7, 12)),
+        *((signal.SIGINT, Exit.INTERRUPTED, at) for at in (1, 5, 6, 7, 12)),
+        *(
+            (number, Exit.TERMINATED, 5)
+            for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+        ),
+    ],
 )
-@pytest.mark.parametrize("at", [1, 5, 6, 7, 12])
 def test_a_signal_ends_the_step_saves_and_tells(
     number: int, code: Exit, at: int, straight: Any, tmp_path: Path
 ) -> None:

@@ -358,6 +358,35 @@ def test_an_incidence_that_nobody_or_everybody_reaches_has_the_interval_of_a_sha
     assert survival.find_incidence_interval(np.zeros(0), np.zeros(0), 9.0)[0] == 0.0
 
 
+def test_who_has_an_event_or_dies_on_a_day_is_not_at_risk_to_be_censored_on_it():
+    time = np.array([1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 4.0])
+    event = np.array([0, 1, 2, 0, 2, 0, 1])
+    found = survival.estimate_censoring(time, event)
+    at_risk = {1.0: 7, 2.0: 4, 3.0: 2, 4.0: 1}  # without events and deaths of the day
+    expected = np.cumprod(
+        [
+            1 - censored / at_risk[day]
+            for day, censored in zip((1.0, 2.0, 3.0), (1, 1, 1), strict=True)
+        ]
+    )
+    assert found.evaluate(np.array([0.5, 1.0, 2.5, 3.0])) == pytest.approx([1.0, *expected])
+
+
+def test_an_event_on_the_day_on_which_all_others_are_censored_has_no_weight():
+    time, event = np.array([1.0, 5.0, 5.0, 5.0]), np.array([1, 1, 0, 0])
+    weights = survival.weigh_uncensored(time, event, 6.0)
+    assert weights.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_leverage_of_a_concordance_is_the_larger_share_in_events_and_in_people():
+    time, event, risk = draw_times(2, n=30)
+    units = np.arange(30) % 6
+    found = survival.estimate_concordance(time, event, risk, units, 6).weights
+    events = np.bincount(units, event == 1, 6) / (event == 1).sum()
+    assert found.leverage == pytest.approx(np.maximum(events, 1 / 6))
+    assert found.df == pytest.approx(found.leverage.sum() ** 2 / (found.leverage**2).sum() - 2)
+
+
 def test_groups_are_thirds_and_tenths_of_the_risk_with_their_observed_incidence():
     time, event, risk = draw_times(1, n=200, deaths=True)
     names = [name_horizon("d", day) for day in (100, 400)]

@@ -20,18 +20,24 @@ from types import FrameType
 from typing import Any
 
 from bitimely_core.cache.units import IngestTask, ingest_group
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import (
+    STOP_SIGNALS,
+    Exit,
+    Reason,
+    UserError,
+    find_stop_code,
+    list_stop_signals,
+)
 from bitimely_core.schemas.ingest import CachedPart
 from bitimely_core.system_errors import find_system_error
 
 # times that a unit is tried during which workers died: they may have been killed from outside
 MAX_TRIES = 2
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
 
 
 class StopFlag:
-    """Set by SIGINT or SIGTERM; checked between two units."""
+    """Set by a signal that ends a verb; checked between two units."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -43,13 +49,13 @@ class StopFlag:
                 Reason.INTERRUPTED,
                 f"stopped by {signal.Signals(self.signal).name}",
                 hint="Give the same command again: it goes on where it stopped",
-                exit_code=Exit(128 + self.signal),
+                exit_code=find_stop_code(self.signal),
             )
 
 
 @contextmanager
 def catch_signals() -> Iterator[StopFlag]:
-    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once.
+    """While the block runs the signals that end a verb only set a flag; a second one stops at once.
 
     Outside of the main thread nothing changes.
     """
@@ -63,7 +69,7 @@ def catch_signals() -> Iterator[StopFlag]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, handle) for number in list_stop_signals()}
     try:
         yield stop
     finally:

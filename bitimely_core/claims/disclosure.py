@@ -70,6 +70,10 @@ class CountSystem:
         """`privacy.find_withheld` of the system."""
         return privacy.find_withheld(self.counts, self.sums, self.unprinted, self.order)
 
+    def is_protected(self, withheld: frozenset[Key]) -> bool:
+        """Whether every count of 1 to 10 keeps enough possible values beside what is printed."""
+        return not privacy.find_narrow(self.counts, self.sums, self.unprinted, withheld)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountDisclosure:

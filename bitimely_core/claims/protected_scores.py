@@ -4,14 +4,17 @@ with fewer digits where such counts could be computed from scores (docs/pophr.md
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeVar
+from itertools import accumulate, pairwise
+from math import ceil
+from typing import NamedTuple, TypeVar
 
 from bitimely_core import privacy
 from bitimely_core.claims.disclosure import CountDisclosure, CountSystem, Key, open_disclosure
+from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.schemas.scores import (
     Baseline,
     ClassScores,
@@ -39,8 +42,11 @@ HIDDEN = MetricValue(n_defined=None, undefined_reason=privacy.WITHHELD)
 HIDDEN_SIZE = {"n": None, "n_subjects": None, "intervals": None}
 HIDDEN_COUNTS = {"support": None, "subjects": None, "unknown": None}
 # of the counts of a risk group: which is withheld first beside a small one
-GROUP_ORDER = {"risk": 1, "events": 2, "n": 4}
+GROUP_ORDER = {"risk": 1, "events": 2}
 FIRST = 10  # tenths are withheld before thirds
+INCIDENCE = ("incidence", "lo", "hi")
+# people in a group beside whose interval, in whole percents, five numbers of censored ones fit
+LARGE = 110
 
 
 def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
@@ -117,15 +123,12 @@ class WithheldLabels:
 
     def protect_comparison(self, comparison: Comparison, main: str | None) -> Comparison:
         """The differences to another run of the metrics that are written, with few digits."""
-        metrics = {
-            name: _round_estimate(pair, (*DIFFERENCES, "first", "second"))
-            for name, pair in comparison.metrics.items()
-            if not self.hides(name)
-        }
+        rounded = _round_comparison(comparison)
+        metrics = {name: pair for name, pair in rounded.metrics.items() if not self.hides(name)}
         changed: dict[str, object] = {"metrics": metrics}
         if self.closed or main not in metrics:
             changed["sentence"] = None  # it names counts of rows
-        return comparison.model_copy(update=changed)
+        return rounded.model_copy(update=changed)
 
 
 def _choose_labels(scores: Scores, disclosure: CountDisclosure) -> WithheldLabels:
@@ -202,6 +205,8 @@ def _protect_times(scores: Scores) -> Scores:
     """
     risk_groups, n = scores.risk_groups or {}, scores.n or 0
     closed = {label for label, groups in risk_groups.items() if has_few_events(groups)}
+    printed = {label: protect_groups(groups, n) for label, groups in risk_groups.items()}
+    is_cut = any(has_withheld(groups) for groups in printed.values())
 
     def protect_label(name: str, label: ClassScores) -> ClassScores:
         """The scores of a label at a horizon, without counts."""
@@ -211,15 +216,19 @@ def _protect_times(scores: Scores) -> Scores:
         return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden=hidden)})
 
     def protect_baseline(name: str, baseline: Baseline) -> Baseline:
-        metrics = _hide_or_round(baseline.metrics, hidden=bool(closed))
+        hidden = bool(closed) or (name in CONSTANT and is_cut)
+        metrics = _hide_or_round(baseline.metrics, hidden=hidden)
         return baseline.model_copy(update={"metrics": metrics})
 
     changed: dict[str, object] = {
         "metrics": _hide_or_round(scores.metrics, hidden=bool(closed)),
         "by_class": _map_items(protect_label, scores.by_class),
         "baselines": _map_items(protect_baseline, scores.baselines),
-        "risk_groups": {label: protect_groups(groups, n) for label, groups in risk_groups.items()},
-        "comparison": None if closed else scores.comparison,
+        "compared": scores.compared and _map_items(protect_baseline, scores.compared),
+        "risk_groups": printed,
+        "comparison": None
+        if closed
+        else scores.comparison and _round_comparison(scores.comparison),
         "notices": [*map(privacy.round_message, scores.notices), privacy.NOTICE],
         **(HIDDEN_SIZE if _has_few_subjects(scores) else {}),
     }
@@ -239,129 +248,210 @@ def has_few_events(groups: RiskGroups) -> bool:
     return any(privacy.is_small(events[day]) for day in groups.horizons)
 
 
+def has_withheld(groups: RiskGroups) -> bool:
+    """Whether any count of the thirds is withheld."""
+    points = [point for group in groups.groups for point in group.points]
+    return not points or any(None in (point.at_risk, point.events) for point in points)
+
+
 def protect_groups(groups: RiskGroups, n: int) -> RiskGroups:
     """The groups of `n` subjects as they are printed: tenths only where they cost no count of the
-    thirds.
+    thirds, and neither where a reader could compute a count of few people.
+
+    A reader is taken to know the sizes of groups, which follow from `n`, and all events up to the
+    longest horizon, which the page of the token set may print. Where the time of a few people is
+    not known, so that sizes would show how many they are, sizes are withheld.
     """
-    without = groups.model_copy(update={"deciles": None if groups.deciles is None else []})
-    thirds = _withhold_groups(without, n)
-    if not groups.deciles:
-        return thirds
-    both = _withhold_groups(groups, n)
-    return both if both.groups == thirds.groups else thirds
+    none = groups.model_copy(
+        update={"groups": [], "deciles": None if groups.deciles is None else []}
+    )
+    cells = _cut_cells(groups)
+    if any(privacy.is_small(group.n) for group in groups.groups):
+        return none
+    thirds = _withhold_groups(none.model_copy(update={"groups": groups.groups}), [], n)
+    if thirds is None or not groups.deciles or any(privacy.is_small(cell.size) for cell in cells):
+        return thirds or none
+    both = _withhold_groups(groups, cells, n)
+    return both if both is not None and both.groups == thirds.groups else thirds
 
 
-def _withhold_groups(groups: RiskGroups, n: int) -> RiskGroups:
-    """`protect_groups` of thirds and tenths together."""
-    thirds = {str(g): group for g, group in enumerate(groups.groups)}
-    tenths = {f"d{g}": group for g, group in enumerate(groups.deciles or [])}
+GroupDay = tuple[RiskGroup, Key]  # a group, and the end of the keys of its counts on a day
+
+
+class OverlapCell(NamedTuple):
+    """Successive people in the order of their risk whom no limit of a third or a tenth divides."""
+
+    parts: tuple[int, int]  # which third and which tenth
+    start: int  # place of the first
+    end: int  # behind the last
+
+    @property
+    def size(self) -> int:
+        """Number of people."""
+        return self.end - self.start
+
+
+def _cut_cells(groups: RiskGroups) -> list[OverlapCell]:
+    """The overlaps of thirds and tenths, which divide the same people in one order."""
+    ends = [
+        list(accumulate(group.n or 0 for group in part))
+        for part in (groups.groups, groups.deciles or [])
+    ]
+    limits = sorted({0, *ends[0], *ends[1]})
+    return [
+        OverlapCell((bisect_left(ends[0], end), bisect_left(ends[1], end)), start, end)
+        for start, end in pairwise(limits)
+    ]
+
+
+def _withhold_groups(groups: RiskGroups, cells: list[OverlapCell], n: int) -> RiskGroups | None:
+    """`protect_groups` of thirds and tenths together; None where withholding does not suffice."""
+    system = _link_groups(groups, cells)
+    withheld = system.find_withheld()
+    is_protected = system.is_protected(withheld)  # also from who knows the sizes
+    sizes: list[Key] = [("n", str(g)) for g in range(len(groups.groups))]
+    if privacy.is_small(n - sum(system.counts[size] for size in sizes)):
+        withheld |= {key for key in system.counts if key[0] == "n"}
+        system.add_printed(("out",), n)
+        system.add_difference(("out",), sizes, ("unknown",))
+    if not (is_protected and system.is_protected(withheld)):
+        return None
+    thirds = [_withhold_group(group, key, withheld) for key, group in _name_thirds(groups).items()]
+    tenths = [_withhold_group(group, key, withheld) for key, group in _name_tenths(groups).items()]
+    return groups.model_copy(
+        update={"groups": thirds, "deciles": None if groups.deciles is None else tenths}
+    )
+
+
+def _name_thirds(groups: RiskGroups) -> dict[str, RiskGroup]:
+    """The thirds by the name in the keys of their counts."""
+    return {str(g): group for g, group in enumerate(groups.groups)}
+
+
+def _name_tenths(groups: RiskGroups) -> dict[str, RiskGroup]:
+    """The tenths, likewise."""
+    return {f"d{g}": group for g, group in enumerate(groups.deciles or [])}
+
+
+def _link_groups(groups: RiskGroups, cells: list[OverlapCell]) -> CountSystem:
+    """The counts of thirds and tenths with all that links them."""
+    thirds, tenths = _name_thirds(groups), _name_tenths(groups)
     system = CountSystem()
-    system.add_printed(("out",), n)
     for key, group in thirds.items():
         _link_group(system, key, group, 0)
     for key, group in tenths.items():
         _link_group(system, key, group, FIRST)
-    system.add_difference(("out",), [("n", key) for key in thirds], ("unknown",))
-    _link_tenths(system, groups)
-    withheld = system.find_withheld()
-    first, second = (
-        [_withhold_group(group, key, withheld) for key, group in part.items()]
-        for part in (thirds, tenths)
-    )
-    deciles = None if groups.deciles is None else second
-    return groups.model_copy(update={"groups": first, "deciles": deciles})
+    last = [("events", key, str(len(group.points) - 1)) for key, group in thirds.items()]
+    system.add_printed(("events", ALL), sum(system.counts[part] for part in last))
+    system.add_sum(("events", ALL), last)
+    places = {point.day: str(k) for k, point in enumerate(groups.groups[0].points)}
+    for h, day in enumerate(groups.horizons if tenths else []):
+        # a tenth has a point at each horizon, a third more of them
+        divisions: list[list[GroupDay]] = [
+            [(group, (key, place)) for key, group in part.items()]
+            for part, place in ((thirds, places[day]), (tenths, str(h)))
+        ]
+        _link_cells(system, cells, divisions, str(h))
+    return system
 
 
 def _link_group(system: CountSystem, key: str, group: RiskGroup, first: int) -> None:
     """The counts of a group day by day; `first` brings them forward in the order of withholding."""
     size: Key = ("n", key)
-    system.add_printed(size, group.n or 0, GROUP_ORDER["n"] - first)
+    system.add_printed(size, group.n or 0)
     for k, point in enumerate(group.points):
         day, before = (key, str(k)), (key, str(k - 1))
-        risk, events = ("risk", *day), ("events", *day)
+        risk, events, gone = ("risk", *day), ("events", *day), ("gone", *day)
         system.add_printed(risk, point.at_risk or 0, GROUP_ORDER["risk"] - first)
         system.add_printed(events, point.events or 0, GROUP_ORDER["events"] - first)
-        system.add_difference(size, [risk, events], ("gone", *day))
+        system.add_difference(size, [risk, events], gone)
         system.add_difference(("risk", *before) if k else size, [risk], ("left", *day))
         if k:
             system.add_difference(events, [("events", *before)], ("new", *day))
+            system.add_difference(gone, [("gone", *before)], ("newly gone", *day))
+
+
+def _link_cells(
+    system: CountSystem, cells: list[OverlapCell], divisions: list[list[GroupDay]], horizon: str
+) -> None:
+    """What the counts of both divisions on the day of a horizon show of the cells in which they
+    overlap.
+    """
+    for name in ("risk", "events"):
+        reached = {0: 0}  # people before a limit -> their count
+        for division in divisions:
+            end = count = 0
+            for group, day in division:
+                end, count = end + (group.n or 0), count + system.counts[name, *day]
+                reached[end] = count
+        for i, cell in enumerate(cells):
+            key: Key = (name, "cell", str(i), horizon)
+            system.counts[key] = reached[cell.end] - reached[cell.start]
+            system.unprinted.add(key)
+        for place, division in enumerate(divisions):
+            for g, (_, day) in enumerate(division):
+                inside = [i for i, cell in enumerate(cells) if cell.parts[place] == g]
+                keys = [(name, "cell", str(i), horizon) for i in inside]
+                system.add_sum((name, *day), keys)
+    for i, cell in enumerate(cells):
+        size: Key = ("n", "cell", str(i), horizon)
+        risk, events, gone = ((name, *size[1:]) for name in ("risk", "events", "gone"))
+        system.add_printed(size, cell.size)
+        system.add_difference(size, [risk, events], gone)
 
 
 def _withhold_group(group: RiskGroup, key: str, withheld: frozenset[Key]) -> RiskGroup:
     """A group without its withheld counts and what is computed from them."""
-    points = [
-        _withhold_point(point, (key, str(k)), withheld) for k, point in enumerate(group.points)
-    ]
     n = None if ("n", key) in withheld else group.n
-    predicted = None if n is None else group.predicted
+    points = [
+        _withhold_point(point, group.n or 0, (key, str(k)), withheld)
+        for k, point in enumerate(group.points)
+    ]
+    predicted = group.predicted and list(map(_round_number, group.predicted))
     return group.model_copy(update={"points": points, "n": n, "predicted": predicted})
 
 
-def _withhold_point(point: RiskPoint, day: Key, withheld: frozenset[Key]) -> RiskPoint:
-    """The counts of a group on a day, and its incidence where both are printed."""
+def _withhold_point(point: RiskPoint, size: int, day: Key, withheld: frozenset[Key]) -> RiskPoint:
+    """The counts of a group on a day, and its incidence in whole percents where both are printed
+    and it leaves those who are gone without the event enough possible causes.
+    """
     at_risk = None if ("risk", *day) in withheld else point.at_risk
     events = None if ("events", *day) in withheld else point.events
     changed: dict[str, float | None] = {"at_risk": at_risk, "events": events}
-    if at_risk is None or events is None:
-        changed |= dict.fromkeys(("incidence", "lo", "hi"))
+    is_share = size == (at_risk or 0) + (events or 0) and ("n", day[0]) not in withheld
+    if at_risk is None or events is None or not (is_share or _has_open_incidence(point, size)):
+        changed |= dict.fromkeys(INCIDENCE)
+    elif not is_share:
+        changed |= {name: _round_number(getattr(point, name), 2) for name in INCIDENCE}
     return point.model_copy(update=changed)
 
 
-def _link_tenths(system: CountSystem, groups: RiskGroups) -> None:
-    """What the counts of thirds and tenths show of each other: both divide the same people in the
-    order of their risk.
+def _has_open_incidence(point: RiskPoint, size: int) -> bool:
+    """Whether an incidence in whole percents does not show how many of the people gone without the
+    event were censored, and how many died.
+
+    The more are censored, and the earlier, the larger it is; `fewest` were censored at least.
     """
-    if not (groups.groups and groups.deciles):
-        return
-    sizes = [[group.n or 0 for group in part] for part in (groups.groups, groups.deciles)]
-
-    def link(count: str, horizon: str, third: Key, tenth: Key) -> None:
-        """Link a count of the thirds and the tenths; their keys end with these parts."""
-        thirds, tenths = (list(accumulate(numbers)) for numbers in sizes)
-        divisions = [
-            {(count, str(g), *third): end for g, end in enumerate(thirds)},
-            {(count, f"d{g}", *tenth): end for g, end in enumerate(tenths)},
-        ]
-        _link_divisions(system, (count, horizon), divisions)
-
-    link("n", "", (), ())
-    places = {point.day: str(k) for k, point in enumerate(groups.groups[0].points)}
-    for h, day in enumerate(groups.horizons):
-        for count in ("risk", "events"):
-            # a tenth has a point at each horizon, a third more of them
-            link(count, str(h), (places[day],), (str(h),))
-
-
-def _link_divisions(system: CountSystem, name: Key, divisions: Sequence[Mapping[Key, int]]) -> None:
-    """Link the parts of two divisions of the same people in one order.
-
-    The limits of both cut the people into cells. A cell that begins and ends with a part is that
-    part; others are differences, which are nowhere printed. A part is the sum of its cells.
-
-    Args:
-        system: has the counts of all parts.
-        name: of this count; the keys of its cells begin with `between` and the name.
-        divisions: key of each part, in order -> place in the order of people at which it ends.
-    """
-    limits = {**divisions[0], **divisions[1]}
-    cells = defaultdict[Key, list[Key]](list)
-    for end in sorted(set(limits.values())):
-        parts = [
-            next(part for part, limit in division.items() if limit >= end) for division in divisions
-        ]
-        ending, *others = (part for part in parts if limits[part] == end)
-        cell = ending
-        if cells[ending]:
-            cell = ("between", *name, str(end))
-            system.add_difference(ending, cells[ending], cell)
-        for part in parts:
-            if part != cell:
-                cells[part].append(cell)
-        for part in others:
-            system.add_sum(part, cells[part])
+    events, gone = point.events or 0, size - (point.at_risk or 0) - (point.events or 0)
+    incidence = round(point.incidence or 0.0, 2) - 0.005
+    fewest = max(0.0, size - events / incidence) if events and incidence > 0 else 0.0
+    return size >= LARGE and (not gone or gone - ceil(fewest) + 1 >= privacy.FEASIBLE)
 
 
 # ---- numbers with few digits
+
+
+def _round_number(number: float, decimals: int = privacy.DECIMALS) -> float:
+    return round(number, decimals)
+
+
+def _round_comparison(comparison: Comparison) -> Comparison:
+    """A comparison with few digits."""
+    metrics = {
+        name: _round_estimate(pair, (*DIFFERENCES, "first", "second"))
+        for name, pair in comparison.metrics.items()
+    }
+    return comparison.model_copy(update={"metrics": metrics})
 
 
 def _round_metric(metric: MetricValue) -> MetricValue:

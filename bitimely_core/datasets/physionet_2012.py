@@ -128,6 +128,7 @@ NOTICE = (
     "PhysioNet 2012: the unit is the stay; whether two stays are of one patient is not published. "
     "Sets a and b are 8,000 of the 12,000 stays: published figures use other splits of all of them."
 )
+VOLUMES = {"Urine"}  # several of one time are parts of one amount
 ODDITIES = {  # what is odd in some stays of a set -> reason, text, effect, what to do
     "unordered": (
         Reason.TIMESTAMPS,
@@ -145,6 +146,12 @@ ODDITIES = {  # what is odd in some stays of a set -> reason, text, effect, what
         Reason.DUPLICATES,
         "values of a variable at a time that has a later one",
         "the last one of a time is used",
+        "",
+    ),
+    "added": (
+        Reason.DUPLICATES,
+        "volumes of a variable at a time that has others",
+        "the volumes of a time are added",
         "",
     ),
     "foreign": (
@@ -243,7 +250,8 @@ class Stay(NamedTuple):
                 "hours and minutes since admission, 00:00 to 48:00; several variables of one time "
                 "are one row"
             ),
-            "repeated": "of several values of one variable at one time the last one is used",
+            "repeated": "of several values of one variable at one time the last one is used; "
+            "volumes (Urine) are added",
             "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType "
             "are channels observed at 00:00, beside the 37 variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
@@ -624,11 +632,21 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
             implausible[variable] += 1
             percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
         else:
-            odd["repeated"] += (minute, variable) in values
-            values[minute, variable] = value
+            kind, earlier = _find_earlier(values, minute, variable)
+            odd[kind] += (minute, variable) in values
+            values[minute, variable] = value + earlier
     odd["cut"] = not table.endswith(("\n", "\r"))
     odd["bare"] = {variable for _, variable in values} <= {*DESCRIPTORS, "Weight"}
     return Stay(_make_record(name, values, death), odd, unknown, implausible, percent)
+
+
+def _find_earlier(
+    values: dict[tuple[int, str], float], minute: int, variable: str
+) -> tuple[str, float]:
+    """The key of `ODDITIES` for a second value of a time, and what is added to that value."""
+    if variable in VOLUMES:
+        return "added", values.get((minute, variable), 0.0)
+    return "repeated", 0.0
 
 
 def _is_plausible(variable: str, value: float) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.evaluate.intervals import LEVEL, MINIMUM_UNITS, average_over_units
+from bitimely_core.evaluate.intervals import LEVEL, MINIMUM_UNITS, average_over_units, average_rate
 from bitimely_core.schemas.scores import (
     EndpointAgreement,
     EndpointValue,
@@ -299,17 +299,14 @@ def score_events(
         sensitivity = average_over_units(
             np.array(hits), np.array(owners, np.int64), n_units, "share", bootstrap
         )
-    rate, an_hour = average_over_units(alarms, units, n_units, bootstrap=bootstrap), 3600 / step
-    numbers = rate.model_dump(include={"value", "se", "lo", "hi"}, exclude_none=True)
-    scaled = {key: value * an_hour for key, value in numbers.items()}
-    if "lo" in scaled:
-        scaled["lo"] = max(0.0, scaled["lo"])
+    hours = np.bincount(units, minlength=n_units) * step / 3600
+    rate = average_rate(np.bincount(units, alarms, n_units), hours, 3600 / step, bootstrap)
     return EventScores(
         events=len(hits),
         hours=len(starts) * step / 3600,
         false_alarms=int(alarms.sum()),
         sensitivity=sensitivity,
-        false_alarms_per_hour=rate.model_copy(update=scaled),
+        false_alarms_per_hour=rate,
     )
 
 

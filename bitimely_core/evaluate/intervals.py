@@ -229,6 +229,65 @@ def average_over_units(
     return build_metric(kind, mean, None, explain_few(len(np.unique(units[finite])), bootstrap))
 
 
+def average_rate(
+    events: Array, exposure: Array, highest: float, bootstrap: int = 1000
+) -> MetricValue:
+    """Events [U] of units over their exposure [U], with its interval; `highest`: what the rate
+    cannot exceed.
+    """
+    total = float(exposure.sum())
+    if not total:
+        return MetricValue(undefined_reason="not defined by these rows")
+    value, share = float(events.sum()) / total, exposure / total
+    weights = weigh_units(share, len(exposure))
+    few = explain_few(len(exposure), bootstrap) or explain_uneven(weights)
+    score = MetricValue(value=value, n_defined=len(exposure))
+    if few is not None:
+        return score.model_copy(update={"undefined_reason": f"no CI: {few}"})
+    if not value:
+        bounds = {"lo": 0.0, "hi": min(_bound_no_event(exposure), highest)}
+        return score.model_copy(update=bounds)
+    influence = (events - exposure * value) / total
+    se = float(np.sqrt(estimate_variance(influence, weights.leverage)))
+    reach = _reach_of_rate(events, exposure, se / value, weights.df)
+    highest_factor = float(np.log(highest / value))
+    bounds = {
+        "se": se,
+        "lo": value * float(np.exp(-reach)),
+        "hi": value * float(np.exp(min(reach, highest_factor))),
+    }
+    return score.model_copy(update=bounds)
+
+
+def _reach_of_rate(events: Array, exposure: Array, se: float, df: float) -> float:
+    """Half the width of the interval of a rate on the logarithm: Student's t times the larger of
+    the linearised standard error `se` and that of the jackknife over units.
+
+    A rate that is 0 without one unit counts as half an event.
+    """
+    from scipy.special import stdtrit
+
+    units, left_events = len(events), np.maximum(events.sum() - events, 0.5)
+    without = np.log(left_events / (exposure.sum() - exposure))
+    jackknife = float(np.sqrt((units - 1) * np.var(without)))
+    return float(stdtrit(df, (1 + LEVEL) / 2)) * max(se, jackknife)
+
+
+def _bound_no_event(exposure: Array) -> float:
+    """The upper bound of a rate without any event: where the rates of units are distributed
+    exponentially around it, the probability of no event is half of one less the level.
+    """
+    from scipy.optimize import brentq
+
+    surprise = -float(np.log((1 - LEVEL) / 2))
+
+    def exceed(rate: float) -> float:
+        return float(np.log1p(rate * exposure).sum()) - surprise
+
+    # the largest unit alone is enough there
+    return float(brentq(exceed, 0.0, np.expm1(surprise) / exposure.max()))
+
+
 def build_difference(
     first: Estimate, second: Estimate, uncertain: str | None, unit: MetricUnit
 ) -> Difference:

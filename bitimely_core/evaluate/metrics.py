@@ -389,6 +389,17 @@ def _estimate_mean(estimates: Sequence[Estimate], present: Array, weights: UnitW
     return Estimate(float(np.mean(values)), np.mean(influences, axis=0), weights)
 
 
+def _estimate_mean_precision(
+    estimates: Sequence[Estimate], present: Array, weights: UnitWeights
+) -> Estimate:
+    """The mean average precision of the classes that are `present`, with the mean of their degrees
+    of freedom where these are fewer.
+    """
+    df = [estimates[k].weights.df for k in np.flatnonzero(present).tolist()]
+    fewest = min(weights.df, float(np.mean(df))) if df else weights.df
+    return _estimate_mean(estimates, present, weights._replace(df=fewest))
+
+
 def estimate_ranking(
     score: Array, positive: Array, units: Array, n_units: int, weights: UnitWeights
 ) -> tuple[Estimate, Estimate]:
@@ -420,7 +431,10 @@ def estimate_ranking(
     gain, loss = (np.cumsum((pg / P * other / (tp + fp) ** 2)[::-1])[::-1] for other in (fp, tp))
     move = np.where(y, (precision[group] - ap) / P + gain[group], -loss[group])
     area = Estimate(auroc, np.bincount(u, place, n_units), weights)
-    return area, Estimate(ap, np.bincount(u, move, n_units), weights)
+    # of a rare class most of the variance of the precision is that of its few positives
+    positives = weigh_units(np.bincount(u[y], minlength=n_units) / P, P)
+    by_positives = weights._replace(df=min(weights.df, positives.df))
+    return area, Estimate(ap, np.bincount(u, move, n_units), by_positives)
 
 
 def _estimate_classes(
@@ -513,7 +527,7 @@ def _classification_estimates(
         "macro_f1": _estimate_mean(each["f1"], present, mean),
         "kappa": _estimate_kappa(counts, mean, is_defined=bool(present.any())),
         "auroc": _estimate_mean(each["auroc"], averaged, most),
-        "auprc": _estimate_mean(each["auprc"], averaged, most),
+        "auprc": _estimate_mean_precision(each["auprc"], averaged, most),
     }
     return Estimates(metrics, each)
 
@@ -536,7 +550,7 @@ def _multilabel_estimates(
     right = (total - true - decided + 2 * hits).sum(1, keepdims=True)
     each = _estimate_each(rows, prediction, (hits, true, decided), sides)
     metrics = {
-        "auprc": _estimate_mean(each["auprc"], present, mean),
+        "auprc": _estimate_mean_precision(each["auprc"], present, mean),
         "auroc": _estimate_mean(each["auroc"], present, mean),
         "auprc_micro": _estimate_micro(rows, prediction, true, total),
         "macro_f1": _estimate_mean(each["f1"], present, mean),

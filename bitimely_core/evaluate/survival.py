@@ -31,6 +31,7 @@ from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import group_columns, parse_horizon
 
 DECILES = 10
+HIGHEST_POWER = 700.0  # of e
 BLOCK = 256  # events at a time against all rows
 # names of groups by their number: equal risks may leave fewer than three
 GROUP_NAMES = ((), ("all",), ("lower", "higher"), ("lowest", "middle", "highest"))
@@ -112,7 +113,9 @@ def find_incidence_interval(time: Array, event: Array, day: float) -> tuple[floa
         observed = max(float(((time > day) | (event > 0)).sum()), 1.0)
         return value, *bound_share(min(max(value, 0.0), 1.0), observed)
     reach = float(ndtri((1 + LEVEL) / 2)) * float(np.sqrt(variance)) / (value * np.log(value))
-    return value, float(value ** np.exp(-reach)), float(value ** np.exp(reach))
+    # of a tiny incidence one of the bounds of the logarithm is beyond all numbers
+    lo, hi = (float(value ** np.exp(min(power, HIGHEST_POWER))) for power in (-reach, reach))
+    return value, lo, hi
 
 
 def weigh_uncensored(time: Array, event: Array, horizon: float) -> Array:

@@ -42,6 +42,7 @@ from bitimely_core.recordings.mapping import (
     find_suffix,
     matches_pattern,
     read_label_rules,
+    search_groups,
     strip_suffix,
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
@@ -516,9 +517,7 @@ def describe_recording(
 
 def _match_path(rel: str, pattern: str) -> dict[str, str]:
     """The groups of a path that the map names."""
-    match = re.search(pattern, rel) if pattern else None
-    groups = match.groupdict() if match else {}
-    return {key: text for key, text in groups.items() if text is not None}
+    return search_groups(pattern, rel) if pattern else {}
 
 
 def _list_attributes(

@@ -13,7 +13,7 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.result_table import ResultTable
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, Table, make_table, rename_units
-from bitimely_core.records import has_result
+from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.differences import (
     DESCRIBED,
     METHOD,
@@ -56,6 +56,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     names = ", ".join(scores.run for scores in scored)
     page = PageBuilder(f"Comparison of {names if len(scored) <= FEW else f'{len(scored)} runs'}")
     for folder, scores in zip(folders, scored, strict=True):
+        page.notice(*describe_changes(folder))
         page.notice(*(f"{scores.run}: {line}" for line in list_reproductions(folder)))
     for scores in scored:
         page.notice(*scores.notices)

@@ -51,6 +51,10 @@ AGREEMENT = (
     "AASM manual, over the scored windows of a night: wake that the view leaves out is not time in "
     "bed here."
 )
+NO_GROUPS = (
+    "no groups of risk are shown. A third would have fewer than 11 people, or counts of 1 to 10 "
+    "people could be computed from it."
+)
 SHOWN_ENDPOINTS = (
     "total_sleep_time",
     "sleep_efficiency",
@@ -86,8 +90,7 @@ def add_score_blocks(
         page.add(figure)
     page.add(metric_table(scores), *baseline_table(scores), *compared)
     for label, groups in (scores.risk_groups or {}).items():
-        page.add(*_incidence_figures(label, groups), _at_risk_table(label, groups))
-        page.add(_calibration_table(label, groups), *_calibration_figures(label, groups))
+        _add_groups(page, label, groups)
     if scores.by_class:
         page.add(class_table(scores))
     if scores.confusion:
@@ -228,6 +231,15 @@ def class_table(scores: TaskScores) -> Table:
 
 
 # ---- risk groups
+
+
+def _add_groups(page: PageBuilder, label: str, groups: RiskGroups) -> None:
+    """Incidence and calibration by predicted risk, or why they are not shown."""
+    if not groups.groups:
+        page.text(f"{label}: {NO_GROUPS}")
+        return
+    page.add(*_incidence_figures(label, groups), _at_risk_table(label, groups))
+    page.add(_calibration_table(label, groups), *_calibration_figures(label, groups))
 
 
 def _draw_incidence(name: str, x: Sequence[float], points: Sequence[RiskPoint]) -> Line:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from bitimely_core.tokens.building import compute_statistics, is_current
 from bitimely_core.tokens.moments import Moments, compute_moments
 from bitimely_core.tokens.sets import check_subjects, open_manifest
 from bitimely_core.tokens.splits import assign_dealt_splits
-from bitimely_core.tokens.survey import CacheSurvey, WindowRow, audit, list_notices
+from bitimely_core.tokens.survey import CacheSurvey, audit, list_notices
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,9 +67,7 @@ def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
     check_subjects(index, options.split, out)
     manifest = windows.manifest
     survey = CacheSurvey(
-        rows=list(_list_rows(index)),
-        units=tuple(manifest.units),
-        moments=list(_measure_training(windows, index)),
+        units=tuple(manifest.units), moments=list(_measure_training(windows, index))
     )
     if (out / manifests.MANIFEST).exists():  # of another generation of the cache
         storage.os_unlink(out / manifests.MANIFEST)
@@ -77,26 +76,18 @@ def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
         _link_file(windows.folder / name, out / name)
     sha256, size = storage.write_parquet(out / "index.parquet", index)
     files = {"index.parquet": StoredFile(sha256=sha256, size=size, rows=index.height)}
-    statistics = compute_statistics(survey, manifest.class_names, options)
+    statistics = compute_statistics(survey, index, manifest.class_names, options)
     sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
     files["statistics.json"] = StoredFile(sha256=sha256, size=size)
     changes = {
         "options": options,
-        "counts": audit(survey, manifest.class_names),
+        "counts": audit(index, Counter(), manifest.class_names),
         "notices": list_notices(options),
         "generation": 0,
         "manifest_sha256": "",
         "files": {**{name: manifest.files[name] for name in sorted(names)}, **files},
     }
     manifest.model_copy(update=changes).publish(out)
-
-
-def _list_rows(index: pl.DataFrame) -> Iterator[WindowRow]:
-    """The rows of an index as a survey of a cache has them."""
-    columns = index.select("subject_id", "recording_id", "start", "label", "split")
-    for subject, recording, start, label, split in columns.iter_rows():
-        label = tuple(label) if isinstance(label, list) else label
-        yield WindowRow(subject, recording, start, label, split, digital=True)
 
 
 def _measure_training(windows: Windows, index: pl.DataFrame) -> Iterator[list[Moments]]:

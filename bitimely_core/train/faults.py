@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from bitimely_core.config import TrainConfig
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    find_stop_code,
+    input_error,
+    list_stop_signals,
+)
 from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.train import checkpoints
 from bitimely_core.train.distributed import all_reduce_sum, find_first_error, get_rank
@@ -28,7 +36,7 @@ MOST_NUMBERS = 20  # of a message
 
 @contextmanager
 def handle_signals(state: TrainingState) -> Iterator[None]:
-    """SIGTERM and SIGINT set a flag that the loop reads after each step; a second SIGINT stops at
+    """The signals that end a verb set a flag that the loop reads after each step; a second SIGINT stops at
     once. Only for runs with a folder.
     """
     if state.home is None or threading.current_thread() is not threading.main_thread():
@@ -40,9 +48,7 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
             raise KeyboardInterrupt
         state.stop_signal = state.stop_signal or number
 
-    before = {
-        number: signal.signal(number, record_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, record_signal) for number in list_stop_signals()}
     try:
         yield
     finally:
@@ -58,7 +64,7 @@ def interrupted_error(state: TrainingState, number: int, when: str, outcome: str
         outcome,
         "Repeat the same command to resume",
         file=str(state.home),
-        exit_code=Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED,
+        exit_code=find_stop_code(number),
     )
 
 
@@ -168,7 +174,7 @@ def sync_step(
     flags = [
         float(fault is not None),
         float(state.stop_signal == signal.SIGINT),
-        float(state.stop_signal == signal.SIGTERM),
+        float(state.stop_signal not in (0, signal.SIGINT)),
     ]
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +15,7 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, has_small_count, is_small
+from bitimely_core.records import describe_changes
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
@@ -120,8 +122,14 @@ def analyze(
         runs = [
             open_run(run, workspace, data=data, verify=verify, progress=progress) for run in names
         ]
-        page = _analyze_runs(entry, runs, arguments)
+        page = _add_changes(_analyze_runs(entry, runs, arguments), runs)
     return _write_page(kind, page, target)
+
+
+def _add_changes(page: Page, runs: list[Run]) -> Page:
+    """The page with sentences on the altered files of its runs."""
+    changes = [line for run in runs for line in describe_changes(run.folder)]
+    return replace(page, notices=[*changes, *page.notices])
 
 
 def _write_page(kind: str, page: Page, folder: Path) -> AnalysisResult:

@@ -25,7 +25,7 @@ from bitimely_core.methods import hazards
 from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import is_small
-from bitimely_core.records import has_result, read_result_table
+from bitimely_core.records import describe_changes, has_result, read_result_table
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -147,7 +147,10 @@ def evaluate(
         settings=settings,
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
-        notices=_list_notices(record, windows, settings, shared, split),
+        notices=[
+            *_list_changes(run, compare, workspace),
+            *_list_notices(record, windows, settings, shared, split),
+        ],
     )
     head = opened.head()
     columns: Columns = {}
@@ -242,6 +245,12 @@ def _check_arguments(
         )
     if compare is not None:
         find_run_folder(compare, workspace)
+
+
+def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list[str]:
+    """Sentences on the altered files of both runs."""
+    runs = [run] if compare is None else [run, compare]
+    return [line for name in runs for line in describe_changes(find_run_folder(name, workspace))]
 
 
 def protect_scores(scores: Scores, windows: Windows) -> Scores:

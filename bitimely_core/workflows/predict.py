@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bitimely_core import __version__, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.units import describe_failure
-from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
 from bitimely_core.evaluate.predict import predict as predict_windows
@@ -550,7 +550,7 @@ def encode_events(
         onsets.tolist(), frame["class"].to_list(), frame["confidence"].to_list(), strict=True
     )
     lines = [
-        f"{onset:.6f}\t{duration:.6f}\t{name}\t{confidence:.6f}\n"
+        f"{onset:.6f}\t{duration:.6f}\t{quote_formula(name)}\t{confidence:.6f}\n"
         for onset, name, confidence in cells
     ]
     how = f"automatic, by run {model.run.name} of bitimely {__version__}, not reviewed by a person"

@@ -19,6 +19,7 @@ class ReportResult(TypedDict, total=False):
     format_version: int
     report: str
     verdict: str
+    notices: list[str]
     summary: Any
     runs: list[str]
 
@@ -61,5 +62,6 @@ def report(
         "format_version": FORMAT,
         "report": str(rendering.write_report(target, page)),
         "verdict": page.verdict,
+        "notices": page.notices,
         "summary": page.summary,
     }
