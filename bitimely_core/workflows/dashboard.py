@@ -8,6 +8,7 @@ from typing import TypedDict, get_args
 
 from bitimely_core import locks, storage
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.page import Page
 from bitimely_core.report.dashboard_page import (
     ENTRIES,
     INDEX,
@@ -62,20 +63,24 @@ def dashboard(
     # what is read here is not older than what another process writes
     with locks.take_turns(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
-        # links of a page elsewhere are others
-        kept = workspace / ENTRIES if out is None else None
-        reader = WorkspaceReader(
-            workspace, path.parent, read_stored(kept) if kept else StoredEntries()
-        )
-        page = dashboard_page(reader)
-        storage.refuse_link(path)
-        if (content := render_index(page).encode()) != (
-            path.read_bytes() if path.is_file() else None
-        ):
-            storage.write_bytes(path, content)
-        if kept is not None and reader.former != reader.present:
-            storage.write_bytes(kept, reader.present.model_dump_json().encode())
+        page = _write_page(workspace, path, is_index=out is None)
     return {"format_version": FORMAT, "page": str(path), "verdict": page.verdict}
+
+
+def _write_page(workspace: Path, path: Path, *, is_index: bool) -> Page:
+    """Write the page where it differs, and beside the index what it was made from: the links of a
+    page elsewhere are others.
+    """
+    stored = read_stored(workspace / ENTRIES) if is_index else StoredEntries()
+    reader = WorkspaceReader(workspace, path.parent, stored)
+    page = dashboard_page(reader)
+    storage.refuse_link(path)
+    content = render_index(page).encode()
+    if not path.is_file() or content != path.read_bytes():
+        storage.write_bytes(path, content)
+    if is_index and reader.former != reader.present:
+        storage.write_bytes(workspace / ENTRIES, reader.present.model_dump_json().encode())
+    return page
 
 
 def refresh_dashboard(workspace: Path) -> None:
