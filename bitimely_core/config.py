@@ -87,8 +87,8 @@ class ModelConfig(Section):
     ffn_dim: int = Field(128, ge=1, description="Hidden width of the feed-forward network.")
     tokenizer: Literal["conv", "patch", "patch-cnn", "steps", "codes"] = Field(
         "conv",
-        description="How a window is cut; bitimelygpt and its family and lstm and its own start "
-        "with patch-cnn: patches, each read by a network; steps: a token a timestep.",
+        description="How a window is cut; patch-cnn: patches, each read by a network (bitimelygpt, "
+        "gpt, lstm and their variants start with it); steps: a token a timestep.",
     )
     patch: int = Field(
         0,

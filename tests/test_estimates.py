@@ -87,9 +87,8 @@ def test_estimates_are_of_the_width_that_a_matched_budget_chooses(
         name = training.flags["model"]["name"]
         cost = costs.estimate_training(plan, label, tmp_path, timed=True)
         shape = {"channels": timed[-1].channels, "length": timed[-1].length}
-        built = models.build(
-            name, preset="tiny", **shape, **models.match_parameters(name, "tiny", **shape)
-        )
+        widths = models.match_parameters(name, "tiny", **shape, tokenizer=timed[-1].tokenizer)
+        built = models.build(name, preset="tiny", **shape, **widths)
         assert cost.parameters == models.count_parameters(built)
         assert cost.parameters != models.count_parameters(
             models.build(name, preset="tiny", **shape)

@@ -141,8 +141,8 @@ def match_parameters(name: str, preset: str, **chosen: Any) -> dict[str, Any]:
 
 
 def _choose_matched_tokens(tokenizer: str | None, data: Mapping[str, object]) -> dict[str, str]:
-    """The tokens of two models of one size; but for those of a network, all of signals have the
-    size of the paper's.
+    """The tokens with which BiTimelyGPT is counted: of signals the paper's, but beside a model with
+    those of a network the same.
     """
     if data.get("codes"):
         return {"tokenizer": "codes"}
