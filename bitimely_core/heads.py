@@ -30,7 +30,7 @@ from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
 HEAD_DROPOUT = 0.1  # with tokens of a network
-
+LossResult = dict[str, Any]  # of a supervised loss, in the form of an objective
 Task = Literal["classification", "multilabel", "regression", "survival"]
 
 
@@ -431,7 +431,7 @@ def cross_entropy(
     *,
     smoothing: float = 0.0,
     weights: Tensor | None = None,
-) -> dict[str, Any]:
+) -> LossResult:
     """Cross-entropy of class ids [B] or shares [B, C] in the objective form; parts: accuracy.
 
     In training `smoothing` of each label is spread over all classes, and the terms of class c are
@@ -466,7 +466,7 @@ def binary_cross_entropy(
     *,
     smoothing: float = 0.0,
     weights: Tensor | None = None,
-) -> dict[str, Any]:
+) -> LossResult:
     """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form.
 
     In training labels are moved to 1/2 by `smoothing`, and terms of label k that holds are
@@ -490,9 +490,7 @@ def binary_cross_entropy(
     )
 
 
-def mean_squared_error(
-    head: Head, batch: Batch, generator: Generator | None = None
-) -> dict[str, Any]:
+def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> LossResult:
     """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form;
     parts: absolute error in their unit.
     """
@@ -506,7 +504,7 @@ def mean_squared_error(
     )
 
 
-def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) -> LossResult:
     """Negative log-likelihood of times to event [B, K, 2] in the objective form
     (`models.survival`).
     """
@@ -516,7 +514,7 @@ def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) ->
     )
 
 
-losses: dict[str, Callable[..., dict[str, Any]]] = {
+losses: dict[str, Callable[..., LossResult]] = {
     "classification": cross_entropy,
     "multilabel": binary_cross_entropy,
     "regression": mean_squared_error,
@@ -527,7 +525,7 @@ losses: dict[str, Callable[..., dict[str, Any]]] = {
 
 def make_loss(
     task: Task, targets: np.ndarray, classes: int, config: FinetuneConfig
-) -> Callable[..., dict[str, Any]]:
+) -> Callable[..., LossResult]:
     """The loss of a task with the class weights and the label smoothing of the settings.
 
     Balanced weights make all classes count the same in the training labels `targets`: n / (C n_c)
@@ -550,8 +548,8 @@ def make_loss(
         counts = np.bincount(np.asarray(targets, np.int64), minlength=classes)
         weights = len(targets) / (classes * np.maximum(counts, 1))
     elif is_balanced:
-        held, known = np.nansum(targets, 0), np.isfinite(targets).sum(0)
-        weights = np.maximum(known - held, 1) / np.maximum(held, 1)
+        held, counts = np.nansum(targets, 0), np.isfinite(targets).sum(0)
+        weights = np.maximum(counts - held, 1) / np.maximum(held, 1)
     balance = None if weights is None else torch.from_numpy(weights).float()
     return partial(losses[task], smoothing=smoothing, weights=balance)
 
@@ -571,7 +569,7 @@ def _make_result(
     prediction: Tensor,
     target: Tensor,
     valid: Tensor,
-) -> dict[str, Any]:
+) -> LossResult:
     penalty, head.model.penalty = head.model.penalty, None
     return {
         "loss": loss if penalty is None else loss + penalty,

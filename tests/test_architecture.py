@@ -109,7 +109,8 @@ def test_every_module_has_a_docstring() -> None:
 def test_every_member_registers_something_with_help() -> None:
     from bitimely_core import registry
 
-    for book in (registry.datasets, registry.models, registry.objectives, registry.analyses):
+    kinds = ["datasets", "models", "objectives", "augmentations", "analyses"]
+    for book in (getattr(registry, kind) for kind in kinds):
         assert book
         assert all(entry.help for entry in book.values())
 

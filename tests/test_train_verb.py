@@ -199,6 +199,6 @@ def test_the_page_has_the_score_on_training_windows(home, capsys):
     )
     assert "training" not in trained, "it would be the score itself"
     known = tested["training"]
-    assert known["n"] == known["of"] == trained["n"]
+    assert known["n"] == known["total"] == trained["n"]
     for name, metric in trained["metrics"].items():
         assert known["metrics"][name]["value"] == pytest.approx(metric["value"])

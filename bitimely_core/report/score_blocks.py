@@ -159,7 +159,7 @@ def describe_training_score(scores: Scores) -> str:
     score = scores.training
     if score is None:
         return ""
-    counts = "" if score.n is None else f" ({score.n:,} of {score.of:,})"
+    counts = "" if score.n is None else f" ({score.n:,} of {score.total:,})"
     return (
         f" {TRAINING.capitalize()}: the same weights on windows that the run was trained on"
         f"{counts}, without augmentation. Far better there than here: the model has learned its "

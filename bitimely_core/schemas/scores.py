@@ -359,7 +359,7 @@ class TrainingScore(Part):
     """
 
     n: int | None  # windows, drawn at random where the training had more; None: withheld
-    of: int | None  # windows of the training; None: withheld
+    total: int | None  # windows of the training; None: withheld
     metrics: dict[str, MetricValue] = {}
 
 

@@ -54,5 +54,5 @@ def plan_steps(state: TrainingState, pause: float) -> int:
     """
     if state.config.minutes is None:
         return state.total
-    left = 60 * state.config.minutes - state.seconds - pause
-    return state.step + max(0, int(left * state.step / max(state.seconds, 1e-9)))
+    remaining = 60 * state.config.minutes - state.seconds - pause
+    return state.step + max(0, int(remaining * state.step / max(state.seconds, 1e-9)))

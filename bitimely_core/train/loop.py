@@ -254,6 +254,8 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
     if state.config.compile:
         stack.enter_context(compile_layers(state.model))
+    if state.config.ema and state.average is None:
+        state.average = averages.copy_tensors(state.model)
     state.gradients = GradientSum(state.model.parameters())
     stack.callback(state.gradients.close)
     if state.device.type == "cuda" and distributed.get_world_size() == 1:
@@ -292,8 +294,6 @@ def _run_steps(state: TrainingState) -> None:
     """Steps, validations and checkpoints, to the last step or until a stop signal."""
     state.logged_at = state.started_at = time.perf_counter()
     state.model.train()
-    if state.config.ema and state.average is None:
-        state.average = averages.copy_tensors(state.model)
     every = state.config.checkpoint_every or state.batches.steps
     # where a run was stopped between the last step of an epoch and its validation
     stop = _validate(state)
@@ -307,7 +307,7 @@ def _run_steps(state: TrainingState) -> None:
                 stop = _validate(state) or stop
                 if stop or state.step >= state.total:
                     break
-                if state.step % every == 0 and state.step < state.total:
+                if state.step % every == 0:
                     _save_checkpoint(state, wait=False)
     _save_checkpoint(state, wait=True)
     if number := stop or state.stop_signal:
@@ -504,9 +504,7 @@ def _measure_score(state: TrainingState) -> float | None:
 def _log_validation(
     state: TrainingState, sums: list[float], parts: Parts, score: float | None
 ) -> None:
-    """Log the losses and the score of a validation; copy the weights where it is the best so far,
-    and end the training where the patience is exhausted.
-    """
+    """Log the losses and the score of a validation, and judge it."""
     count, loss, rel, rel_count = distributed.all_reduce_sum(sums)
     entry: LogLine = {
         "step": state.step,
@@ -516,9 +514,21 @@ def _log_validation(
         "rel": _finite_or_none(rel / (rel_count or 1.0)),
     }
     state.validated = state.step
+    line = _add_parts(entry, parts)
+    if state.criterion is not LOWEST_LOSS:
+        line = cast(LogLine, {**line, state.criterion.name: score})
+    _judge_validation(state, entry, score)
+    _write_line(state, line)
+    state.logged_at = time.perf_counter()
+
+
+def _judge_validation(state: TrainingState, entry: LogLine, score: float | None) -> None:
+    """Copy the weights of the validation `entry` where it is the best so far, and end the training
+    where the patience is exhausted.
+    """
     by_loss = state.criterion is LOWEST_LOSS
-    decisive = entry["loss"] if by_loss else score
-    before = (state.best or {}).get("loss" if by_loss else "score")
+    best = state.best or {}
+    decisive, before = (entry["loss"], best.get("loss")) if by_loss else (score, best.get("score"))
     if state.criterion.is_better(decisive, before):
         state.best = {
             "step": entry["step"],
@@ -529,12 +539,8 @@ def _log_validation(
         }
         if state.config.checkpoint == "best":
             state.best_weights = _copy_tensors(state.model)
-    stale = entry["epoch"] - int((state.best or {}).get("epoch") or 0)
-    if state.config.patience is not None and stale >= state.config.patience:
+    elif entry["epoch"] - int(best.get("epoch") or 0) >= (state.config.patience or math.inf):
         state.total = state.step
-    line = _add_parts(entry, parts)
-    _write_line(state, line if by_loss else cast(LogLine, {**line, state.criterion.name: score}))
-    state.logged_at = time.perf_counter()
 
 
 def _needs_validation(state: TrainingState) -> bool:
@@ -753,6 +759,20 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint | None) -> 
         {"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]}
     )
     meta = checkpoint.meta
+    _resume_selection(state, checkpoint, weights)
+    if meta.finished or state.config.minutes is not None:
+        state.total, state.spent, state.seconds = meta.total, meta.seconds, meta.seconds
+    state.step, state.validated = meta.step, meta.validated
+    state.best, state.last = meta.best, meta.last
+
+
+def _resume_selection(
+    state: TrainingState, checkpoint: checkpoints.Checkpoint, weights: dict[str, Tensor]
+) -> None:
+    """Load the best weights and the moving average, if there are any; a finished model gets those
+    that were selected.
+    """
+    meta = checkpoint.meta
     # weights of their own only where they are those of another step
     if state.config.checkpoint == "best" and meta.best is not None:
         state.best_weights = weights
@@ -765,10 +785,6 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint | None) -> 
         state.average = {name: value.to(state.device) for name, value in average.items()}
     if meta.finished:
         state.model.load_state_dict(state.best_weights or state.average or weights)
-    if meta.finished or state.config.minutes is not None:
-        state.total, state.spent, state.seconds = meta.total, meta.seconds, meta.seconds
-    state.step, state.validated = meta.step, meta.validated
-    state.best, state.last = meta.best, meta.last
 
 
 def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:

@@ -166,8 +166,9 @@ def evaluate(
         nights = score_endpoints(windows, rows, bootstrap, **columns)
         scores = scores.model_copy(update={**dict(task_scores), **nights})
         scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
-    training = None if split == "train" else _score_training(opened, batch_size, device, progress)
-    scores = scores.model_copy(update={"training": training})
+    if split != "train":
+        training = _score_training(opened, batch_size, device, progress)
+        scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
@@ -353,20 +354,20 @@ def _score_training(
         metrics = _score_objective(
             opened.model(), rows, settings.objective, batch_size, device, progress
         )
-        return TrainingScore(n=len(rows), of=total, metrics=metrics)
+        return TrainingScore(n=len(rows), total=total, metrics=metrics)
     prediction = predict(head, rows, batch_size=batch_size, device=device, progress=progress)
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
     scored = ScoredWindows(target, prediction, rows.subjects())
     metrics = score_windows(windows, scored, {}, None, EvaluationSettings(bootstrap=0)).metrics
     if not hides_counts(windows):
-        return TrainingScore(n=len(rows), of=total, metrics=metrics)
+        return TrainingScore(n=len(rows), total=total, metrics=metrics)
     main = scoring.MAIN[windows.task]
     value = metrics[main].value
     if value is None or is_small(subjects):
         return None
     rounded = MetricValue(value=round(value, SHARED_DIGITS), n_defined=None)
-    return TrainingScore(n=None, of=None, metrics={main: rounded})
+    return TrainingScore(n=None, total=None, metrics={main: rounded})
 
 
 def _score_task(
