@@ -281,7 +281,16 @@ class ClaimsBuildOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """Sequences up to the prediction times of a task."""
+    """Sequences of the codes of others: of those that are tokenized, or of a run."""
+
+    vocabulary: Annotated[
+        Text,
+        build_option(
+            "Use the codes, code map and choices of this run or export, for people that it was not "
+            "trained on.",
+            "RUN",
+        ),
+    ] = None
 
     task: Annotated[
         Text,

@@ -41,10 +41,11 @@ from bitimely_core.errors import Reason, input_error, raise_differences, usage_e
 from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
+from bitimely_core.schemas.ingest import CodeMap, FindingRecord
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     FlowStep,
+    HistoryPreparation,
     SequenceFunnel,
     SequenceLengths,
     SequenceManifest,
@@ -174,9 +175,10 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             events=statistics.funnel.events,
         ),
         shards=built.files,
-        vocabulary=_make_vocabulary(manifest, selection, built.usage),
+        vocabulary=_make_vocabulary(plan, selection, built.usage),
         ratios=_make_ratio_table(selection),
         statistics=statistics,
+        preparation=_describe_preparation(plan, selection),
         cohort=members.record,
         values=plan.fitted,
     )
@@ -282,7 +284,7 @@ def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
 def _fit_numbers(shards: ShardMap) -> SequencePlan:
     """The plan with the cut points and moments of numbers, if it reads them."""
     plan = shards.plan
-    if plan.choices.values == "none":
+    if plan.choices.values == "none" or plan.prepared is not None:
         return plan
     return replace(
         plan, fitted=code_values.fit_values(shards.apply(code_values.count_values), plan.floor)
@@ -307,6 +309,8 @@ def _count_shard(
 
 
 def _select_codes(plan: SequencePlan, counts: CodeCounts) -> CodeSelection:
+    if plan.prepared is not None:
+        return prevalence.fix_codes(plan.prepared.vocabulary, counts.carriers, plan.choices)
     exempt = () if plan.fitted is None else frozenset(code_values.list_deciles(plan.fitted))
     return prevalence.select_codes(counts, plan.names, plan.choices, plan.floor, exempt)
 
@@ -434,15 +438,45 @@ def _count_sequences(
 # ---- tables and statistics
 
 
+def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> HistoryPreparation:
+    """What turns histories of new people into such sequences."""
+    manifest, given = plan.manifest, plan.prepared
+    index_days = plan.cache.cohort(("index_day",))
+    has_days = "index_day" in index_days.columns and index_days["index_day"].count() > 0
+    shared: Choices = {
+        "cache": manifest.manifest_sha256,
+        "options": SequenceOptions.model_validate(plan.options),
+        "class_names": tuple(plan.names),
+        "indexed": bool(plan.cohort or plan.choices.landmark or has_days),
+    }
+    if given is not None:
+        return given.model_copy(update=shared)
+    phecodes = selection.phecodes
+    return HistoryPreparation(
+        **shared,
+        vocabulary=tuple(phecodes),
+        names={code: manifest.phenotypes.get(code, "") for code in phecodes},
+        categories={code: manifest.categories.get(code, "") for code in phecodes},
+        rules=manifest.rules,
+        defining=tuple(sorted(plan.rule_phecodes)),
+        reading=manifest.settings.options,
+        codemap=CodeMap.load(plan.cache.folder / manifest.codemap),
+        values=None if plan.fitted is None else plan.fitted.to_dicts(),
+    )
+
+
 def _make_vocabulary(
-    manifest: EventsManifest, selection: CodeSelection, usage: np.ndarray
+    plan: SequencePlan, selection: CodeSelection, usage: np.ndarray
 ) -> pl.DataFrame:
-    first, phecodes = len(SPECIAL), selection.phecodes
+    first, phecodes, manifest = len(SPECIAL), selection.phecodes, plan.manifest
+    names, categories = manifest.phenotypes, manifest.categories
+    if plan.prepared is not None:
+        names, categories = plan.prepared.names, plan.prepared.categories
     columns = {
         "id": range(first, usage.shape[1]),
         "code": phecodes,
-        "name": [manifest.phenotypes.get(code, "") for code in phecodes],
-        "category": [manifest.categories.get(code, "") for code in phecodes],
+        "name": [names.get(code, "") for code in phecodes],
+        "category": [categories.get(code, "") for code in phecodes],
         "n_subjects_train": usage[0, first:],
         "n_events_train": usage[1, first:],
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings
 from bitimely_core.errors import Finding, UserError, usage_error
-from bitimely_core.records import find_missing, has_result, list_results, write_results
+from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
@@ -33,7 +33,7 @@ from bitimely_core.schemas.runs import (
     TuningRecord,
 )
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
@@ -209,6 +209,8 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
     }
     if trained and record.is_finetuned and not job.windows[0].vocabulary:
         files["preprocessing.json"] = describe_preprocessing(job.windows[0]).encode()
+    if trained and has_result(job.windows[0].folder / HISTORIES):
+        files[HISTORIES] = read_result(job.windows[0].folder / HISTORIES)
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:

@@ -9,7 +9,18 @@ from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.jobs import Flags
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
-from bitimely_core.workspace import find_data_kind, locate_new, name_tokens, parse_view
+from bitimely_core.workspace import (
+    find_data_kind,
+    find_run_folder,
+    locate_new,
+    name_tokens,
+    parse_view,
+)
+
+
+def name_applied(data: str, run: Path) -> str:
+    """The name of tokens of `data` with the vocabulary of the run in a folder."""
+    return f"{name_tokens(data)}-{run.resolve().name}"
 
 
 def tokenize(
@@ -28,15 +39,19 @@ def tokenize(
 
     Of claims also the shortcut baselines and the path of a page. With `options["task"]`, a folder
     of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of
-    `tokens/<data>`.
+    `tokens/<data>`. With `options["vocabulary"]`, a run or export: of its codes, by its map and
+    choices, under the name `<data>-<run>`.
 
     Raises UserError: unknown_name, settings_differ, config (2), incomplete, no_input (4), integrity
     (5).
     """
     dataset, view = parse_view(data)
     kind = find_data_kind(data)
-    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     choices = {"view": view, **(options or {})}
+    if (run := choices.get("vocabulary")) is not None:
+        choices["vocabulary"] = folder = find_run_folder(run, workspace)
+        name = name_applied(data, folder) if name is None else name
+    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     if dry_run:
         return kind.plan_tokens(
             ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress),
