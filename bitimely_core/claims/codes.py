@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bitimely_core.errors import Reason
@@ -150,7 +150,9 @@ def find_phecodes(
     return (), UNMAPPED
 
 
-def map_codes(tables: Mapping[str, PhecodeTable], texts: Iterable[str]) -> dict[str, Sequence[str]]:
+def map_codes(
+    tables: Mapping[str, PhecodeTable], texts: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
     """The PheCodes of codes as a cache writes them (`ICD9CM//428.0`) by another map; other codes
     are left out.
     """

@@ -64,7 +64,9 @@ from bitimely_core.schemas.ingest import (
     IngestPart,
     IngestReport,
 )
+from bitimely_core.schemas.tokens import HistoryPreparation
 from bitimely_core.system_errors import translate_system_errors
+from bitimely_core.tokens.sequences import HISTORIES
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels|codemap)-[0-9a-f]{16}\.(parquet|json)")
 RAW, PARTS = ".raw", ".parts"
@@ -367,6 +369,14 @@ def _read_map(
     source: Source, claims: sources.ClaimsSource, options: ClaimsOptions
 ) -> phecode_maps.PhecodeMap:
     """The PheCode map of the options, else the one beside the claims."""
+    if [Path(path).name for path in options.phecode_map] == [HISTORIES]:
+        prepared = HistoryPreparation.load(Path(options.phecode_map[0]))
+        return phecode_maps.PhecodeMap(
+            prepared.codemap.phecodes,
+            prepared.names,
+            prepared.categories,
+            sexes=prepared.codemap.sexes,
+        )
     codemap = phecode_maps.read_map(
         options.phecode_map or [str(source.path(file)) for file in claims.map_files],
         repair=options.map_repair,

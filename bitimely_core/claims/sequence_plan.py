@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class SequencePlan:
         return replace(self.choices, landmark=Landmark())
 
     @property
-    def rules(self) -> list[RuleTable]:
+    def rules(self) -> Sequence[RuleTable]:
         """The label rules, for the leakage policies."""
         return self.manifest.rules if self.prepared is None else self.prepared.rules
 

@@ -161,6 +161,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         unmapped=manifest.unmapped,
         cohort=members.flow,
     )
+    preparation = _describe_preparation(plan, selection)
     tables = build_findings.find_label_tables(plan)
     findings = build_findings.list_findings(statistics, plan.judged, tables=tables)
     publish_sequences(
@@ -175,10 +176,10 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             events=statistics.funnel.events,
         ),
         shards=built.files,
-        vocabulary=_make_vocabulary(plan, selection, built.usage),
+        vocabulary=make_vocabulary(preparation, built.usage),
         ratios=_make_ratio_table(selection),
         statistics=statistics,
-        preparation=_describe_preparation(plan, selection),
+        preparation=preparation,
         cohort=members.record,
         values=plan.fitted,
     )
@@ -465,18 +466,14 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
     )
 
 
-def _make_vocabulary(
-    plan: SequencePlan, selection: CodeSelection, usage: np.ndarray
-) -> pl.DataFrame:
-    first, phecodes, manifest = len(SPECIAL), selection.phecodes, plan.manifest
-    names, categories = manifest.phenotypes, manifest.categories
-    if plan.prepared is not None:
-        names, categories = plan.prepared.names, plan.prepared.categories
+def make_vocabulary(prepared: HistoryPreparation, usage: np.ndarray) -> pl.DataFrame:
+    """The table of codes; `usage` [2, ids]: training subjects with each id, and their events."""
+    first, phecodes = len(SPECIAL), prepared.vocabulary
     columns = {
-        "id": range(first, usage.shape[1]),
+        "id": range(first, first + len(phecodes)),
         "code": phecodes,
-        "name": [names.get(code, "") for code in phecodes],
-        "category": [categories.get(code, "") for code in phecodes],
+        "name": [prepared.names.get(code, "") for code in phecodes],
+        "category": [prepared.categories.get(code, "") for code in phecodes],
         "n_subjects_train": usage[0, first:],
         "n_events_train": usage[1, first:],
     }

@@ -14,16 +14,20 @@ import numpy as np
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal
 from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.privacy import round_rows
 from bitimely_core.records import has_result, write_results
 from bitimely_core.run import Run
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
+from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
+    from bitimely_core.tokens import Windows
 
 CALIBRATION = "calibration.json"
+LEAST_CASES = 20  # labels of each value on which a temperature of several labels is fitted
 
 
 def fit_calibration(
@@ -84,24 +88,40 @@ def find_calibration(run: Run, head: Head, *, store: bool = True) -> Calibration
     except UserError as error:
         raise_system_error(error)
         return None
-    rows = windows["validation"]
-    if windows.fingerprint != run.record.data[0].fingerprint or not len(rows):
+    if windows.fingerprint != run.record.data[0].fingerprint:
         return None
-    target = rows.targets(None)
-    assert target is not None, "a fine-tuned run has labels"
-    prediction = predict_windows(head, rows)
-    calibration = fit_calibration(
-        windows.task,
-        prediction,
-        target,
-        rows.subjects(),
-        weights=str(run.record.weights),
-        data=f"{windows.name}, validation",
-        subject=windows.subject_unit,
-    )
+    calibration = calibrate_on_validation(head, windows, str(run.record.weights))
+    if calibration is None:
+        return None
     if store and os.access(run.folder, os.W_OK):
         write_results(run.folder, {CALIBRATION: calibration.encode()})
     return calibration
+
+
+def calibrate_on_validation(head: Head, windows: Windows, weights: str) -> Calibration | None:
+    """The calibration on the validation windows of a training; None where there are none, or too
+    few of any label. Of histories whose small counts are withheld its sizes are rounded up.
+    """
+    rows = windows["validation"]
+    if not len(rows):
+        return None
+    target = rows.targets(None)
+    assert target is not None, "a fine-tuned run has labels"
+    if windows.task == "multilabel" and min(np.sum(target == 1), np.sum(target == 0)) < LEAST_CASES:
+        return None
+    fitted = fit_calibration(
+        windows.task,
+        predict_windows(head, rows),
+        target,
+        rows.subjects(),
+        weights=weights,
+        data=f"{windows.name}, validation",
+        subject=windows.subject_unit,
+    )
+    if not hides_counts(windows):
+        return fitted
+    sizes = {"units": round_rows(fitted.units), "windows": round_rows(fitted.windows)}
+    return fitted.model_copy(update=sizes)
 
 
 def calibrate_on(

@@ -33,10 +33,12 @@ from bitimely_core.schemas.runs import (
     TuningRecord,
 )
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import Calibration
 from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
+from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -211,6 +213,8 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
         files["preprocessing.json"] = describe_preprocessing(job.windows[0]).encode()
     if trained and has_result(job.windows[0].folder / HISTORIES):
         files[HISTORIES] = read_result(job.windows[0].folder / HISTORIES)
+        if record.is_finetuned and (fitted := _calibrate(job, record)):
+            files[CALIBRATION] = fitted.encode()
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
@@ -219,6 +223,14 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
         )
     else:  # the page is that of the evaluation
         write_results(folder, files)
+
+
+def _calibrate(job: TrainingJob, record: RunRecord) -> Calibration | None:
+    """The calibration of a run on histories: other people are predicted where its own are not."""
+    from bitimely_core import heads
+
+    head = heads.load(job.folder / "model").eval()
+    return calibrate_on_validation(head, job.windows[0], str(record.weights))
 
 
 def _train(
