@@ -58,7 +58,7 @@ class BaselineChoice(StrEnum):
 
 
 # options of `evaluate` that only a run has
-RUN_OPTIONS = ("compare", "margin", "predictions", "ids", "split")
+RUN_OPTIONS = ("compare", "margin", "predictions", "ids", "split", "calibrate_on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +184,14 @@ class EvaluateOptions(OptionGroup):
     ] = None
     ids: Annotated[
         Path | None, Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")
+    ] = None
+    calibrate_on: Annotated[
+        str | None,
+        Option(
+            metavar="DATA",
+            help="Histories: recalibrate the risks on the labels of these tokens (of the scored "
+            "people themselves: in five parts, each by the others).",
+        ),
     ] = None
     baselines: Annotated[
         BaselineChoice, Option(help="cheap: without those that are fitted; recorded.")
@@ -395,7 +403,7 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
             f"is an option {where} --vectors",
             "expected one that fits",
             "Leave it out",
-            field="--run" if name == "runs" else f"--{name}",
+            field="--run" if name == "runs" else f"--{name.replace('_', '-')}",
         )
 
 
@@ -403,6 +411,8 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the tables of scores; the lines below them."""
     from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
+    from bitimely_core.report.score_blocks import list_calibration
+    from bitimely_core.analyses.features import format_metric
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
     scores = Scores.model_validate(
@@ -429,6 +439,13 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
             rows,
             "Baselines on the same windows",
         )
+    if scores.risk_calibration:
+        names, labels = list_calibration(scores.risk_calibration)
+        rows = [
+            [cell if index < 3 else format_metric(cell) for index, cell in enumerate(row)]
+            for row in labels
+        ]
+        screen.table(names, rows, "Calibration of the risks")
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [
         verdict_text(scores),

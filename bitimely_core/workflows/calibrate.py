@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal
 from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import has_result, write_results
 from bitimely_core.run import Run
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
+from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
@@ -122,6 +124,39 @@ def calibrate_on_validation(head: Head, windows: Windows, weights: str) -> Calib
         return fitted
     sizes = {"units": round_rows(fitted.units), "windows": round_rows(fitted.windows)}
     return fitted.model_copy(update=sizes)
+
+
+class Computation(NamedTuple):
+    """How predictions are computed."""
+
+    batch_size: int | None = None
+    device: str = "auto"
+    progress: Progress | None = None
+
+
+def fit_recalibrations(
+    head: Head, rows: Windows, name: str, place: Computation
+) -> list[Recalibration | None]:
+    """The recalibration of each label on the labels of `rows`, the tokens called `name`; None for a
+    label of too few. Raises UserError: class_missing (exit 4) where there is none.
+    """
+    target = rows.targets(None)
+    assert target is not None, "histories of a fine-tuned run have labels"
+    risks = predict_windows(head, rows, **place._asdict())
+    fitted = []
+    for k in range(risks.shape[1]):
+        known = np.isfinite(target[:, k])
+        fitted.append(fit_recalibration(risks[known, k], target[known, k].astype(np.float64)))
+    if not any(fitted):
+        raise input_error(
+            Reason.CLASS_MISSING,
+            f"no label has {LEAST} people with it and {LEAST} without",
+            "expected more, to recalibrate on",
+            "Give data of more people",
+            file=name,
+            field="--calibrate-on",
+        )
+    return fitted
 
 
 def calibrate_on(

@@ -26,7 +26,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
-from bitimely_core.types import Progress
+from bitimely_core.workflows.calibrate import Computation
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,14 +62,6 @@ class PeopleRequest(NamedTuple):
         """The options, with the key of the pseudonyms of the workspace where it has one."""
         key = self.workspace / "id.key"
         return {**({"id_key": str(key)} if key.is_file() else {}), **(self.options or {})}
-
-
-class Computation(NamedTuple):
-    """How predictions are computed."""
-
-    batch_size: int | None = None
-    device: str = "auto"
-    progress: Progress | None = None
 
 
 class PeoplePrediction(NamedTuple):

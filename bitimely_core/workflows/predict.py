@@ -45,10 +45,9 @@ from bitimely_core.tokens.unlabelled import (
 )
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
+from bitimely_core.workflows.calibrate import Computation, find_calibration
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
-from bitimely_core.workflows.calibrate import find_calibration
 from bitimely_core.workflows.new_people import (
-    Computation,
     HistoryPredictor,
     PeopleRequest,
     PeopleResult,
