@@ -409,10 +409,10 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the tables of scores; the lines below them."""
+    from bitimely_core.analyses.features import format_metric
     from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.report.score_blocks import list_calibration
-    from bitimely_core.analyses.features import format_metric
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
     scores = Scores.model_validate(

@@ -46,7 +46,7 @@ from bitimely_core.schemas.scores import (
     TaskScores,
 )
 from bitimely_core.system_errors import attach_result
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import EXTERNAL, EventSequences
 from bitimely_core.types import Progress
 from bitimely_core.workflows.calibrate import Computation, fit_recalibrations
 from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
@@ -68,6 +68,10 @@ EXACT_POINTS, CURVE_POINTS = 24, 4
 OVER_WINDOWS = (
     "Intervals are over windows, not subjects (--by window): "
     "windows of one subject are not independent, so they are too narrow."
+)
+EXTERNAL_PEOPLE = (
+    "External validation: all people of these data are scored. They have other pseudonyms than those "
+    "of the training: whether some are in both cannot be told."
 )
 NOT_COMPARED = "Checksums were not compared (--no-verify)."
 Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
@@ -272,6 +276,8 @@ def _list_notices(
             notices.append(f"The run was trained with {key} {old}; these were made with {new}.")
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
+    if windows.split == EXTERNAL:
+        notices.append(EXTERNAL_PEOPLE)
     if shared:
         notices.append(
             f"{shared} subjects of the {split} split were also in the training "

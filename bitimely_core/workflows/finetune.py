@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe
+from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.jobs import (
@@ -40,6 +42,11 @@ from bitimely_core.workflows.prepare import (
     resolve_training,
 )
 from bitimely_core.workspace import find_dataset, locate_new
+
+OTHER_PSEUDONYMS = (
+    "These people have other pseudonyms than those of the pre-training: whether some are in both "
+    "cannot be told."
+)
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
@@ -88,7 +95,8 @@ def finetune(
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
-    model, reset = _build_backbone(parent, windows, scratch)
+    kept = [] if scratch else _match_codes(parent, windows)
+    model, reset = _build_backbone(parent, windows, scratch, kept)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
     tuned = settings.finetune.model_copy(update={"readout": readout})
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
@@ -110,7 +118,7 @@ def finetune(
         verified=verify,
         renewed=tuple(reset),
         notices=(
-            *_list_changes(windows, view, origin, settings, reset),
+            *_list_changes(windows, view, parent, settings, reset, kept),
             *list_training_notices(
                 settings, [windows], initial["leak_free"], pretrained=not scratch
             ),
@@ -120,7 +128,7 @@ def finetune(
         **initial,
     )
     job = make_job(record, head, windows, view, workspace)
-    if not scratch:
+    if not scratch and not _has_other_pseudonyms(parent, windows):
         job = replace(job, earlier_subjects=parent.train_subjects)
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
@@ -180,12 +188,15 @@ def _describe_origin(origin: RunRecord, scratch: bool) -> Flags:
 def _list_changes(
     windows: Windows,
     view: tuning.TrainValidation,
-    origin: RunRecord,
+    parent: Run,
     settings: Settings,
     reset: list[str],
+    kept: Sequence[tuple[int, int]],
 ) -> list[str]:
     """Notices on weights that are not those of the pre-training, and on subjects left out."""
-    notices = [_describe_reset(windows, origin, reset)] if reset else []
+    notices = [_describe_reset(windows, parent.record, reset, len(kept))] if reset else []
+    if _has_other_pseudonyms(parent, windows):
+        notices.append(OTHER_PSEUDONYMS)
     if settings.data.fraction < 1:
         notices.append(describe_fraction(windows, len(set(view.train.subjects()))))
     return notices
@@ -256,9 +267,33 @@ def open_view(
     return windows, tuning.TrainValidation(train, windows["validation"])
 
 
-def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model, list[str]]:
+def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:
+    """Whether the histories are of another cache than those of the run, so that equal pseudonyms
+    are not equal people.
+    """
+    if not windows.vocabulary or not has_result(parent.folder / HISTORIES):
+        return False
+    return parent.histories().cache != windows.manifest.cache
+
+
+def _match_codes(parent: Run, windows: Windows) -> list[tuple[int, int]]:
+    """The codes that the vocabularies of the windows and of the run share, by their text: the place
+    of each in the one and in the other.
+    """
+    if not windows.vocabulary or not has_result(parent.folder / HISTORIES):
+        return []
+    if parent.record.settings.model.tokenizer != "codes":
+        return []  # months on a grid: no code has weights of its own
+    places = {code: place for place, code in enumerate(parent.histories().vocabulary)}
+    codes = windows.vocabulary[len(SPECIAL) :]
+    return [(place, places[code]) for place, code in enumerate(codes) if code in places]
+
+
+def _build_backbone(
+    parent: Run, windows: Windows, scratch: bool, kept: Sequence[tuple[int, int]]
+) -> tuple[Model, list[str]]:
     """The model of the run with an adapter for the windows, and the names of its tensors that were
-    randomly initialised.
+    randomly initialised, but for the codes that are `kept`.
     """
     from bitimely_core import models
 
@@ -272,7 +307,10 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     model.select_adapter(adapter or 0)
     shape = derive_model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+    earlier = model.adapter
     reset = model.reset_adapter(**size, renew=adapter is None)
+    if kept and model.adapter is not earlier:
+        model.adapter.copy_codes(earlier, kept)
     model.fit_numbers(find_moments([windows]))
     return model, reset
 
@@ -328,7 +366,7 @@ def describe_fraction(windows: Windows, used: int, verb: str = "fine-tuning") ->
     return f"{verb} on {part} training {windows.subject_unit}s"
 
 
-def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:
+def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], kept: int) -> str:
     """The notice on tensors of a pre-trained model that were randomly initialised."""
     adapter = [name for name in reset if name.startswith("adapter.")]
     others = sorted(set(reset) - set(adapter))
@@ -338,10 +376,11 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
         if not windows.vocabulary:
             before = " and ".join(map(str, origin.channels))
             reason = f"{windows.channels} channels here, {before} in the pre-training"
-        parts.append(
-            f"{reason}: re-initialised the adapter "
-            f"({len(adapter)} tensors: tokenizer, input and output projection)"
-        )
+        what = f"({len(adapter)} tensors: tokenizer, input and output projection)"
+        parts.append(f"{reason}: re-initialised the adapter {what}")
+        if kept:
+            codes = len(windows.vocabulary) - len(SPECIAL)
+            parts[-1] += f", but for {kept:,} of {codes:,} codes, which keep their weights"
     if others:
         parts.append(
             "windows of another length: randomly initialised or extended by random values: "
