@@ -43,6 +43,9 @@ from bitimely_core.workflows.prepare import (
 )
 from bitimely_core.workspace import find_dataset, locate_new
 
+NO_CASE = (
+    "Give more people, or leave the label out: bitimely ingest with --rules FILE, or --label-column"
+)
 OTHER_PSEUDONYMS = (
     "These people have other pseudonyms than those of the pre-training: whether some are in both "
     "cannot be told."
@@ -264,6 +267,7 @@ def open_view(
             "expected at least one",
             "Ingest more recordings",
         )
+    _require_cases(train)
     return windows, tuning.TrainValidation(train, windows["validation"])
 
 
@@ -274,6 +278,31 @@ def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:
     if not windows.vocabulary or not has_result(parent.folder / HISTORIES):
         return False
     return parent.histories().cache != windows.manifest.cache
+
+
+def _require_cases(train: Windows) -> None:
+    """Raises UserError: class_missing (exit 4) where a label of histories is unknown in all training
+    windows or has no case in them, or of recordings none of several labels has any.
+    """
+    target = train.targets(None)
+    if train.task not in ("multilabel", "survival") or target is None:
+        return
+    labels = target[..., 1] if train.task == "survival" else target
+    if not train.vocabulary and (labels == 1).any():
+        return
+    for name, values in zip(train.class_names, labels.T, strict=True):
+        if not (values == 1).any():
+            is_known = bool(np.isfinite(values).any())
+            raise input_error(
+                Reason.CLASS_MISSING,
+                f"label {name} has no case in the training windows"
+                if is_known
+                else f"label {name} is unknown in all training windows",
+                "expected people with it and people without it",
+                NO_CASE,
+                file=str(train.name),
+                field="--data",
+            )
 
 
 def _match_codes(parent: Run, windows: Windows) -> list[tuple[int, int]]:

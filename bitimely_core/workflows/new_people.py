@@ -72,6 +72,7 @@ class PeoplePrediction(NamedTuple):
     frame: pl.DataFrame
     unknown: pl.DataFrame  # `NewHistories.unknown`
     findings: list[FindingRecord]  # of the ingest
+    exit_code: int  # of the ingest: 3 where rows are quarantined
     exact: bool  # whether pages show small counts: the people are synthetic
 
 
@@ -112,12 +113,12 @@ class HistoryPredictor:
     ) -> PeoplePrediction:
         """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as home:
-            cache, findings = source, list[FindingRecord]()
+            cache, findings, exit_code = source, list[FindingRecord](), int(Exit.OK)
             if not (source / manifests.MANIFEST).is_file():
                 cache, report = new_people.ingest_new_people(
                     source, self.run.folder, Path(home), request.choose_options(), place.progress
                 )
-                findings = _list_findings(report)
+                findings, exit_code = _list_findings(report), report["exit_code"]
             made = new_people.build_new_histories(
                 cache, self.prepared, Path(home) / "sequences", request.as_of
             )
@@ -127,7 +128,7 @@ class HistoryPredictor:
             people = new_people.mark_deaths(made.people, open_cache(cache, verify=False))
         frame = self._make_frame(people, probabilities, dated=made.manifest.clock == "calendar")
         exact = is_open_source(made.manifest)
-        return PeoplePrediction(frame, made.unknown, findings, exact)
+        return PeoplePrediction(frame, made.unknown, findings, exit_code, exact)
 
     def _make_frame(
         self, people: pl.DataFrame, probabilities: npt.NDArray[Any], *, dated: bool
@@ -210,7 +211,7 @@ def predict_people(
         "calibrated": model.calibration is not None,
         "findings": [finding.model_dump() for finding in made.findings],
         "report": str(report),
-        "exit_code": int(Exit.OK),
+        "exit_code": made.exit_code,
         "lines": summary.lines,
     }
 
