@@ -206,7 +206,8 @@ class ClaimsBuildOptions(OptionGroup):
         Text,
         build_option(
             "Subjects at risk of an outcome, to their index days: "
-            "diabetes-incident, chf-incident or a TOML file.",
+            "diabetes-incident, chf-incident, diabetes-codes (dates and codes alone) or a "
+            "TOML file.",
             "NAME|FILE",
         ),
     ] = None

@@ -33,6 +33,7 @@ RUN = ["--steps", "3", "--set", "train.device=cpu", "--set", "model.dim=8"]
 RUN += ["--set", "model.layers=1", "--set", "model.heads=1", "--set", "model.ffn_dim=8"]
 
 pytestmark = [needs("de-synpuf"), needs("phecode")]
+slow = pytest.mark.slow  # whatever reads the two halves
 
 
 def run(*words: object, code: int = Exit.OK) -> None:
@@ -79,6 +80,7 @@ def risks(site: Path) -> pl.DataFrame:
     return pl.read_parquet(site / "b/reports/predict-risk/predictions.parquet")
 
 
+@slow
 def test_risks_are_the_predictions_of_evaluate(site: Path, risks: pl.DataFrame) -> None:
     scored = pl.read_parquet(site / "a/runs/risk/predictions.parquet")
     scored = scored.with_columns(pl.col("subject_id").cast(pl.Int64))
@@ -90,6 +92,7 @@ def test_risks_are_the_predictions_of_evaluate(site: Path, risks: pl.DataFrame) 
     assert set(risks["index_date"].cast(pl.String)) == {CUT}
 
 
+@slow
 def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> None:
     names = {
         line.split(",")[0]
@@ -115,6 +118,7 @@ def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> N
     )
 
 
+@slow
 def test_tokens_of_others_have_the_ids_of_the_run(site: Path) -> None:
     mine = pl.read_parquet(site / "a/tokens/pophr/vocab.parquet")
     theirs = pl.read_parquet(site / "b/tokens/pophr-risk/vocab.parquet")
@@ -129,6 +133,7 @@ def logit(p: np.ndarray) -> np.ndarray:
     return np.log(p) - np.log1p(-p)
 
 
+@slow
 def test_scores_of_others_are_those_of_scikit_learn(site: Path) -> None:
     words = ["--calibrate-on", "pophr", "--bootstrap", "0"]
     run("evaluate", site / "a/runs/risk", "--data", "pophr", "-w", site / "b", *words)
@@ -226,6 +231,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@slow
 def test_codes_that_are_not_known_are_counted_and_hidden(
     site: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,7 +241,7 @@ def test_codes_that_are_not_known_are_counted_and_hidden(
     result = json.loads(capsys.readouterr().out)
     table = pl.read_parquet(tmp_path / "out/predictions.parquet")
     with MAP.open(newline="", encoding="utf-8-sig") as file:
-        phecodes = {row["ICD9"]: row["PheCode"] for row in csv.DictReader(file)}
+        phecodes = {row["code"]: row["phecode"] for row in csv.DictReader(file)}
     vocabulary = set(pl.read_parquet(site / "a/tokens/pophr/vocab.parquet")["code"])
     read = {
         "428.0": codes.roll_up_phecode(phecodes["428.0"], "integer") in vocabulary,
@@ -252,6 +258,7 @@ def test_codes_that_are_not_known_are_counted_and_hidden(
     assert "withheld" in page
 
 
+@slow
 def test_one_file_is_read_and_its_options_are_those_of_ingest(
     site: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -266,6 +273,7 @@ def test_one_file_is_read_and_its_options_are_those_of_ingest(
     assert set(table["index_date"].cast(pl.String)) == {"2010-01-05"}
 
 
+@slow
 def test_an_export_predicts_as_the_run_without_its_workspace(
     site: Path, risks: pl.DataFrame, tmp_path: Path
 ) -> None:
@@ -292,6 +300,7 @@ def test_wrong_options_name_what_fits(
     assert caught.value.exit_code == Exit.USAGE
 
 
+@slow
 def test_fine_tuning_keeps_the_weights_of_a_code_by_its_text(site: Path) -> None:
     words = ["--steps", "1", "--lr", "1e-30", "--set", "finetune.freeze=true"]
     run(
@@ -330,6 +339,7 @@ def test_fine_tuning_keeps_the_weights_of_a_code_by_its_text(site: Path) -> None
     )
 
 
+@slow
 def test_a_label_without_a_case_is_not_trained(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,10 @@ ALTERNATIVES: dict[str, Choices] = {
     "--no-select": {"select": False},
     "--min-codes 1": {"min_codes": 1},
 }
+OTHER_COHORT = (
+    "Give another definition with --cohort (diabetes-codes needs only codes and dates), or other "
+    "data"
+)
 LEAST_SHARE, LEAST_CODES = 0.05, 10  # of the subjects; PheCodes
 VOCABULARY: Choices = {
     "id": pl.Int32,
@@ -198,14 +202,14 @@ def _refuse_empty_cohort(rules: CohortRules, flow: CohortFlow) -> None:
             Reason.NO_INPUT,
             round_message(f"0 of {flow.subjects} subjects belong to the cohort {rules.name}"),
             round_message(f"left out are {'; '.join(texts)}") if texts else "",
-            "Give another definition with --cohort, or other data",
+            OTHER_COHORT,
         )
     if not flow.cases:
         raise input_error(
             Reason.CLASS_MISSING,
             round_message(f"0 of {last} subjects of the cohort {rules.name} have its outcome"),
             f"expected some with {rules.outcome.rule}",
-            "Give another definition with --cohort, or other data",
+            OTHER_COHORT,
         )
 
 

@@ -67,8 +67,8 @@ class PeopleRequest(NamedTuple):
 class PeoplePrediction(NamedTuple):
     """What the model says about new people."""
 
-    # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label> and
-    # p_<label>
+    # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label>
+    # (calibrated where the run has a calibration; null of the dead) and p_<label> of the model
     frame: pl.DataFrame
     unknown: pl.DataFrame  # `NewHistories.unknown`
     findings: list[FindingRecord]  # of the ingest
@@ -148,7 +148,8 @@ class HistoryPredictor:
         columns = {}
         for prefix, values in (("risk", risks), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
-                columns[f"{prefix}_{name}"] = pl.Series(values[:, k]).set(died, None)
+                column = pl.Series(values[:, k])
+                columns[f"{prefix}_{name}"] = column.set(died, None) if prefix == "risk" else column
         return frame.with_columns(**columns)
 
 
