@@ -510,7 +510,7 @@ def predict(
         Path | None,
         Option(
             metavar="FILE",
-            help="One person's own labelled recordings, "
+            help="One person's own labelled recordings (of histories: tokens of labelled people), "
             "to calibrate on instead of the validation split.",
         ),
     ] = None,

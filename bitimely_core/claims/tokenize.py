@@ -142,7 +142,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             Reason.NO_INPUT,
             "no subject has a sequence",
             f"{len(selection.phecodes)} PheCodes are selected, {needed}",
-            "Lower --min-codes, or give --no-select",
+            "Lower --min-codes" + (", or give --no-select" if plan.choices.select else ""),
             file=str(plan.cache.folder),
         )
     statistics = SequenceStatistics(

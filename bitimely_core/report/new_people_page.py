@@ -15,7 +15,6 @@ from bitimely_core.page import BarPlot, Page, PageBuilder, make_tables
 from bitimely_core.privacy import SMALL
 from bitimely_core.report.prediction_page import describe_run
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.schemas.tokens import Calibration
 
 if TYPE_CHECKING:
     import polars as pl
@@ -93,15 +92,13 @@ def _find_hidden(made: PeoplePredictionLike, counts: dict[str, int]) -> frozense
     return privacy.find_withheld(keys, [(("all",), parts)], (), order)
 
 
-def new_people_page(
-    record: RunRecord, calibration: Calibration | None, made: PeoplePredictionLike
-) -> Page:
-    """The page of the risks of new people."""
+def new_people_page(record: RunRecord, calibration: str, made: PeoplePredictionLike) -> Page:
+    """The page of the risks of new people; `calibration` says what the risks are."""
     page = PageBuilder(f"Risks by {record.run}")
     labels = record.data[0].class_names
     page.notice(privacy.SHOWN if made.exact else privacy.NOTICE)
     page.fact("Run", describe_run(record))
-    page.fact("Risks", _describe_calibration(calibration))
+    page.fact("Risks", calibration)
     page.fact("Index day", _describe_index(made.frame))
     means = [made.frame[f"risk_{label}"].mean() for label in labels]
     if made.exact or not privacy.is_small(made.frame.height):
@@ -116,17 +113,6 @@ def new_people_page(
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
     verdict = f"Risks of {', '.join(labels)} for {total} people."
     return page.finish(verdict, {"run": record.run, **PeopleSummary.describe(made).protected})
-
-
-def _describe_calibration(calibration: Calibration | None) -> str:
-    if calibration is None:
-        return "as the model gives them; not calibrated: the run has no calibration"
-    if calibration.temperature is None:
-        return "as the model gives them; risks of times to event are not scaled"
-    return (
-        f"calibrated on {calibration.data} (temperature {calibration.temperature:.3g}); "
-        "p_<label> in the table are those of the model"
-    )
 
 
 def _describe_index(frame: pl.DataFrame) -> str:

@@ -20,6 +20,7 @@ from bitimely_core.claims.kind import protect_report
 from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
 from bitimely_core.evaluate.predict import predict as predict_rows
+from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
 from bitimely_core.report.new_people_page import PeopleSummary, new_people_page
 from bitimely_core.report.renderer import write_report
@@ -84,11 +85,25 @@ class HistoryPredictor:
     head: Head
     prepared: HistoryPreparation
     calibration: Calibration | None = None
+    # of each label, in the place of the calibration
+    recalibrations: Sequence[Recalibration | None] | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The labels, of times to event at each horizon."""
         return self.run.record.data[0].class_names
+
+    def describe_calibration(self) -> str:
+        """What the risks are."""
+        fitted = self.calibration
+        if self.recalibrations is not None:
+            return "recalibrated, label by label, on the people of --calibrate-on"
+        if fitted is None:
+            return "as the model gives them; not calibrated: the run has no calibration"
+        if fitted.temperature is None:
+            return "as the model gives them; risks of times to event are not scaled"
+        scaled = f"calibrated on {fitted.data} (temperature {fitted.temperature:.3g})"
+        return f"{scaled}; p_<label> in the table are those of the model"
 
     def predict(
         self,
@@ -130,15 +145,22 @@ class HistoryPredictor:
         exact = is_open_source(made.manifest)
         return PeoplePrediction(frame, made.unknown, findings, exit_code, exact)
 
+    def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The risks [n, K] of the probabilities that the model gives."""
+        fitted = self.calibration
+        if self.recalibrations is not None:
+            columns = zip(probabilities.T, self.recalibrations, strict=True)
+            return np.stack([(change or IDENTITY).apply(p) for p, change in columns], axis=1)
+        if fitted is not None and fitted.temperature is not None:
+            return apply_temperature("multilabel", probabilities, fitted.temperature)
+        return probabilities.astype(np.float64)
+
     def _make_frame(
         self, people: pl.DataFrame, probabilities: npt.NDArray[Any], *, dated: bool
     ) -> pl.DataFrame:
         import polars as pl
 
-        risks: npt.NDArray[Any] = probabilities.astype(np.float64)
-        fitted = self.calibration
-        if fitted is not None and fitted.temperature is not None:
-            risks = apply_temperature("multilabel", probabilities, fitted.temperature)
+        risks = self._calibrate(probabilities)
         index = pl.col("index_day").cast(pl.Int32)
         day = {"index_date": index.cast(pl.Date)} if dated else {"index_day": index}
         frame = people.select(
@@ -198,7 +220,7 @@ def predict_people(
         raise input_error(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
-    page = new_people_page(model.run.record, model.calibration, made)
+    page = new_people_page(model.run.record, model.describe_calibration(), made)
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )
@@ -209,7 +231,7 @@ def predict_people(
         **result,
         "n": summary.protected["people"],
         "people": summary.protected,
-        "calibrated": model.calibration is not None,
+        "calibrated": model.calibration is not None or model.recalibrations is not None,
         "findings": [finding.model_dump() for finding in made.findings],
         "report": str(report),
         "exit_code": made.exit_code,

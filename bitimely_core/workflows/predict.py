@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bitimely_core import __version__, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.units import describe_failure
+from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
@@ -45,7 +46,7 @@ from bitimely_core.tokens.unlabelled import (
 )
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.calibrate import Computation, find_calibration
+from bitimely_core.workflows.calibrate import Computation, find_calibration, fit_recalibrations
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
 from bitimely_core.workflows.new_people import (
     HistoryPredictor,
@@ -53,6 +54,8 @@ from bitimely_core.workflows.new_people import (
     PeopleResult,
     predict_people,
 )
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.tokenize import apply_vocabulary
 from bitimely_core.workspace import find_run_folder, locate_new
 
 if TYPE_CHECKING:
@@ -296,7 +299,8 @@ def predict(
     are above. A recording that cannot be read is named, and the others go on (exit 3).
 
     Of a run on histories `files` is one folder of claims, OMOP, MEDS or MIMIC tables, or a cache;
-    `as_of` the index day and `options` those of its ingest (`new_people.predict_people`).
+    `as_of` the index day and `options` those of its ingest (`new_people.predict_people`);
+    `calibrate_on` names tokens of labelled people, on whom the risks are recalibrated.
 
     Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be
     read; config (exit 2) for options of the other kind of data.
@@ -312,8 +316,12 @@ def predict(
     paths, place = list(map(Path, files)), Computation(batch_size, device, progress)
     request = PeopleRequest(as_of, options or {}, workspace)
     if isinstance(model, HistoryPredictor):
-        signal_options = {"map": channel_map, "at": times, "calibrate-on": calibrate_on}
-        _refuse_options(signal_options, "recordings")
+        _refuse_options({"map": channel_map, "at": times}, "recordings")
+        if calibrate_on is not None and not dry_run:
+            name = apply_vocabulary(model.run.folder, str(calibrate_on), workspace)
+            labelled = prepare_windows(name, workspace, DataConfig(), progress=progress)
+            fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
+            model = replace(model, recalibrations=fitted)
         return predict_people(model, paths, target, request, place, dry_run=dry_run)
     _refuse_options({"as-of": as_of, **(options or {})}, "histories")
     reading = model.preprocessing.options
