@@ -212,11 +212,11 @@ def _build_shard(
         pl.col("subject_id").cast(pl.Int64),
         pl.col("index_day") if "index_day" in shard.cohort.columns else pl.lit(None, pl.Int64),
     ).with_columns(pl.Series(name, values) for name, values in rows.items())
-    known = frame["codes"].list.eval(pl.element().filter(pl.element() != UNKNOWN))
-    people = people.sort("subject_id").with_columns(events=known.list.len())
+    understood = frame["codes"].list.eval(pl.element().filter(pl.element() != UNKNOWN))
+    people = people.sort("subject_id").with_columns(events=understood.list.len())
     amount = {"events": pl.col("events"), "records": pl.col("rows") - pl.col("unknown_rows")}
     unit = plan.prepared.options.model_dump()["min_codes_unit"]
-    enough = amount.get(unit, pl.lit(known.list.n_unique()))
+    enough = amount.get(unit, pl.lit(understood.list.n_unique()))
     least = plan.prepared.options.model_dump()["min_codes"]
     enough = pl.when(enough < least).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
     status = pl.when(pl.col("events") == 0).then(pl.lit(SILENT)).otherwise(enough)

@@ -220,8 +220,8 @@ def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoi
 
     Raises UserError (config, exit 2) for other changes.
     """
-    given = {name: value for name, value in changes.items() if value is not None}
-    for name in given.keys() - CHANGEABLE:
+    changed = {name: value for name, value in changes.items() if value is not None}
+    for name in changed.keys() - CHANGEABLE:
         raise usage_error(
             "beside --vocabulary",
             "expected the choices of the run",
@@ -232,10 +232,10 @@ def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoi
     names = {field.name for field in fields(SequenceChoices)} - {"landmark"}
     chosen = SequenceChoices(**{name: stored[name] for name in names & stored.keys()})
     landmark = stored["landmark"] and Landmark(**stored["landmark"])
-    landmark_text, date = given.pop("landmark", None), given.pop("landmark_date", None)
+    landmark_text, date = changed.pop("landmark", None), changed.pop("landmark_date", None)
     if landmark_text or date:
         landmark = _parse_landmark(landmark_text, date)
-    return replace(chosen, landmark=landmark, **given)
+    return replace(chosen, landmark=landmark, **changed)
 
 
 def _check_plan(plan: SequencePlan, seed: int | None) -> None:

@@ -445,7 +445,7 @@ def _count_sequences(
 
 def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> HistoryPreparation:
     """What turns histories of new people into such sequences."""
-    manifest, given = plan.manifest, plan.prepared
+    manifest, run = plan.manifest, plan.prepared
     index_days = plan.cache.cohort(("index_day",))
     has_days = "index_day" in index_days.columns and index_days["index_day"].count() > 0
     shared: Choices = {
@@ -454,8 +454,8 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
         "class_names": tuple(plan.names),
         "indexed": bool(plan.cohort or plan.choices.landmark or has_days),
     }
-    if given is not None:
-        return given.model_copy(update=shared)
+    if run is not None:
+        return run.model_copy(update=shared)
     phecodes = selection.phecodes
     return HistoryPreparation(
         **shared,

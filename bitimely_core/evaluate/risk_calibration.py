@@ -91,9 +91,9 @@ def measure_calibration(
     """Slope, intercept and Brier score of the risks [n] of a label with intervals over subjects.
     Rows with y NaN are left out.
     """
-    known = np.isfinite(y)
-    y, p = y[known].astype(np.float64), np.asarray(risks, np.float64)[known]
-    units = np.unique(subjects[known], return_inverse=True)[1]
+    labelled = np.isfinite(y)
+    y, p = y[labelled].astype(np.float64), np.asarray(risks, np.float64)[labelled]
+    units = np.unique(subjects[labelled], return_inverse=True)[1]
     n_units = int(units.max(initial=-1)) + 1
     z = to_log_odds(p)
     slopes = np.stack([np.ones_like(z), z], axis=1)
@@ -152,10 +152,10 @@ def cross_recalibrate(
     """
     number = np.unique(subjects, return_inverse=True)[1]
     part = np.random.Generator(np.random.PCG64(0)).permutation(number.max(initial=0) + 1) % PARTS
-    known, out = np.isfinite(y), np.asarray(risks, np.float64).copy()
+    labelled, out = np.isfinite(y), np.asarray(risks, np.float64).copy()
     for k in range(PARTS):
         scored = part[number] == k
-        fitted = fit_recalibration(risks[known & ~scored], y[known & ~scored])
+        fitted = fit_recalibration(risks[labelled & ~scored], y[labelled & ~scored])
         if fitted is None:
             return None
         out[scored] = fitted.apply(risks[scored])
@@ -179,8 +179,8 @@ def calibrate_labels(
         label = measure_calibration(risks[:, k], target[:, k], subjects)
         recalibration, changed = None, None
         if crossed:
-            known = np.isfinite(target[:, k])
-            recalibration = fit_recalibration(risks[known, k], target[known, k])
+            labelled = np.isfinite(target[:, k])
+            recalibration = fit_recalibration(risks[labelled, k], target[labelled, k])
             changed = cross_recalibrate(risks[:, k], target[:, k], subjects)
         elif fitted is not None and (recalibration := fitted[k]) is not None:
             changed = recalibration.apply(risks[:, k])

@@ -145,8 +145,8 @@ def fit_recalibrations(
     risks = predict_windows(head, rows, **place._asdict())
     fitted = []
     for k in range(risks.shape[1]):
-        known = np.isfinite(target[:, k])
-        fitted.append(fit_recalibration(risks[known, k], target[known, k].astype(np.float64)))
+        labelled = np.isfinite(target[:, k])
+        fitted.append(fit_recalibration(risks[labelled, k], target[labelled, k].astype(np.float64)))
     if not any(fitted):
         raise input_error(
             Reason.CLASS_MISSING,

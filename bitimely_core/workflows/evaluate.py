@@ -70,7 +70,7 @@ OVER_WINDOWS = (
     "windows of one subject are not independent, so they are too narrow."
 )
 EXTERNAL_PEOPLE = (
-    "External validation: all people of these data are scored. They have other pseudonyms than those "
+    "External validation: all people of these data are scored. Their pseudonyms are not those "
     "of the training: whether some are in both cannot be told."
 )
 NOT_COMPARED = "Checksums were not compared (--no-verify)."

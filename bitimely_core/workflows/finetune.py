@@ -98,8 +98,8 @@ def finetune(
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
-    kept = [] if scratch else _match_codes(parent, windows)
-    model, reset = _build_backbone(parent, windows, scratch, kept)
+    carried = [] if scratch else _match_codes(parent, windows)
+    model, reset = _build_backbone(parent, windows, scratch, carried)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
     tuned = settings.finetune.model_copy(update={"readout": readout})
     settings = settings.model_copy(update={"model": model.config, "finetune": tuned})
@@ -121,7 +121,7 @@ def finetune(
         verified=verify,
         renewed=tuple(reset),
         notices=(
-            *_list_changes(windows, view, parent, settings, reset, kept),
+            *_list_changes(windows, view, parent, settings, reset, carried),
             *list_training_notices(
                 settings, [windows], initial["leak_free"], pretrained=not scratch
             ),
@@ -194,10 +194,10 @@ def _list_changes(
     parent: Run,
     settings: Settings,
     reset: list[str],
-    kept: Sequence[tuple[int, int]],
+    carried: Sequence[tuple[int, int]],
 ) -> list[str]:
     """Notices on weights that are not those of the pre-training, and on subjects left out."""
-    notices = [_describe_reset(windows, parent.record, reset, len(kept))] if reset else []
+    notices = [_describe_reset(windows, parent.record, reset, len(carried))] if reset else []
     if _has_other_pseudonyms(parent, windows):
         notices.append(OTHER_PSEUDONYMS)
     if settings.data.fraction < 1:
@@ -281,8 +281,8 @@ def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:
 
 
 def _require_cases(train: Windows) -> None:
-    """Raises UserError: class_missing (exit 4) where a label of histories is unknown in all training
-    windows or has no case in them, or of recordings none of several labels has any.
+    """Raises UserError: class_missing (exit 4) where a label of histories is unknown in all windows
+    or has no case in them, or where none of several labels of recordings has any.
     """
     target = train.targets(None)
     if train.task not in ("multilabel", "survival") or target is None:
@@ -319,10 +319,10 @@ def _match_codes(parent: Run, windows: Windows) -> list[tuple[int, int]]:
 
 
 def _build_backbone(
-    parent: Run, windows: Windows, scratch: bool, kept: Sequence[tuple[int, int]]
+    parent: Run, windows: Windows, scratch: bool, carried: Sequence[tuple[int, int]]
 ) -> tuple[Model, list[str]]:
     """The model of the run with an adapter for the windows, and the names of its tensors that were
-    randomly initialised, but for the codes that are `kept`.
+    randomly initialised, but for the codes that are `carried`.
     """
     from bitimely_core import models
 
@@ -338,8 +338,8 @@ def _build_backbone(
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
     earlier = model.adapter
     reset = model.reset_adapter(**size, renew=adapter is None)
-    if kept and model.adapter is not earlier:
-        model.adapter.copy_codes(earlier, kept)
+    if carried and model.adapter is not earlier:
+        model.adapter.copy_codes(earlier, carried)
     model.fit_numbers(find_moments([windows]))
     return model, reset
 
@@ -395,7 +395,7 @@ def describe_fraction(windows: Windows, used: int, verb: str = "fine-tuning") ->
     return f"{verb} on {part} training {windows.subject_unit}s"
 
 
-def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], kept: int) -> str:
+def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], carried: int) -> str:
     """The notice on tensors of a pre-trained model that were randomly initialised."""
     adapter = [name for name in reset if name.startswith("adapter.")]
     others = sorted(set(reset) - set(adapter))
@@ -407,9 +407,9 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], kept:
             reason = f"{windows.channels} channels here, {before} in the pre-training"
         what = f"({len(adapter)} tensors: tokenizer, input and output projection)"
         parts.append(f"{reason}: re-initialised the adapter {what}")
-        if kept:
+        if carried:
             codes = len(windows.vocabulary) - len(SPECIAL)
-            parts[-1] += f", but for {kept:,} of {codes:,} codes, which keep their weights"
+            parts[-1] += f", but for {carried:,} of {codes:,} codes, which keep their weights"
     if others:
         parts.append(
             "windows of another length: randomly initialised or extended by random values: "
