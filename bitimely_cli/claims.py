@@ -35,8 +35,8 @@ read_option, build_option = partial(declare_option, READING), partial(declare_op
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimsReadOptions(OptionGroup):
-    """How a source of claims is read."""
+class ClaimsFileOptions(OptionGroup):
+    """How tables of claims are read."""
 
     kind: Annotated[
         Text,
@@ -45,33 +45,6 @@ class ClaimsReadOptions(OptionGroup):
             "as the names of the files show).",
             flag="--source",
         ),
-    ] = None
-    phecode_map: Annotated[
-        Texts,
-        read_option(
-            "ICD to PheCode map: table, archive, pkg:NAME, or phecode12, phecodex, phecodex-who. "
-            "May be repeated.",
-            "FILE|NAME",
-        ),
-    ] = None
-    map_repair: Annotated[
-        Text,
-        read_option(
-            "phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong."
-        ),
-    ] = None
-    map_overrides: Annotated[
-        Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")
-    ] = None
-    map_vocab: Annotated[
-        Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")
-    ] = None
-    rules: Annotated[
-        Text, read_option("Label rules: ccdss, ccw, none or a TOML file.", "NAME|FILE")
-    ] = None
-    label_column: Annotated[
-        Texts,
-        read_option("Label from a column: COLUMN:NAME:VALUE[@YEAR]. May be repeated.", "TEXT"),
     ] = None
     col: Annotated[
         Texts,
@@ -118,6 +91,56 @@ class ClaimsReadOptions(OptionGroup):
     icd10_from: Annotated[
         Text, read_option("Codes are ICD-10 from this date on.", "YYYY-MM-DD")
     ] = None
+    keep_ids: Annotated[
+        Text, read_option("Write raw and new ids here, outside the workspace.", "FILE")
+    ] = None
+    id_key: Annotated[
+        Text,
+        read_option("32 random bytes for the pseudonyms, instead of the workspace's own.", "FILE"),
+    ] = None
+
+    def collect(self) -> dict[str, Any]:
+        """The options that were given, under the names of the library."""
+        values = {
+            "source" if name == "kind" else name: value for name, value in super().collect().items()
+        }
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsReadOptions(ClaimsFileOptions):
+    """How a source of claims is read, with what codes and labels mean."""
+
+    phecode_map: Annotated[
+        Texts,
+        read_option(
+            "ICD to PheCode map: table, archive, pkg:NAME, or phecode12, phecodex, phecodex-who. "
+            "May be repeated.",
+            "FILE|NAME",
+        ),
+    ] = None
+    map_repair: Annotated[
+        Text,
+        read_option(
+            "phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong."
+        ),
+    ] = None
+    map_overrides: Annotated[
+        Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")
+    ] = None
+    map_vocab: Annotated[
+        Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")
+    ] = None
+    rules: Annotated[
+        Text, read_option("Label rules: ccdss, ccw, none or a TOML file.", "NAME|FILE")
+    ] = None
+    label_column: Annotated[
+        Texts,
+        read_option("Label from a column: COLUMN:NAME:VALUE[@YEAR]. May be repeated.", "TEXT"),
+    ] = None
     pad_undotted: Annotated[
         bool,
         read_option(
@@ -155,24 +178,7 @@ class ClaimsReadOptions(OptionGroup):
             "--sex-restrictions",
         ),
     ] = False
-    keep_ids: Annotated[
-        Text, read_option("Write raw and new ids here, outside the workspace.", "FILE")
-    ] = None
-    id_key: Annotated[
-        Text,
-        read_option("32 random bytes for the pseudonyms, instead of the workspace's own.", "FILE"),
-    ] = None
     subjects: Annotated[Count, read_option("Subjects to make (synthetic-claims).", least=1)] = None
-
-    def collect(self) -> dict[str, Any]:
-        """The options that were given, under the names of the library."""
-        values = {
-            "source" if name == "kind" else name: value for name, value in super().collect().items()
-        }
-        return {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,8 @@ class ClaimsBuildOptions(OptionGroup):
         Text,
         build_option(
             "Subjects at risk of an outcome, to their index days: "
-            "diabetes-incident, chf-incident or a TOML file.",
+            "diabetes-incident, chf-incident, diabetes-codes (dates and codes alone) or a "
+            "TOML file.",
             "NAME|FILE",
         ),
     ] = None
@@ -281,7 +288,16 @@ class ClaimsBuildOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(OptionGroup):
-    """Sequences up to the prediction times of a task."""
+    """Sequences of the codes of others: of those that are tokenized, or of a run."""
+
+    vocabulary: Annotated[
+        Text,
+        build_option(
+            "Use the codes, code map and choices of this run or export, for people that it was not "
+            "trained on.",
+            "RUN",
+        ),
+    ] = None
 
     task: Annotated[
         Text,

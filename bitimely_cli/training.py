@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from bitimely_cli.claims import ClaimsFileOptions
 from bitimely_cli.completion import complete
 from bitimely_cli.options import (
     Data,
@@ -57,7 +58,7 @@ class BaselineChoice(StrEnum):
 
 
 # options of `evaluate` that only a run has
-RUN_OPTIONS = ("compare", "margin", "predictions", "ids", "split")
+RUN_OPTIONS = ("compare", "margin", "predictions", "ids", "split", "calibrate_on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +198,14 @@ class EvaluateOptions(OptionGroup):
     ] = None
     ids: Annotated[
         Path | None, Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")
+    ] = None
+    calibrate_on: Annotated[
+        str | None,
+        Option(
+            metavar="DATA",
+            help="Histories: recalibrate the risks on the labels of these tokens (of the scored "
+            "people themselves: in five parts, each by the others).",
+        ),
     ] = None
     baselines: Annotated[
         BaselineChoice, Option(help="cheap: without those that are fitted; recorded.")
@@ -436,14 +445,16 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
             f"is an option {where} --vectors",
             "expected one that fits",
             "Leave it out",
-            field="--run" if name == "runs" else f"--{name}",
+            field="--run" if name == "runs" else f"--{name.replace('_', '-')}",
         )
 
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the tables of scores; the lines below them."""
+    from bitimely_core.analyses.features import format_metric
     from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
+    from bitimely_core.report.score_blocks import list_calibration
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
     scores = Scores.model_validate(
@@ -475,6 +486,13 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
             rows,
             "Baselines on the same windows",
         )
+    if scores.risk_calibration:
+        names, labels = list_calibration(scores.risk_calibration)
+        rows = [
+            [cell if index < 3 else format_metric(cell) for index, cell in enumerate(row)]
+            for row in labels
+        ]
+        screen.table(names, rows, "Calibration of the risks")
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [
         result.get("verdict") or verdict_text(scores),
@@ -512,7 +530,10 @@ def predict(
     run: Run,
     files: Annotated[
         list[Path],
-        Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."),
+        Argument(
+            help="Recordings, folders of them (also BIDS) or caches; of histories one folder.",
+            metavar="FILES...",
+        ),
     ],
     *,
     channel_map: Annotated[
@@ -536,8 +557,16 @@ def predict(
         Path | None,
         Option(
             metavar="FILE",
-            help="One person's own labelled recordings, "
+            help="One person's own labelled recordings (of histories: tokens of labelled people), "
             "to calibrate on instead of the validation split.",
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        Option(
+            metavar="YYYY-MM-DD",
+            help="Histories: index day of all (default: that of the label table, else the last "
+            "day of the data where the run was trained with index days).",
         ),
     ] = None,
     out: Out = None,
@@ -546,8 +575,12 @@ def predict(
         Option(min=1, max=1024, help="Recordings that are read at a time, while the model works."),
     ] = 1,
     score: ScoreOptions,
+    claims_files: ClaimsFileOptions,
 ) -> int:
-    """Predict new recordings without labels: tables, hypnograms, BIDS events and a page each.
+    """Predict new recordings or people without labels: tables, hypnograms, risks and a page each.
+
+    Histories: one folder of claims, OMOP, MEDS or MIMIC tables, read with the codes, the code map
+    and the choices of the run.
 
     Example: bitimely predict 18m-staging night.edf --map "EEG Fpz-Cz=Fpz-Cz"
     """
@@ -564,6 +597,8 @@ def predict(
             channel_map=channel_map or (),
             times=times,
             calibrate_on=calibrate_on,
+            as_of=as_of,
+            options=claims_files.collect(),
             out=out,
             jobs=jobs,
             progress=progress,
@@ -572,16 +607,25 @@ def predict(
     if score.dry_run:
         return _show_plan(result)
     screen.print_findings([FindingRecord(**finding) for finding in result["findings"]])
+    shown: dict[str, Any] = {**result}
+    if "lines" in shown:
+        lines = [*shown.pop("lines"), f"risks: {shown['out']}"]
+    else:
+        lines = _show_recordings(shown["recordings"])
+        lines.append(f"{shown['n']} recordings in {shown['out']}")
+    screen.result(shown, [*lines, f"report: {shown['report']}"])
+    return result["exit_code"]
+
+
+def _show_recordings(recordings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Print the table of predicted recordings; the lines below it."""
     rows = [
         [row["recording"], row["status"], row["windows"], row["hours"], row["confidence"]]
-        for row in result["recordings"][:40]
+        for row in recordings[:40]
     ]
     screen.table(["recording", "status", "windows", "hours", "mean confidence"], rows)
-    placements = dict.fromkeys(filter(None, (row["placement"] for row in result["recordings"])))
-    lines = [f"windows: {text}" for text in list(placements)[:3]]
-    lines += [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"]
-    screen.result(result, lines)
-    return result["exit_code"]
+    placements = dict.fromkeys(filter(None, (row["placement"] for row in recordings)))
+    return [f"windows: {text}" for text in list(placements)[:3]]
 
 
 @expand_options

@@ -30,7 +30,8 @@ from bitimely_core.schemas.runs import (
     flatten_keys,
 )
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.schemas.tokens import Preprocessing
+from bitimely_core.schemas.tokens import HistoryPreparation, Preprocessing
+from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
@@ -216,6 +217,12 @@ class Run:
         """
         return Preprocessing.load(self.folder / "preprocessing.json")
 
+    def histories(self) -> HistoryPreparation:
+        """What turns histories of new people into sequences of a run on events. Raises UserError:
+        integrity (exit 5).
+        """
+        return HistoryPreparation.load(self.folder / HISTORIES)
+
     def find_adapter(self, windows: Windows) -> int | None:
         """The adapter for `windows`: that of the same tokens, of the same data set, of as many
         channels; None: none fits.
@@ -258,6 +265,8 @@ class Run:
         if split == "train" or self.train_subjects is None:
             return 0
         windows = self.windows()
+        if windows.split == EXTERNAL:  # other pseudonyms, which cannot be compared
+            return 0
         shared = set(self.train_subjects.marks) & set(hash_subjects([windows], split))
         if shared and windows.split not in {"random-window", "time"}:
             raise input_error(

@@ -20,6 +20,14 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.tokens.sequences import VALUES
 
 DECILES = 10
+FITTED: dict[str, Any] = {
+    "code": pl.String,
+    "n_subjects": pl.Int64,
+    "n_values": pl.Int64,
+    "mean": pl.Float64,
+    "std": pl.Float64,
+    "cuts": pl.List(pl.Float32),
+}
 COUNTED = {"code": pl.String, "value": pl.Float32, "n": pl.Int64, "subjects": pl.Int64}
 
 
@@ -61,15 +69,7 @@ def fit_values(counts: Iterable[pl.DataFrame], least: int) -> pl.DataFrame:
         subjects = int(rows["subjects"].sum())
         if subjects >= least:
             fitted.append((code, subjects, *_fit_code(rows.drop_nulls("value"))))
-    kinds: dict[str, Any] = {
-        "code": pl.String,
-        "n_subjects": pl.Int64,
-        "n_values": pl.Int64,
-        "mean": pl.Float64,
-        "std": pl.Float64,
-        "cuts": pl.List(pl.Float32),
-    }
-    return pl.DataFrame(fitted, schema=kinds, orient="row")
+    return pl.DataFrame(fitted, schema=FITTED, orient="row")
 
 
 def _fit_code(rows: pl.DataFrame) -> tuple[int, float, float, list[float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bitimely_core.errors import Reason
@@ -148,6 +148,21 @@ def find_phecodes(
                 if candidate in table:
                     return table[candidate], step
     return (), UNMAPPED
+
+
+def map_codes(
+    tables: Mapping[str, PhecodeTable], texts: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """The PheCodes of codes as a cache writes them (`ICD9CM//428.0`) by another map; other codes
+    are left out.
+    """
+    mapped = {}
+    for text in texts:
+        vocab, _, code = text.partition(MARK)
+        if vocab.lower() in FAMILIES:
+            table = choose_table(tables, vocab.lower())
+            mapped[text] = find_phecodes(code, table)[0]
+    return mapped
 
 
 def roll_up_phecode(phecode: str, level: str) -> str:

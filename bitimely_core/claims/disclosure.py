@@ -18,7 +18,7 @@ from bitimely_core import privacy
 from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas.ingest import AgreementCell
+from bitimely_core.schemas.ingest import AgreementCell, EventsManifest
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     PrevalenceCount,
@@ -30,6 +30,8 @@ from bitimely_core.tokens.sequences import EventSequences, count_carriers, count
 
 Key = tuple[str, ...]
 PARTS = (*SPLITS, ALL)
+SYNTHETIC = "synthetic-claims"
+OPEN_LAYOUTS = ("synpuf",)  # DE-SynPUF is published synthetic data
 FEW_CODES = ("left out", "few codes")
 # of labels after the filters: which part is withheld first beside a small count
 PART_ORDER = {"validation": 3, "train": 4, "test": 5, ALL: 7}
@@ -111,6 +113,12 @@ class CountDisclosure:
         cases_with, others_with = self.carriers[label][part]
         table = (cases_with, scores.cases[part], cases_with + others_with, scores.subjects[part])
         return self.get_score(score, label, part) if privacy.has_open_table(*table) else None
+
+
+def is_open_source(manifest: EventsManifest) -> bool:
+    """Whether the people of a cache are synthetic, so that no count of them is withheld."""
+    source = manifest.settings.options.get("source")
+    return manifest.dataset == SYNTHETIC or source in OPEN_LAYOUTS
 
 
 def open_disclosure(folder: Path) -> CountDisclosure:

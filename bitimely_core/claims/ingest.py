@@ -59,13 +59,16 @@ from bitimely_core.schemas.ingest import (
     AgreementCell,
     CacheManifest,
     CodeCount,
+    CodeMap,
     EventsManifest,
     IngestPart,
     IngestReport,
 )
+from bitimely_core.schemas.tokens import HistoryPreparation
 from bitimely_core.system_errors import translate_system_errors
+from bitimely_core.tokens.sequences import HISTORIES
 
-NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")
+NAMES = re.compile(r"(events-\d{5}|subjects|labels|codemap)-[0-9a-f]{16}\.(parquet|json)")
 RAW, PARTS = ".raw", ".parts"
 GENERATED = "made.json"  # in PARTS: the raw files of a generated data set are complete
 SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
@@ -366,6 +369,14 @@ def _read_map(
     source: Source, claims: sources.ClaimsSource, options: ClaimsOptions
 ) -> phecode_maps.PhecodeMap:
     """The PheCode map of the options, else the one beside the claims."""
+    if [Path(path).name for path in options.phecode_map] == [HISTORIES]:
+        prepared = HistoryPreparation.load(Path(options.phecode_map[0]))
+        return phecode_maps.PhecodeMap(
+            prepared.codemap.phecodes,
+            prepared.names,
+            prepared.categories,
+            sexes=prepared.codemap.sexes,
+        )
     codemap = phecode_maps.read_map(
         options.phecode_map or [str(source.path(file)) for file in claims.map_files],
         repair=options.map_repair,
@@ -405,6 +416,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[EventsManifest, UserError 
         merged[kind] = spill.write_table(run.out, kind, frames)
     content = pass2_write.hash_content(job, findings, slices)
     unusable = _find_gaps(job, findings, counts, run.out / merged["labels"][0])
+    codemap_file = _write_codemap(run.out, codemap)
     ingest_report.write_ingest_report(job, findings, content)
     keep_dates, span = run.options["keep_dates"], findings.span
     manifest = EventsManifest(
@@ -412,9 +424,10 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[EventsManifest, UserError 
         settings=run.settings,
         content_sha256=content,
         report=run.report(),
-        files=events | dict(merged.values()),
+        files=events | dict([*merged.values(), codemap_file]),
         subjects=merged["subjects"][0],
         labels=merged["labels"][0],
+        codemap=codemap_file[0],
         shards=list(events),
         names=job.names,
         rules=job.rule_table,
@@ -434,6 +447,13 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[EventsManifest, UserError 
         facts={"tables": [table.file for table in job.claims.rows], **job.claims.facts},
     )
     return manifest, unusable
+
+
+def _write_codemap(out: Path, codemap: phecode_maps.PhecodeMap) -> tuple[str, StoredFile]:
+    """Write the map, by which a run reads the codes of new people; its name, size and hash."""
+    content = CodeMap(phecodes=codemap.tables, sexes=codemap.sexes).encode()
+    name, sha256, size = storage.write_hashed(out, "codemap", ".json", content)
+    return name, StoredFile(sha256=sha256, size=size)
 
 
 def _find_gaps(

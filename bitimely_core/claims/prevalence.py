@@ -184,6 +184,16 @@ def select_codes(
     )
 
 
+def fix_codes(
+    vocabulary: Sequence[str], carried: Iterable[str], choices: SequenceChoices
+) -> CodeSelection:
+    """The vocabulary of a run, for the PheCodes that are `carried`."""
+    unseen = set(carried) - set(vocabulary) if choices.select is False else ()
+    return CodeSelection(
+        phecodes=list(vocabulary), ratios={}, max_attainable={}, unseen=tuple(sort_phecodes(unseen))
+    )
+
+
 def _choose_codes(
     counts: CodeCounts, ratios: dict[str, dict[str, PrevalenceRatio]], choices: SequenceChoices
 ) -> set[str]:

@@ -19,6 +19,7 @@ from bitimely_core.schemas.scores import (
     Baseline,
     ClassScores,
     Comparison,
+    LabelCalibration,
     MetricValue,
     RiskGroup,
     RiskGroups,
@@ -35,6 +36,7 @@ OF_THRESHOLDS = ("macro_f1", "accuracy")  # of all labels
 AREAS = ("auroc", "auprc")  # of a label, its mean and that of all decisions
 OF_TIMES = ("auroc", "c_index", "brier")  # of a label at a horizon
 CONSTANT = ("majority", "prior")  # baselines whose scores are functions of the counts alone
+OF_RISKS = ("slope", "intercept", "brier")
 DIFFERENCES = ("difference", "p")
 T = TypeVar("T")
 Estimate = TypeVar("Estimate", bound=Uncertainty)
@@ -181,6 +183,12 @@ def _protect_labels(scores: Scores, withheld: WithheldLabels) -> Scores:
         "metrics": _map_items(withheld.protect_metric, scores.metrics),
         "by_class": _map_items(withheld.protect_label, scores.by_class),
         "baselines": _map_items(withheld.protect_baseline, scores.baselines),
+        "risk_calibration": scores.risk_calibration
+        and {
+            name: _protect_calibration(label)
+            for name, label in scores.risk_calibration.items()
+            if name not in withheld.unranked
+        },
         "compared": scores.compared and _map_items(withheld.protect_baseline, scores.compared),
     }
     notices, few = list(map(privacy.round_message, scores.notices)), _has_few_subjects(scores)
@@ -194,6 +202,14 @@ def _protect_labels(scores: Scores, withheld: WithheldLabels) -> Scores:
             reason if line.startswith("No conf") else line for line in scores.remarks
         ]
     return scores.model_copy(update={**changed, "notices": notices, **(HIDDEN_SIZE if few else {})})
+
+
+def _protect_calibration(label: LabelCalibration) -> LabelCalibration:
+    """The calibration of a label with few digits."""
+    metrics = {name: _round_metric(getattr(label, name)) for name in OF_RISKS}
+    shares = {name: privacy.round_score(getattr(label, name)) for name in ("observed", "predicted")}
+    after = label.recalibrated and _protect_calibration(label.recalibrated)
+    return label.model_copy(update={**metrics, **shares, "recalibrated": after})
 
 
 # ---- times to event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ import polars as pl
 
 from bitimely_core import storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import cohorts, engines
+from bitimely_core.claims import code_values, cohorts, engines
 from bitimely_core.claims.choices import PRESETS, SequenceChoices, parse_landmark
 from bitimely_core.claims.cohorts import CohortRules
+from bitimely_core.claims.label_rules import RuleTable
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.privacy import SMALL
+from bitimely_core.records import has_result
 from bitimely_core.schemas.ingest import EventsManifest
+from bitimely_core.schemas.tokens import HistoryPreparation
+from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 
+CHANGEABLE = {"landmark", "landmark_date", "min_codes"}  # beside --vocabulary
 SELECTING = (
     "select",
     "threshold",
@@ -47,12 +53,16 @@ class SequencePlan:
     # PheCodes that the data have for codes of the cohort's outcome
     defining: frozenset[str] = frozenset()
     by_default: bool = False  # nobody asked for the selection of codes and subjects
+    # of the run whose vocabulary, code map and rules are used
+    prepared: HistoryPreparation | None = None
 
     @property
     def names(self) -> list[str]:
-        """The labels: those of the cache, or the outcome of the cohort."""
+        """The labels: those of the cache, of the run, or the outcome of the cohort."""
         if self.cohort is not None:
             return [self.cohort.outcome.rule]
+        if self.prepared is not None:
+            return list(self.prepared.class_names)
         if not self.choices.time_to_event:
             return self.manifest.names
         made = {rule["name"] for rule in self.manifest.rules}  # only these have onsets
@@ -73,6 +83,22 @@ class SequencePlan:
         return replace(self.choices, landmark=Landmark())
 
     @property
+    def rules(self) -> Sequence[RuleTable]:
+        """The label rules, for the leakage policies."""
+        return self.manifest.rules if self.prepared is None else self.prepared.rules
+
+    @property
+    def rule_phecodes(self) -> frozenset[str]:
+        """The PheCodes of their code sets and of the outcome."""
+        defining = self.defining.union(*self.manifest.defining.values())
+        return defining if self.prepared is None else frozenset(self.prepared.defining)
+
+    @property
+    def external(self) -> bool:
+        """Whether the subjects are others than those of the training of `prepared`."""
+        return self.prepared is not None and self.prepared.cache != self.manifest.manifest_sha256
+
+    @property
     def manifest(self) -> EventsManifest:
         """The manifest of the cache."""
         return self.cache.events_manifest
@@ -85,7 +111,7 @@ class SequencePlan:
             "dataset": self.cache.dataset,
             "view": "",
             "task": task if self.names else "none",
-            "split": "official" if self.split_file else self.manifest.split,
+            "split": self._describe_split(),
             "seed": self.manifest.seed,
             "normalise": "none",
             "preset": self.preset,
@@ -95,7 +121,13 @@ class SequencePlan:
             "small_counts": self.small_counts,
             "individual_timelines": self.individual_timelines,
             "cohort": self.cohort and self.cohort.model_dump(mode="json", exclude_none=True),
+            "prepared": self.prepared and storage.fingerprint(self.prepared.to_json()),
         }
+
+    def _describe_split(self) -> str:
+        if self.split_file:
+            return "official"
+        return EXTERNAL if self.external else self.manifest.split
 
 
 def resolve_plan(
@@ -110,6 +142,7 @@ def resolve_plan(
     small_counts: bool = False,
     individual_timelines: bool = False,
     cohort: str | Path | None = None,
+    vocabulary: str | Path | None = None,
     **choices: Any,
 ) -> SequencePlan:
     """The choices of a build, checked against the cache.
@@ -126,15 +159,22 @@ def resolve_plan(
         individual_timelines: the page draws sequences of single subjects.
         cohort: a shipped definition or a file of one: its subjects up to their index days, with its
             outcome as the label.
+        vocabulary: folder of a run or export: its vocabulary, code map and choices are used.
         choices: fields of `choices.SequenceChoices`, hyphens or underscores in their values; None:
             those of the preset.
 
     Raises:
         UserError: config or unknown_name (exit 2).
     """
-    name, chosen = parse_choices(
-        preset=preset, landmark=landmark, landmark_date=landmark_date, engine=engine, **choices
-    )
+    choices |= {"landmark": landmark, "landmark_date": landmark_date}
+    rules = None if cohort is None else cohorts.load_cohort(cohort)
+    prepared = None if vocabulary is None else load_preparation(Path(vocabulary))
+    if prepared is None:
+        name, chosen = parse_choices(preset=preset, engine=engine, **choices)
+    else:
+        name, chosen = prepared.options.preset, change_choices(prepared, preset=preset, **choices)
+        if rules is None and prepared.options.cohort and not (landmark or landmark_date):
+            rules = CohortRules.model_validate(prepared.options.cohort)
     is_selected = any(choices.get(option) is not None for option in SELECTING)
     plan = SequencePlan(
         cache=cache,
@@ -144,11 +184,58 @@ def resolve_plan(
         engine=engine,
         small_counts=small_counts,
         individual_timelines=individual_timelines,
-        cohort=None if cohort is None else cohorts.load_cohort(cohort),
-        by_default=preset is None and cohort is None and not is_selected,
+        cohort=rules,
+        by_default=preset is None and rules is None and not is_selected and prepared is None,
+        prepared=prepared,
+        fitted=None if prepared is None else load_fitted(prepared),
     )
     _check_plan(plan, seed)
     return plan
+
+
+def load_preparation(folder: Path) -> HistoryPreparation:
+    """What a run or export in `folder` keeps of its histories. Raises UserError: config (exit 2)
+    for a run on recordings, integrity (5).
+    """
+    path = folder / HISTORIES
+    if not has_result(path):
+        raise usage_error(
+            f"{folder.name} reads no histories of events",
+            "expected a finished run on claims",
+            "See: bitimely list runs",
+            field="--vocabulary",
+        )
+    return HistoryPreparation.load(path)
+
+
+def load_fitted(prepared: HistoryPreparation) -> pl.DataFrame | None:
+    """The cut points and moments of numbers, if the run reads them."""
+    if prepared.values is None:
+        return None
+    return pl.DataFrame(prepared.values, schema=code_values.FITTED)
+
+
+def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoices:
+    """The choices of a run with other index days (landmark, landmark_date) or other min_codes.
+
+    Raises UserError (config, exit 2) for other changes.
+    """
+    changed = {name: value for name, value in changes.items() if value is not None}
+    for name in changed.keys() - CHANGEABLE:
+        raise usage_error(
+            "beside --vocabulary",
+            "expected the choices of the run",
+            "Leave it out",
+            field=f"--{name.replace('_', '-')}",
+        )
+    stored = prepared.options.model_dump()
+    names = {field.name for field in fields(SequenceChoices)} - {"landmark"}
+    chosen = SequenceChoices(**{name: stored[name] for name in names & stored.keys()})
+    landmark = stored["landmark"] and Landmark(**stored["landmark"])
+    landmark_text, date = changed.pop("landmark", None), changed.pop("landmark_date", None)
+    if landmark_text or date:
+        landmark = _parse_landmark(landmark_text, date)
+    return replace(chosen, landmark=landmark, **changed)
 
 
 def _check_plan(plan: SequencePlan, seed: int | None) -> None:
@@ -163,15 +250,31 @@ def _check_plan(plan: SequencePlan, seed: int | None) -> None:
         hint = "Ingest again with that --seed, or give --split-file"
         raise usage_error(f"seed {seed}", expected, hint, field="--seed")
     _check_times(plan)
+    _check_labels(plan)
     if chosen.values != "none" and options.get("codes") != "all":
         problem, hint = f"--values {chosen.values}", "Ingest MEDS or OMOP with --codes all"
         raise usage_error(problem, "this cache has no codes with numbers", hint, field="--values")
-    if chosen.select is True and not plan.names:
+    if chosen.select is True and not plan.names and plan.prepared is None:
         raise usage_error(
             "selection by prevalence ratio without any label",
             "expected rules or label columns",
             "Give --no-select",
         )
+
+
+def _check_labels(plan: SequencePlan) -> None:
+    """Refuse data without a label of the run. Raises UserError (config, exit 2)."""
+    if plan.prepared is None or plan.cohort is not None:
+        return
+    names = ", ".join(plan.manifest.names) or "none"
+    for name in plan.names:
+        if name not in plan.manifest.names:
+            raise usage_error(
+                f"the data have no label {name}",
+                f"the run predicts it, and the labels here are: {names}",
+                "Ingest with the --rules or --label-column of the run",
+                field="--vocabulary",
+            )
 
 
 def parse_choices(

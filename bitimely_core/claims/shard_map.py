@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from bitimely_core import storage
-from bitimely_core.claims import code_values, engines, splits, steps
+from bitimely_core.claims import code_values, codes, engines, splits, steps
 from bitimely_core.claims.label_rules import parse_rules
 from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.sequence_plan import SequencePlan
@@ -72,8 +72,8 @@ class ShardReader:
         )
         place = pl.Series(np.cumsum(member, dtype=np.int32) - 1)
         events = events.with_columns(subject=place.gather(events["subject_id"]))
-        rules = parse_rules(manifest.rules)
-        rule_labels = [rule.name for rule in rules if manifest.ruled]
+        rules = parse_rules(plan.rules)
+        rule_labels = [rule["name"] for rule in manifest.rules if manifest.ruled]
         if plan.cohort is None:
             cohort = _fill_index_days(cohort, events)
         else:
@@ -83,7 +83,7 @@ class ShardReader:
             cohort,
             rule_labels=rule_labels,
             rules=rules,
-            defining=plan.defining.union(*manifest.defining.values()),
+            defining=plan.rule_phecodes,
             by_sex=_has_sex_restrictions(plan),
             phecodes_of_codes=self.phecodes,
         )
@@ -175,6 +175,8 @@ def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
     Raises UserError (config, exit 2) where the split file misses subjects.
     """
     names = pl.Enum(splits.SPLITS)
+    if plan.external and not plan.split_file:
+        return cohort.with_columns(split=pl.lit("test", names)).drop("split_bin")
     if plan.split_file:
         path = Path(plan.split_file)
         placed = splits.read_split_file(path, "as in subjects.parquet", numbers=True)
@@ -219,6 +221,11 @@ def _read_events(plan: SequencePlan, number: int, phecodes: PhecodesOfCodes) -> 
     columns = ["subject_id", "time", "code", "source"]
     columns += ["row"] * ordered + ["numeric_value"] * numeric
     events = plan.cache.shard(number, tuple(columns), categories=("code",))
+    if plan.prepared is not None and not _has_sex_restrictions(plan):
+        texts = events["code"].unique().cast(pl.String).to_list()
+        phecodes.update(
+            codes.map_codes(plan.prepared.codemap.phecodes, set(texts) - phecodes.keys())
+        )
     if _has_sex_restrictions(plan) or not phecodes.keys() >= set(events["code"].unique()):
         events = events.with_columns(plan.cache.shard(number, ("phecodes",)))
     if ordered:

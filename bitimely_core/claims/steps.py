@@ -180,7 +180,7 @@ def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.Da
     subject, day and phecode, with row, minute and value where the rows have them and they are
     needed.
     """
-    phecodes_of_codes = _roll_up_codes(shard, choices)
+    phecodes_of_codes = roll_up_codes(shard, choices)
     phecodes = prevalence.sort_phecodes(set().union(*phecodes_of_codes))
     index = {phecode: i for i, phecode in enumerate(phecodes)}
     numbers = [sorted(index[name] for name in names) for names in phecodes_of_codes]
@@ -196,7 +196,7 @@ def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.Da
     return rows.join(table, on="code").drop("code"), phecodes
 
 
-def _roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str]]:
+def roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str]]:
     """Of each code the rolled-up PheCodes that may enter the input.
 
     drop_icd: none for codes in the code set of any rule. drop_phecode: none of the PheCodes that

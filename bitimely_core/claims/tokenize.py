@@ -41,10 +41,11 @@ from bitimely_core.errors import Reason, input_error, raise_differences, usage_e
 from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
+from bitimely_core.schemas.ingest import CodeMap, FindingRecord
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     FlowStep,
+    HistoryPreparation,
     SequenceFunnel,
     SequenceLengths,
     SequenceManifest,
@@ -62,6 +63,10 @@ ALTERNATIVES: dict[str, Choices] = {
     "--no-select": {"select": False},
     "--min-codes 1": {"min_codes": 1},
 }
+OTHER_COHORT = (
+    "Give another definition with --cohort (diabetes-codes needs only codes and dates), or other "
+    "data"
+)
 LEAST_SHARE, LEAST_CODES = 0.05, 10  # of the subjects; PheCodes
 VOCABULARY: Choices = {
     "id": pl.Int32,
@@ -137,7 +142,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             Reason.NO_INPUT,
             "no subject has a sequence",
             f"{len(selection.phecodes)} PheCodes are selected, {needed}",
-            "Lower --min-codes, or give --no-select",
+            "Lower --min-codes" + (", or give --no-select" if plan.choices.select else ""),
             file=str(plan.cache.folder),
         )
     statistics = SequenceStatistics(
@@ -160,6 +165,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         unmapped=manifest.unmapped,
         cohort=members.flow,
     )
+    preparation = _describe_preparation(plan, selection)
     tables = build_findings.find_label_tables(plan)
     findings = build_findings.list_findings(statistics, plan.judged, tables=tables)
     publish_sequences(
@@ -174,9 +180,10 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             events=statistics.funnel.events,
         ),
         shards=built.files,
-        vocabulary=_make_vocabulary(manifest, selection, built.usage),
+        vocabulary=make_vocabulary(preparation, built.usage),
         ratios=_make_ratio_table(selection),
         statistics=statistics,
+        preparation=preparation,
         cohort=members.record,
         values=plan.fitted,
     )
@@ -195,14 +202,14 @@ def _refuse_empty_cohort(rules: CohortRules, flow: CohortFlow) -> None:
             Reason.NO_INPUT,
             round_message(f"0 of {flow.subjects} subjects belong to the cohort {rules.name}"),
             round_message(f"left out are {'; '.join(texts)}") if texts else "",
-            "Give another definition with --cohort, or other data",
+            OTHER_COHORT,
         )
     if not flow.cases:
         raise input_error(
             Reason.CLASS_MISSING,
             round_message(f"0 of {last} subjects of the cohort {rules.name} have its outcome"),
             f"expected some with {rules.outcome.rule}",
-            "Give another definition with --cohort, or other data",
+            OTHER_COHORT,
         )
 
 
@@ -282,7 +289,7 @@ def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
 def _fit_numbers(shards: ShardMap) -> SequencePlan:
     """The plan with the cut points and moments of numbers, if it reads them."""
     plan = shards.plan
-    if plan.choices.values == "none":
+    if plan.choices.values == "none" or plan.prepared is not None:
         return plan
     return replace(
         plan, fitted=code_values.fit_values(shards.apply(code_values.count_values), plan.floor)
@@ -307,6 +314,8 @@ def _count_shard(
 
 
 def _select_codes(plan: SequencePlan, counts: CodeCounts) -> CodeSelection:
+    if plan.prepared is not None:
+        return prevalence.fix_codes(plan.prepared.vocabulary, counts.carriers, plan.choices)
     exempt = () if plan.fitted is None else frozenset(code_values.list_deciles(plan.fitted))
     return prevalence.select_codes(counts, plan.names, plan.choices, plan.floor, exempt)
 
@@ -434,15 +443,41 @@ def _count_sequences(
 # ---- tables and statistics
 
 
-def _make_vocabulary(
-    manifest: EventsManifest, selection: CodeSelection, usage: np.ndarray
-) -> pl.DataFrame:
-    first, phecodes = len(SPECIAL), selection.phecodes
+def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> HistoryPreparation:
+    """What turns histories of new people into such sequences."""
+    manifest, run = plan.manifest, plan.prepared
+    index_days = plan.cache.cohort(("index_day",))
+    has_days = "index_day" in index_days.columns and index_days["index_day"].count() > 0
+    shared: Choices = {
+        "cache": manifest.manifest_sha256,
+        "options": SequenceOptions.model_validate(plan.options),
+        "class_names": tuple(plan.names),
+        "indexed": bool(plan.cohort or plan.choices.landmark or has_days),
+    }
+    if run is not None:
+        return run.model_copy(update=shared)
+    phecodes = selection.phecodes
+    return HistoryPreparation(
+        **shared,
+        vocabulary=tuple(phecodes),
+        names={code: manifest.phenotypes.get(code, "") for code in phecodes},
+        categories={code: manifest.categories.get(code, "") for code in phecodes},
+        rules=manifest.rules,
+        defining=tuple(sorted(plan.rule_phecodes)),
+        reading=manifest.settings.options,
+        codemap=CodeMap.load(plan.cache.folder / manifest.codemap),
+        values=None if plan.fitted is None else plan.fitted.to_dicts(),
+    )
+
+
+def make_vocabulary(prepared: HistoryPreparation, usage: np.ndarray) -> pl.DataFrame:
+    """The table of codes; `usage` [2, ids]: training subjects with each id, and their events."""
+    first, phecodes = len(SPECIAL), prepared.vocabulary
     columns = {
-        "id": range(first, usage.shape[1]),
+        "id": range(first, first + len(phecodes)),
         "code": phecodes,
-        "name": [manifest.phenotypes.get(code, "") for code in phecodes],
-        "category": [manifest.categories.get(code, "") for code in phecodes],
+        "name": [prepared.names.get(code, "") for code in phecodes],
+        "category": [prepared.categories.get(code, "") for code in phecodes],
         "n_subjects_train": usage[0, first:],
         "n_events_train": usage[1, first:],
     }

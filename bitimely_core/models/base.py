@@ -6,7 +6,7 @@ Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -128,6 +128,36 @@ class Adapter(nn.Module):
             return self.embedding(tokens)
         x = self.embedding((tokens - FIRST + 1).clamp(min=0))
         return x if self.numbers is None else x + self.numbers(tokens, numbers)
+
+    @torch.no_grad()
+    def copy_codes(self, other: Adapter, pairs: Sequence[tuple[int, int]]) -> None:
+        """Take the weights of codes from an adapter of another vocabulary, with those of [MASK] and
+        [EOS]; an adapter without a lookup of codes takes none.
+
+        `pairs`: places of a code here and there, 0 for the first behind the special ids. Numbers
+        keep the moments of these data.
+        """
+        if not (
+            isinstance(self.embedding, nn.Embedding) and isinstance(other.embedding, nn.Embedding)
+        ):
+            return
+        here, there = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+        zero, last = torch.tensor([0]), torch.tensor([-1])  # [MASK], [EOS]
+        rows = [
+            (self.embedding.weight, other.embedding.weight, 1, zero),
+            *(
+                (getattr(module, name), getattr(other.output[key], name), 0, last)
+                for key, module in self.output.items()
+                if key in other.output
+                for name in ("weight", "bias")
+            ),
+        ]
+        for target, source, offset, special in rows:
+            target[here + offset], target[special] = source[there + offset], source[special]
+        if self.numbers is not None and other.numbers is not None:
+            slopes = other.numbers.slope.weight
+            self.numbers.slope.weight[here + FIRST] = slopes[there + FIRST]
+            self.numbers.presence.copy_(other.numbers.presence)
 
     @property
     def blank(self) -> Tensor:

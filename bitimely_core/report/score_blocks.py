@@ -34,6 +34,7 @@ from bitimely_core.schemas.scores import (
     ClassScores,
     Comparison,
     CorrectedDifference,
+    LabelCalibration,
     MetricValue,
     NightScores,
     RiskGroups,
@@ -63,6 +64,12 @@ SHOWN_ENDPOINTS = (
 )
 TRAINING = "training windows"  # a column
 # task -> columns of the table of classes that it does not have
+RISK_CALIBRATION = (
+    "Slope: that of a logistic regression of the label on the log odds of the risk; 1 is right, "
+    "below 1 the risks are too extreme. Intercept: with the slope fixed at 1; 0 is right, above 0 "
+    "the risks are too low. 95 % CI over subjects. Recalibrated: with both fitted on the data that "
+    "--calibrate-on names."
+)
 ABSENT_SCORES = {
     "multilabel": {"c_index", "brier"},
     "survival": {"precision", "recall", "f1", "auprc", "base_rate", "unknown"},
@@ -93,6 +100,9 @@ def add_score_blocks(
         _add_groups(page, label, groups)
     if scores.by_class:
         page.add(class_table(scores))
+    if scores.risk_calibration:
+        columns_, lines = list_calibration(scores.risk_calibration)
+        page.table("calibration", "Calibration of the risks", RISK_CALIBRATION, columns_, lines)
     if scores.confusion:
         names, matrix = list(rows.class_names), np.array(scores.confusion, dtype=float)
         page.figure(
@@ -228,6 +238,17 @@ def class_table(scores: TaskScores) -> Table:
         "Support: number of scored windows of the class. A class without windows has no recall."
     )
     return make_table("classes", "Scores by class", caption, ["class", *columns], rows)
+
+
+def list_calibration(labels: Mapping[str, LabelCalibration]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of the calibration of each label, before and after a recalibration."""
+    rows = []
+    for name, label in labels.items():
+        for words, part in ((name, label), (f"{name}, recalibrated", label.recalibrated)):
+            if part is not None:
+                shares = (part.observed, part.predicted)
+                rows.append([words, *shares, part.slope, part.intercept, part.brier])
+    return ["label", "observed", "mean risk", "slope", "intercept", "Brier score"], rows
 
 
 # ---- risk groups

@@ -279,12 +279,20 @@ class ClaimsFunnel(Part):
     subjects: int | None = omit_none()
 
 
+class CodeMap(StoredRecord):
+    """The PheCode map as an ingest has read it."""
+
+    phecodes: dict[str, dict[str, tuple[str, ...]]]  # vocabulary -> code -> PheCodes
+    sexes: dict[str, int] = {}  # PheCode of one sex alone -> 1 male, 2 female
+
+
 class EventsManifest(CacheManifest):
     """The manifest of a cache of events (claims)."""
 
     kind: Literal["events"] = "events"
     shards: list[str]
     labels: str  # file: one row a subject and label
+    codemap: str  # file: `CodeMap`
     names: list[str]  # of the labels
     rules: list[dict[str, Any]]  # as `label_rules.parse_rules` takes them
     ruled: bool  # whether the rules make the labels

@@ -136,6 +136,18 @@ class ClassScores(Part):
     brier: MetricValue | None = omit_none()
 
 
+class LabelCalibration(Part):
+    """Calibration of the predicted risks of one label (`evaluate.risk_calibration`)."""
+
+    slope: MetricValue  # 1: right; below: risks are too extreme
+    intercept: MetricValue  # with the slope fixed at 1; 0: right; above: risks are too low
+    brier: MetricValue
+    observed: float | None = None  # share of the rows that have the label
+    predicted: float | None = None  # mean risk
+    recalibration: dict[str, float] | None = omit_none("intercept and slope, of --calibrate-on")
+    recalibrated: LabelCalibration | None = omit_none("of the risks that --calibrate-on gives")
+
+
 class Baseline(Part):
     """Scores of a baseline; its metrics are stored beside `about`."""
 
@@ -374,6 +386,7 @@ class EvaluationSettings(Part):
     preset: str = ""
     verified: bool = True
     checkpoint: ScoredCheckpoint | None = omit_none("The weights that were scored.")
+    calibrated_on: str | None = omit_none("Whose labels the risks were recalibrated on.")
 
 
 class TaskScores(Part):
@@ -423,6 +436,7 @@ class Scores(TaskScores, ResultRecord):
     nights: NightScores | None = omit_none("of sleep stages")
     events: EventScores | None = omit_none("of two classes over time")
     risk_groups: dict[str, RiskGroups] | None = omit_none("of times to event, by label")
+    risk_calibration: dict[str, LabelCalibration] | None = omit_none("of labels of histories")
     encoder: EncoderRecord | None = omit_none("of --vectors: `run` is the name of the encoder")
     compared: dict[str, Baseline] | None = omit_none(
         "of --vectors: trained models on the same windows; differences are the encoder less them"

@@ -4,12 +4,18 @@ needs to prepare new recordings.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from bitimely_core.config import Filtering, Resampling
 from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
 from bitimely_core.registry import Task
-from bitimely_core.schemas.ingest import AgreementCell, ClaimsFunnel, CodeCount, FindingRecord
+from bitimely_core.schemas.ingest import (
+    AgreementCell,
+    ClaimsFunnel,
+    CodeCount,
+    CodeMap,
+    FindingRecord,
+)
 
 Number = int | float  # stored as given: 30 stays 30
 
@@ -108,6 +114,27 @@ class SequenceOptions(TokenOptions):
     def numbers(self) -> bool:
         """Whether events come with their numbers."""
         return self.values == "raw"
+
+
+class HistoryPreparation(StoredRecord):
+    """`histories.json` of sequences, and of a run on them: what turns histories of new people into
+    the sequences that the model reads.
+    """
+
+    REPAIR: ClassVar[str] = "Tokenize and train again, or export the run again"
+
+    cache: str  # SHA-256 of the manifest of the cache of the training
+    options: SequenceOptions
+    class_names: tuple[str, ...]  # labels, without horizons
+    indexed: bool  # whether the sequences end with index days
+    vocabulary: tuple[str, ...]  # codes in the order of their ids, which follow the special ones
+    names: dict[str, str]  # code -> phenotype
+    categories: dict[str, str]
+    rules: list[dict[str, Any]]  # as `label_rules.parse_rules` takes them
+    defining: tuple[str, ...]  # PheCodes of the rules, for the leakage policies
+    reading: dict[str, Any]  # options of the ingest
+    codemap: CodeMap
+    values: list[dict[str, Any]] | None  # rows of `code_values.fit_values`; None: no numbers
 
 
 class ChannelPreparation(Part):

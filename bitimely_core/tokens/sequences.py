@@ -22,6 +22,7 @@ from bitimely_core import manifests, storage
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
+    HistoryPreparation,
     PredictionStatistics,
     SequenceManifest,
     SequenceOptions,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
 VALUES = "values.parquet"  # cut points and moments of the numbers of codes
+EXTERNAL = "external"  # split of other people than those of the training: all are tested
+HISTORIES = "histories.json"  # `HistoryPreparation`
 COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
 # bytes of codes and times up to which they are all in memory; more are mapped from the disk
 IN_MEMORY = 1 << 28
@@ -261,6 +264,7 @@ def publish_sequences(
     vocabulary: pl.DataFrame,
     ratios: pl.DataFrame,
     statistics: SequenceStatistics | PredictionStatistics,
+    preparation: HistoryPreparation | None = None,
     cohort: pl.DataFrame | None = None,
     values: pl.DataFrame | None = None,
 ) -> None:
@@ -273,6 +277,7 @@ def publish_sequences(
         vocabulary: id, code, name, category, n_subjects_train, n_events_train.
         ratios: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
         statistics: of the set.
+        preparation: of histories of new people.
         cohort: who belongs to it and why not, as `claims.cohorts.select_subjects`.
         values: of the numbers of codes, as `claims.code_values.fit_values`.
     """
@@ -285,8 +290,12 @@ def publish_sequences(
         else:
             sha256, size = storage.write_parquet(out / name, to_table(frame))
             files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
-    sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
-    files["statistics.json"] = StoredFile(sha256=sha256, size=size)
+    for name, record in (("statistics.json", statistics), (HISTORIES, preparation)):
+        if record is None:
+            storage.remove_file(out / name)
+        else:
+            sha256, size = storage.write_json(out / name, record.to_json())
+            files[name] = StoredFile(sha256=sha256, size=size)
     manifest.model_copy(update={"files": files, "shards": list(shards)}).publish(out)
     manifests.remove_old_files(out, SHARDS)
 

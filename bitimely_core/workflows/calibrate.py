@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,18 +16,24 @@ from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
 from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
+from bitimely_core.privacy import round_rows
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
     from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.tokens import Windows
 
 CALIBRATION = "calibration.json"
+LEAST_CASES = 20  # labels of each value on which a temperature of several labels is fitted
 
 
 def fit_calibration(
@@ -85,13 +91,13 @@ def find_calibration(
     path = run.folder / CALIBRATION
     if has_result(path) and (stored := Calibration.load(path)).weights == run.record.weights:
         return stored
-    calibration = calibrate_on_validation(run, [head])
+    calibration = calibrate_run(run, [head])
     if calibration is not None and store and os.access(run.folder, os.W_OK):
         write_results(run.folder, {CALIBRATION: calibration.encode()})
     return calibration
 
 
-def calibrate_on_validation(run: Run, heads: Sequence[Head | FittedMethod]) -> Calibration | None:
+def calibrate_run(run: Run, heads: Sequence[Head | FittedMethod]) -> Calibration | None:
     """The calibration of the mean of `heads` on the validation windows of the training of `run`.
 
     None as for `find_calibration`.
@@ -101,21 +107,39 @@ def calibrate_on_validation(run: Run, heads: Sequence[Head | FittedMethod]) -> C
     except UserError as error:
         raise_system_error(error)
         return None
+    if windows.fingerprint != run.record.data[0].fingerprint:
+        return None
+    return calibrate_on_validation(heads, windows, str(run.record.weights))
+
+
+def calibrate_on_validation(
+    heads: Sequence[Head | FittedMethod], windows: Windows, weights: str
+) -> Calibration | None:
+    """The calibration of the mean of `heads` on the validation windows of a training; None where
+    there are none, or too few of any label. Of histories whose small counts are withheld its sizes
+    are rounded up.
+    """
     rows = windows["validation"]
-    if windows.fingerprint != run.record.data[0].fingerprint or not len(rows):
+    if not len(rows):
         return None
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
+    if windows.task == "multilabel" and min(np.sum(target == 1), np.sum(target == 0)) < LEAST_CASES:
+        return None
     predictions = [predict_windows(head, rows) for head in heads]
-    return fit_calibration(
+    fitted = fit_calibration(
         windows.task,
         predictions[0] if len(heads) == 1 else np.mean(predictions, axis=0),
         target,
         rows.subjects(),
-        weights=str(run.record.weights),
+        weights=weights,
         data=f"{windows.name}, validation",
         subject=windows.subject_unit,
     )
+    if not hides_counts(windows):
+        return fitted
+    sizes = {"units": round_rows(fitted.units), "windows": round_rows(fitted.windows)}
+    return fitted.model_copy(update=sizes)
 
 
 def calibrate_folds(run: Run) -> Calibration | None:
@@ -139,6 +163,39 @@ def calibrate_folds(run: Run) -> Calibration | None:
         data=f"{scores.data}, pooled test folds",
         subject=name_unit(scores),
     )
+
+
+class Computation(NamedTuple):
+    """How predictions are computed."""
+
+    batch_size: int | None = None
+    device: str = "auto"
+    progress: Progress | None = None
+
+
+def fit_recalibrations(
+    head: Head | FittedMethod, rows: Windows, name: str, place: Computation
+) -> list[Recalibration | None]:
+    """The recalibration of each label on the labels of `rows`, the tokens called `name`; None for a
+    label of too few. Raises UserError: class_missing (exit 4) where there is none.
+    """
+    target = rows.targets(None)
+    assert target is not None, "histories of a fine-tuned run have labels"
+    risks = predict_windows(head, rows, **place._asdict())
+    fitted = []
+    for k in range(risks.shape[1]):
+        labelled = np.isfinite(target[:, k])
+        fitted.append(fit_recalibration(risks[labelled, k], target[labelled, k].astype(np.float64)))
+    if not any(fitted):
+        raise input_error(
+            Reason.CLASS_MISSING,
+            f"no label has {LEAST} people with it and {LEAST} without",
+            "expected more, to recalibrate on",
+            "Give data of more people",
+            file=name,
+            field="--calibrate-on",
+        )
+    return fitted
 
 
 def calibrate_on(

@@ -10,9 +10,9 @@ import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import storage
-from bitimely_core.config import ObjectiveConfig
+from bitimely_core.config import DataConfig, ObjectiveConfig
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
-from bitimely_core.evaluate import endpoints, verdicts
+from bitimely_core.evaluate import endpoints, risk_calibration, verdicts
 from bitimely_core.evaluate.baselines import (
     MOST_TRAINING,
     BaselinePredictions,
@@ -45,15 +45,19 @@ from bitimely_core.schemas.scores import (
     TrainingScore,
 )
 from bitimely_core.system_errors import attach_result
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import EXTERNAL, EventSequences
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import hides_counts, open_run
+from bitimely_core.workflows.calibrate import Computation, fit_recalibrations
+from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
+from bitimely_core.workflows.tokenize import apply_vocabulary
 from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from bitimely_core.heads import Head
+    from bitimely_core.methods.contract import FittedMethod
     from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
@@ -65,6 +69,10 @@ SHARED_DIGITS = 2  # of the training score where counts of few people are withhe
 OVER_WINDOWS = (
     "Intervals are over windows, not subjects (--by window): "
     "windows of one subject are not independent, so they are too narrow."
+)
+EXTERNAL_PEOPLE = (
+    "External validation: all people of these data are scored. Their pseudonyms are not those "
+    "of the training: whether some are in both cannot be told."
 )
 NOT_COMPARED = "Checksums were not compared (--no-verify)."
 Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
@@ -93,6 +101,7 @@ def evaluate(
     predictions: Path | None = None,
     ids: Path | None = None,
     baselines: BaselineChoice = "all",
+    calibrate_on: str | None = None,
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
@@ -108,6 +117,11 @@ def evaluate(
     MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`). `baselines`: cheap leaves
     out those that are fitted (`evaluate.baselines`), which is recorded.
 
+    A run on histories is scored on people with other codes (`data`) by its own vocabulary
+    (`apply_vocabulary`), with the calibration of its risks. `calibrate_on` names tokens on whose
+    labels they are recalibrated: the validation split where it has rows, else all; where these are
+    the scored rows, in five parts, each by the other people.
+
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
     from bitimely_core.claims import tasks
@@ -119,6 +133,8 @@ def evaluate(
     if pooled := _read_pooled(run, workspace, others):
         return pooled
     select_device(device)
+    if data is not None and not dry_run:
+        data = apply_vocabulary(run, data, workspace, progress=progress)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
@@ -140,6 +156,7 @@ def evaluate(
         model=record.model,
         preset=record.preset,
         checkpoint=record.checkpoint,
+        calibrated_on=calibrate_on,
     )
     scores = Scores(
         **source,
@@ -166,9 +183,20 @@ def evaluate(
         nights = score_endpoints(windows, rows, bootstrap, **columns)
         scores = scores.model_copy(update={**dict(task_scores), **nights})
         scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
-    if split != "train":
-        training = _score_training(opened, batch_size, device, progress)
-        scores = scores.model_copy(update={"training": training})
+        if split != "train":
+            training = _score_training(opened, batch_size, device, progress)
+            scores = scores.model_copy(update={"training": training})
+        if record.data[0].vocabulary and windows.task == "multilabel":
+            place = Computation(batch_size, device, progress)
+            recalibration = _recalibrate(opened, head, rows, calibrate_on, workspace, place)
+            calibrated = risk_calibration.calibrate_labels(
+                windows.class_names,
+                columns["prediction"],
+                columns["target"],
+                rows.subjects(),
+                **recalibration,
+            )
+            scores = scores.model_copy(update={"risk_calibration": calibrated})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
@@ -254,6 +282,28 @@ def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list
     return [line for name in runs for line in describe_changes(find_run_folder(name, workspace))]
 
 
+def _recalibrate(
+    opened: Run,
+    head: Head | FittedMethod,
+    rows: Windows,
+    calibrate_on: str | None,
+    workspace: Path,
+    place: Computation,
+) -> dict[str, Any]:
+    """Arguments of `calibrate_labels`: what the risks are recalibrated by. Raises UserError:
+    class_missing (exit 4) where no label can be recalibrated.
+    """
+    if calibrate_on is None:
+        return {}
+    name = apply_vocabulary(opened.folder, calibrate_on, workspace, progress=place.progress)
+    windows = prepare_windows(name, workspace, DataConfig(), progress=place.progress)
+    opened.adapter_for(windows)
+    others = windows["validation"] if len(windows["validation"]) else windows
+    if windows.fingerprint == rows.fingerprint and set(others.rows) & set(rows.rows):
+        return {"crossed": True}
+    return {"fitted": fit_recalibrations(head, others, calibrate_on, place)}
+
+
 def protect_scores(scores: Scores, windows: Windows) -> Scores:
     """The scores as they are printed."""
     if not isinstance(windows, EventSequences):
@@ -278,6 +328,8 @@ def _list_notices(
             notices.append(f"The run was trained with {key} {old}; these were made with {new}.")
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
+    if windows.split == EXTERNAL:
+        notices.append(EXTERNAL_PEOPLE)
     if shared:
         notices.append(
             f"{shared} subjects of the {split} split were also in the training "

@@ -11,6 +11,7 @@ from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.tokens.sequences import HISTORIES
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
@@ -81,7 +82,7 @@ def export(
     if push is not None:
         hub.load_client("--push")
     _require_empty(target, {*names, onnx_graph.FILE, CALIBRATION})
-    if described:
+    if described and opened.record.is_finetuned:
         described |= _encode_calibration(opened)
     content = {name: read_result(path) for name, path in files.items()}
     content |= _protect_counts(opened, set(files)) | described
@@ -154,8 +155,10 @@ def _encode_calibration(run: Run) -> dict[str, bytes]:
 
 
 def _encode_preprocessing(run: Run) -> dict[str, bytes]:
-    """The file of what `predict` needs; none for a pre-training and for events."""
-    if not run.record.is_finetuned or run.record.data[0].vocabulary:
+    """The file of what `predict` needs; none for a pre-training on signals."""
+    if run.record.data[0].vocabulary:
+        return {HISTORIES: run.histories().encode()} if has_result(run.folder / HISTORIES) else {}
+    if not run.record.is_finetuned:
         return {}
     return {PREPROCESSING: run.preprocessing().encode()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,10 @@ from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe
+from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.choice import choose_criterion, limit_choice
@@ -40,6 +42,14 @@ from bitimely_core.workflows.prepare import (
     resolve_training,
 )
 from bitimely_core.workspace import find_dataset, locate_new
+
+NO_CASE = (
+    "Give more people, or leave the label out: bitimely ingest with --rules FILE, or --label-column"
+)
+OTHER_PSEUDONYMS = (
+    "These people have other pseudonyms than those of the pre-training: whether some are in both "
+    "cannot be told."
+)
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
@@ -88,7 +98,8 @@ def finetune(
     windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
-    model, reset = _build_backbone(parent, windows, scratch)
+    carried = [] if scratch else _match_codes(parent, windows)
+    model, reset = _build_backbone(parent, windows, scratch, carried)
     settings, choice = limit_choice(complete_settings(settings, model, windows), view.validation)
     head = build_head(model, settings, windows, view)
     origin = parent.record
@@ -108,7 +119,7 @@ def finetune(
         verified=verify,
         renewed=tuple(reset),
         notices=(
-            *_list_changes(windows, view, origin, settings, reset),
+            *_list_changes(windows, view, parent, settings, reset, carried),
             *choice,
             *list_training_notices(
                 settings, [windows], initial["leak_free"], pretrained=not scratch
@@ -119,7 +130,7 @@ def finetune(
         **initial,
     )
     job = make_job(record, head, windows, view, workspace)
-    if not scratch:
+    if not scratch and not _has_other_pseudonyms(parent, windows):
         job = replace(job, earlier_subjects=parent.train_subjects)
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
 
@@ -200,12 +211,15 @@ def _describe_origin(origin: RunRecord, scratch: bool) -> Flags:
 def _list_changes(
     windows: Windows,
     view: tuning.TrainValidation,
-    origin: RunRecord,
+    parent: Run,
     settings: Settings,
     reset: list[str],
+    carried: Sequence[tuple[int, int]],
 ) -> list[str]:
     """Notices on weights that are not those of the pre-training, and on subjects left out."""
-    notices = [_describe_reset(windows, origin, reset)] if reset else []
+    notices = [_describe_reset(windows, parent.record, reset, len(carried))] if reset else []
+    if _has_other_pseudonyms(parent, windows):
+        notices.append(OTHER_PSEUDONYMS)
     if settings.data.fraction < 1:
         notices.append(describe_fraction(windows, len(set(view.train.subjects()))))
     return notices
@@ -276,12 +290,62 @@ def open_view(
             "expected at least one",
             "Ingest more recordings",
         )
+    _require_cases(train)
     return windows, tuning.TrainValidation(train, windows["validation"])
 
 
-def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model, list[str]]:
+def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:
+    """Whether the histories are of another cache than those of the run, so that equal pseudonyms
+    are not equal people.
+    """
+    if not windows.vocabulary or not has_result(parent.folder / HISTORIES):
+        return False
+    return parent.histories().cache != windows.manifest.cache
+
+
+def _require_cases(train: Windows) -> None:
+    """Raises UserError: class_missing (exit 4) where a label of histories is unknown in all windows
+    or has no case in them, or where none of several labels of recordings has any.
+    """
+    target = train.targets(None)
+    if train.task not in ("multilabel", "survival") or target is None:
+        return
+    labels = target[..., 1] if train.task == "survival" else target
+    if not train.vocabulary and (labels == 1).any():
+        return
+    for name, values in zip(train.class_names, labels.T, strict=True):
+        if not (values == 1).any():
+            is_known = bool(np.isfinite(values).any())
+            raise input_error(
+                Reason.CLASS_MISSING,
+                f"label {name} has no case in the training windows"
+                if is_known
+                else f"label {name} is unknown in all training windows",
+                "expected people with it and people without it",
+                NO_CASE,
+                file=str(train.name),
+                field="--data",
+            )
+
+
+def _match_codes(parent: Run, windows: Windows) -> list[tuple[int, int]]:
+    """The codes that the vocabularies of the windows and of the run share, by their text: the place
+    of each in the one and in the other.
+    """
+    if not windows.vocabulary or not has_result(parent.folder / HISTORIES):
+        return []
+    if parent.record.settings.model.tokenizer != "codes":
+        return []  # months on a grid: no code has weights of its own
+    places = {code: place for place, code in enumerate(parent.histories().vocabulary)}
+    codes = windows.vocabulary[len(SPECIAL) :]
+    return [(place, places[code]) for place, code in enumerate(codes) if code in places]
+
+
+def _build_backbone(
+    parent: Run, windows: Windows, scratch: bool, carried: Sequence[tuple[int, int]]
+) -> tuple[Model, list[str]]:
     """The model of the run with an adapter for the windows, and the names of its tensors that were
-    randomly initialised.
+    randomly initialised, but for the codes that are `carried`.
     """
     from bitimely_core import models
 
@@ -295,7 +359,10 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     model.select_adapter(adapter or 0)
     shape = derive_model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+    earlier = model.adapter
     reset = model.reset_adapter(**size, renew=adapter is None)
+    if carried and model.adapter is not earlier:
+        model.adapter.copy_codes(earlier, carried)
     model.fit_numbers(find_moments([windows]))
     return model, reset
 
@@ -352,7 +419,7 @@ def describe_fraction(windows: Windows, used: int, verb: str = "fine-tuning") ->
     return f"{verb} on {part} training {windows.subject_unit}s"
 
 
-def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:
+def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], carried: int) -> str:
     """The notice on tensors of a pre-trained model that were randomly initialised."""
     adapter = [name for name in reset if name.startswith("adapter.")]
     others = sorted(set(reset) - set(adapter))
@@ -362,10 +429,11 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
         if not windows.vocabulary:
             before = " and ".join(map(str, origin.channels))
             reason = f"{windows.channels} channels here, {before} in the pre-training"
-        parts.append(
-            f"{reason}: re-initialised the adapter "
-            f"({len(adapter)} tensors: tokenizer, input and output projection)"
-        )
+        what = f"({len(adapter)} tensors: tokenizer, input and output projection)"
+        parts.append(f"{reason}: re-initialised the adapter {what}")
+        if carried:
+            codes = len(windows.vocabulary) - len(SPECIAL)
+            parts[-1] += f", but for {carried:,} of {codes:,} codes, which keep their weights"
     if others:
         parts.append(
             "windows of another length: randomly initialised or extended by random values: "

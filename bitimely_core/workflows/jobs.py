@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
-from bitimely_core.records import find_missing, has_result, list_results, write_results
+from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
@@ -33,11 +33,13 @@ from bitimely_core.schemas.runs import (
     TuningRecord,
 )
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.schemas.tokens import Calibration
+from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batches, Progress
+from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -243,12 +245,26 @@ def seal_run(
     }
     if trained and record.is_finetuned and not windows[0].vocabulary:
         files["preprocessing.json"] = describe_preprocessing(windows[0]).encode()
+    if trained and has_result(windows[0].folder / HISTORIES):
+        files[HISTORIES] = read_result(windows[0].folder / HISTORIES)
+        if record.is_finetuned and (fitted := _calibrate(folder, record, windows[0])):
+            files[CALIBRATION] = fitted.encode()
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
         write_report(folder, training_page(folder, record, windows[0].subject_unit), others=files)
     else:  # the page is that of the evaluation
         write_results(folder, files)
+
+
+def _calibrate(folder: Path, record: RunRecord, windows: Windows) -> Calibration | None:
+    """The calibration of a run on histories: other people are predicted where its own are not."""
+    from bitimely_core import heads
+    from bitimely_core.methods import contract
+
+    model = folder / "model"
+    head = contract.load(model) if record.is_method else heads.load(model).eval()
+    return calibrate_on_validation([head], windows, str(record.weights))
 
 
 def _train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bitimely_core import __version__, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.units import describe_failure
+from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
@@ -26,6 +27,7 @@ from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.recordings.points import PointTimes, read_times
 from bitimely_core.records import read_result_table
+from bitimely_core.registry import Choices
 from bitimely_core.report.prediction_page import (
     collection_page,
     describe_calibration,
@@ -45,11 +47,21 @@ from bitimely_core.tokens.unlabelled import (
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
+    Computation,
     calibrate_folds,
-    calibrate_on_validation,
+    calibrate_run,
     find_calibration,
+    fit_recalibrations,
 )
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
+from bitimely_core.workflows.new_people import (
+    HistoryPredictor,
+    PeopleRequest,
+    PeopleResult,
+    predict_people,
+)
+from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.tokenize import apply_vocabulary
 from bitimely_core.workspace import find_run_folder, locate_new
 
 if TYPE_CHECKING:
@@ -239,15 +251,15 @@ class Predictor:
 
 def from_pretrained(
     run: str | Path, *, workspace: Path = Path("workspace"), calibrate: bool = True
-) -> Predictor:
+) -> Predictor | HistoryPredictor:
     """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]`
     on a hub (extra `hub`). Of a run over folds or seeds: the mean of its models.
 
     With `calibrate`, the calibration of the run is fitted where it is not stored
     (`calibrate.find_calibration`).
 
-    Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete
-    (4); integrity (5).
+    Raises UserError: not_found, config (exit 2) for a model without a head; incomplete (4);
+    integrity (5).
     """
     try:
         folder: str | Path = find_run_folder(run, workspace)
@@ -267,14 +279,11 @@ def from_pretrained(
             hint,
             field="RUN",
         )
+    head = opened.load_head()
+    fitted = find_calibration(opened, head) if calibrate else None
     if opened.record.data[0].vocabulary:
-        raise usage_error(
-            f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN"
-        )
-    head, preprocessing = opened.load_head(), opened.preprocessing()
-    return Predictor(
-        opened, head, preprocessing, find_calibration(opened, head) if calibrate else None
-    )
+        return HistoryPredictor(opened, head, opened.histories(), fitted)
+    return Predictor(opened, head, opened.preprocessing(), fitted)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -282,12 +291,22 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
 
     It is calibrated on the pooled predictions of the test folds, of the first seed where there are
     several; over seeds alone on the validation windows.
+
+    Raises UserError: config (exit 2) for runs on histories.
     """
     assert run.record.members is not None, "the caller has asked"
-    first, *others = (
+    if run.record.data[0].vocabulary:
+        raise usage_error(
+            f"{run.name} is of several trainings on histories",
+            "expected one training",
+            f"Give one of its runs, as {run.record.members.runs[0]}",
+            field="RUN",
+        )
+    members = [
         from_pretrained(run.folder.parent / name, workspace=workspace, calibrate=False)
         for name in run.record.members.runs
-    )
+    ]
+    first, *others = (member for member in members if isinstance(member, Predictor))
     models = [
         replace(model, others=())
         for member in (first, *others)
@@ -299,7 +318,7 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
     elif calibrate and first.run.record.members is not None:
         calibration = calibrate_folds(first.run)
     elif calibrate:
-        calibration = calibrate_on_validation(first.run, [model.head for model in models])
+        calibration = calibrate_run(first.run, [model.head for model in models])
     return replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
 
 
@@ -310,6 +329,8 @@ def predict(
     channel_map: Sequence[str] = (),
     times: str | Path | None = None,
     calibrate_on: Path | None = None,
+    as_of: str | None = None,
+    options: Choices | None = None,
     out: Path | None = None,
     jobs: int = 1,
     batch_size: int | None = None,
@@ -317,9 +338,9 @@ def predict(
     workspace: Path = Path("workspace"),
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> PredictResult:
-    """Predict new recordings with a fine-tuned run: tables, hypnograms and pages in `out` (default
-    `reports/predict-<run>`).
+) -> PredictResult | PeopleResult:
+    """Predict new recordings, or new people by their histories, with a fine-tuned run: tables,
+    hypnograms and pages in `out` (default `reports/predict-<run>`).
 
     `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never
     opened, but for the times of points where the run reads windows around points. `times`: a file
@@ -332,8 +353,12 @@ def predict(
     `<recording>_timeseries.csv`, and `report.html`; `predictions.parquet` and `report.html` of all
     are above. A recording that cannot be read is named, and the others go on (exit 3).
 
+    Of a run on histories `files` is one folder of claims, OMOP, MEDS or MIMIC tables, or a cache;
+    `as_of` the index day and `options` those of its ingest (`new_people.predict_people`);
+    `calibrate_on` names tokens of labelled people, on whom the risks are recalibrated.
+
     Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be
-    read.
+    read; config (exit 2) for options of the other kind of data.
     """
     from bitimely_core.train.devices import select_device
 
@@ -341,11 +366,22 @@ def predict(
     model = from_pretrained(
         run, workspace=workspace, calibrate=not dry_run and calibrate_on is None
     )
-    options = model.preprocessing.options
-    mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    recordings = find_places(list(map(Path, files)), options, mapping, times)
+    paths, place = list(map(Path, files)), Computation(batch_size, device, progress)
+    request = PeopleRequest(as_of, options or {}, workspace)
+    if isinstance(model, HistoryPredictor):
+        _refuse_options({"map": channel_map, "at": times}, "recordings")
+        if calibrate_on is not None and not dry_run:
+            name = apply_vocabulary(model.run.folder, str(calibrate_on), workspace)
+            labelled = prepare_windows(name, workspace, DataConfig(), progress=progress)
+            fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
+            model = replace(model, recalibrations=fitted)
+        return predict_people(model, paths, target, request, place, dry_run=dry_run)
+    _refuse_options({"as-of": as_of, **(options or {})}, "histories")
+    reading = model.preprocessing.options
+    mapping = parse_map(channel_map, reading.read_channels)
+    recordings = find_places(paths, reading, mapping, times)
     result: PredictResult = {
         "format_version": FORMAT,
         "run": model.run.name,
@@ -361,24 +397,46 @@ def predict(
                 calibrate_on, model.run, model.head, model.preprocessing, mapping
             )
         model = replace(model, calibration=calibration)
+    return {**result, **_predict_recordings(model, recordings, target, jobs, place)}
+
+
+def _refuse_options(options: Mapping[str, Any], kind: str) -> None:
+    """Raises UserError (config, exit 2) for an option that is given but of another kind of data."""
+    for name, value in options.items():
+        if value:
+            raise usage_error(
+                f"is an option of {kind}",
+                "the run reads other data",
+                "Leave it out",
+                field=f"--{name.replace('_', '-')}",
+            )
+
+
+def _predict_recordings(
+    model: Predictor,
+    recordings: Sequence[NewRecording],
+    target: Path,
+    jobs: int,
+    place: Computation,
+) -> PredictResult:
+    """The predictions for recordings, written to `target` one by one."""
     rows: list[RecordingRow] = []
     faults: list[Finding] = []
     findings: list[Finding] = []
     for done, (recording, read) in enumerate(_read_ahead(recordings, jobs)):
-        _report_progress(progress, done, len(recordings))
-        prediction = _predict_recording(model, recording, read, batch_size, device)
+        _report_progress(place.progress, done, len(recordings))
+        prediction = _predict_recording(model, recording, read, place.batch_size, place.device)
         if isinstance(prediction, Finding):
             faults.append(prediction.at(recording.file))
             rows.append(_make_refused_row(recording, prediction))
             continue
         rows.append(_write_recording(target / recording.name, recording, model, prediction))
         findings += [finding.at(recording.file) for finding in prediction.findings]
-    _report_progress(progress, len(recordings), len(recordings))
+    _report_progress(place.progress, len(recordings), len(recordings))
     if len(faults) == len(recordings):
         raise _refuse_all(faults)
     report = _write_collection(target, model, rows)
     return {
-        **result,
         "recordings": rows,
         "findings": list(map(Finding.as_dict, (*faults, *findings))),
         "report": str(report),

@@ -5,10 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitimely_core import manifests
+from bitimely_core.records import has_result
 from bitimely_core.run import FORMAT
+from bitimely_core.schemas.tokens import HistoryPreparation
+from bitimely_core.tokens.sequences import HISTORIES
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
-from bitimely_core.workspace import find_data_kind, locate_new, name_tokens, parse_view
+from bitimely_core.workspace import (
+    find_data_kind,
+    find_run_folder,
+    locate,
+    locate_new,
+    name_tokens,
+    parse_view,
+)
+
+
+def name_applied(data: str, run: Path) -> str:
+    """The name of tokens of `data` with the vocabulary of the run in a folder."""
+    return f"{name_tokens(data)}-{run.resolve().name}"
+
+
+def apply_vocabulary(
+    run: str | Path, data: str, workspace: Path, *, progress: Progress | None = None
+) -> str:
+    """The name of tokens of `data` with the vocabulary of a run on histories, which are made where
+    they are missing; `data` itself for other runs, and where its tokens have that vocabulary.
+    """
+    stored = find_run_folder(run, workspace) / HISTORIES
+    folder = locate(workspace, "tokens", name_tokens(data))
+    has_tokens = (folder / manifests.MANIFEST).is_file()
+    if not has_result(stored) or (has_tokens and not has_result(folder / HISTORIES)):
+        return data
+    dataset, name = parse_view(data)[0] if not has_tokens else "", name_applied(data, stored.parent)
+    if has_tokens:
+        histories = HistoryPreparation.load(folder / HISTORIES)
+        dataset = histories.options.dataset
+        if histories.vocabulary == HistoryPreparation.load(stored).vocabulary:
+            return data
+    if not (locate(workspace, "tokens", name) / manifests.MANIFEST).is_file():
+        options = {"vocabulary": stored.parent}
+        tokenize(dataset, workspace=workspace, name=name, options=options, progress=progress)
+    return name
+
 
 if TYPE_CHECKING:
     from bitimely_core.workflows.jobs import Flags
@@ -30,15 +70,19 @@ def tokenize(
 
     Of claims also the shortcut baselines and the path of a page. With `options["task"]`, a folder
     of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of
-    `tokens/<data>`.
+    `tokens/<data>`. With `options["vocabulary"]`, a run or export: of its codes, by its map and
+    choices, under the name `<data>-<run>`.
 
     Raises UserError: unknown_name, settings_differ, config (2), incomplete, no_input (4), integrity
     (5).
     """
     dataset, view = parse_view(data)
     kind = find_data_kind(data)
-    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     choices = {"view": view, **(options or {})}
+    if (run := choices.get("vocabulary")) is not None:
+        choices["vocabulary"] = folder = find_run_folder(run, workspace)
+        name = name_applied(data, folder) if name is None else name
+    out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     if dry_run:
         return kind.plan_tokens(
             ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress),

@@ -1,0 +1,301 @@
+"""Histories of new people as a run reads them: with its vocabulary, code map and choices, up to an
+index day, and what of them it does not understand.
+
+Nobody is left out: a person without any known code has the single code [UNK], as in
+`tasks.write_task_sequences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from bitimely_core.cache import Cache, ingest, open_cache
+from bitimely_core.claims import dates, prevalence, sequence_builder, sequence_plan, steps, tokenize
+from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.prevalence import CodeSelection
+from bitimely_core.claims.sequence_plan import SequencePlan
+from bitimely_core.claims.shard_map import ShardMap, load_subjects
+from bitimely_core.claims.sources import recognize_layout
+from bitimely_core.claims.steps import ClaimsShard
+from bitimely_core.errors import usage_error
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.records import StoredFile
+from bitimely_core.registry import Choices
+from bitimely_core.schemas.ingest import EventsManifest
+from bitimely_core.schemas.tokens import (
+    HistoryPreparation,
+    PredictionStatistics,
+    SequenceManifest,
+    SequenceOptions,
+)
+from bitimely_core.storage import fingerprint, make_folder
+from bitimely_core.tokens.sequences import (
+    EXTERNAL,
+    HISTORIES,
+    SPECIAL,
+    EventSequences,
+    open_sequences,
+    publish_sequences,
+    write_shard,
+)
+from bitimely_core.types import Progress
+
+UNKNOWN = SPECIAL.index("[UNK]")
+DATASET = "pophr"  # which reads all layouts of claims
+# options of the ingest of the training that hold for other files of the same layout
+READING = (
+    "admitting",
+    "code_pattern",
+    "col",
+    "date_format",
+    "default_source",
+    "icd10_from",
+    "pad_undotted",
+    "source_value",
+    "source_vocab",
+)
+# and those that hold for all, where the layout has such codes or times
+CODING = ("codes", "time_unit", "sex_restrictions")
+AS_TRAINED, FEW, SILENT, DEAD = (
+    "as in the training",
+    "fewer codes than in the training",
+    "no known code",
+    "died before the index day",
+)
+UNMAPPED = "no PheCode in the map of the run"
+ABSENT = "not in the vocabulary of the run"
+
+
+class NewHistories(NamedTuple):
+    """Histories of new people, row by row, and the codes that are not understood."""
+
+    sequences: EventSequences
+    # subject_id, index_day (on the clock of the cache), status, events (known codes), rows and
+    # unknown_rows (up to the index day), in the order of the sequences
+    people: pl.DataFrame
+    unknown: pl.DataFrame  # code, reason, rows, people
+    manifest: EventsManifest
+
+
+def ingest_new_people(
+    source: Path, run: Path, home: Path, options: Choices, progress: Progress | None = None
+) -> tuple[Path, Choices]:
+    """Read a folder (or a file) of claims into a cache in `home` by the code map and the reading
+    options of the run in the folder `run`; `options` replace these.
+
+    Returns the cache and the report of its ingest. Raises UserError: as `cache.ingest`.
+    """
+    folder = source
+    if source.is_file():
+        folder = make_folder(home / "source")
+        (folder / source.name).symlink_to(source.resolve())
+    prepared = sequence_plan.load_preparation(run)
+    layout = options.get("source") or recognize_layout(scan_folder(folder, follow_symlinks=True))
+    reading = prepared.reading
+    chosen = {"source": layout or ClaimsOptions.source, "rules": "none", "for_cohort": True}
+    if chosen["source"] == reading.get("source"):
+        chosen |= {name: reading[name] for name in READING if name in reading}
+    changed = {name for name in CODING if reading.get(name, "") not in ("icd", "day", False, "")}
+    chosen |= {name: reading[name] for name in changed}
+    chosen |= {"phecode_map": (str(run / HISTORIES),), **options}
+    cache = home / "cache" / DATASET
+    report = ingest(
+        DATASET,
+        folder,
+        cache,
+        options=chosen,
+        keep_dates=True,
+        follow_symlinks=True,
+        progress=progress,
+    )
+    return cache, report
+
+
+def build_new_histories(
+    cache: Path, prepared: HistoryPreparation, out: Path, as_of: str | None = None
+) -> NewHistories:
+    """The histories of all subjects of a cache up to their index days, written to `out`.
+
+    The index day is `as_of` (YYYY-MM-DD); else that of the source; else, for a run whose training
+    had index days, the last day of the data (in a cache without dates the end of each
+    observation). Other runs read complete histories.
+
+    Raises UserError: config (exit 2) for a date that is none, or in a cache without dates.
+    """
+    opened = open_cache(cache, verify=False)
+    plan = _make_plan(opened, prepared)
+    subjects = _set_index_days(plan, load_subjects(plan), as_of)
+    shards = ShardMap(plan, subjects)
+    carried = set[str]().union(*shards.apply(partial(_list_phecodes, plan)))
+    selection = prevalence.fix_codes(prepared.vocabulary, carried, plan.choices)
+    files: dict[str, StoredFile] = {}
+    people, unknown = list[pl.DataFrame](), list[pl.DataFrame]()
+    make_folder(out)
+    for frame, of_people, of_codes in shards.apply(partial(_build_shard, plan, selection)):
+        files |= write_shard(out, len(files), frame)
+        people.append(of_people)
+        unknown.append(of_codes)
+    _publish(plan, out, files, pl.concat(people))
+    counts = pl.concat(unknown).group_by("code", "reason").agg(pl.sum("rows", "people"))
+    counts = counts.sort("people", "rows", "code", descending=[True, True, False])
+    return NewHistories(open_sequences(out, verify=False), pl.concat(people), counts, plan.manifest)
+
+
+def _make_plan(cache: Cache, prepared: HistoryPreparation) -> SequencePlan:
+    choices = sequence_plan.change_choices(prepared)
+    return SequencePlan(
+        cache=cache,
+        preset=prepared.options.preset,
+        choices=replace(choices, landmark=None, time_to_event=None, min_codes=0),
+        split_file="",
+        engine="polars",
+        prepared=prepared,
+        fitted=sequence_plan.load_fitted(prepared),
+    )
+
+
+def _set_index_days(plan: SequencePlan, subjects: pl.DataFrame, as_of: str | None) -> pl.DataFrame:
+    """The subjects with the index day of each, without the column where histories are complete."""
+    dated, last = plan.manifest.clock == "calendar", plan.manifest.data_end
+    assert plan.prepared is not None
+    if as_of is not None:
+        day = dates.parse_day(as_of)
+        if day is None or not dated:
+            raise usage_error(
+                f"found {as_of!r}" if day is None else "the cache has no true dates",
+                "expected YYYY-MM-DD" if day is None else "an index day is a date",
+                "" if day is None else "Ingest again with --keep-dates, or give the raw folder",
+                field="--as-of",
+            )
+        return subjects.with_columns(index_day=pl.lit(day, pl.Int64))
+    if "index_day" in subjects.columns and subjects["index_day"].count():
+        return subjects
+    if not plan.prepared.indexed:
+        return subjects.drop("index_day", strict=False)
+    end = pl.lit(last) if dated else pl.col("obs_end")
+    return subjects.with_columns(index_day=end.cast(pl.Int64))
+
+
+def _list_phecodes(plan: SequencePlan, shard: ClaimsShard, number: int) -> set[str]:
+    """The rolled-up PheCodes of the codes of a shard."""
+    return set[str]().union(*steps.roll_up_codes(shard, plan.choices))
+
+
+def _build_shard(
+    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard, number: int
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The sequences of a shard, a row a subject; `NewHistories.people` and `.unknown` of it."""
+    assert plan.prepared is not None
+    built = steps.build_shard(shard, plan.choices, selection)
+    frame = sequence_builder.to_frame(built, shard.cohort, ())
+    if not plan.prepared.indexed:
+        frame = frame.with_columns(t_index=pl.lit(None, pl.Float32))
+    silent = shard.cohort.filter(~np.isin(np.arange(shard.cohort.height), built.subjects)).select(
+        pl.col("subject_id").cast(pl.Int64),
+        codes=pl.lit([UNKNOWN], pl.List(pl.Int32)),
+        times=pl.lit([0.0], pl.List(pl.Float32)),
+        split=pl.lit("test"),
+    )
+    if "values" in frame.columns:
+        silent = silent.with_columns(values=pl.lit([float("nan")], pl.List(pl.Float32)))
+    frame = frame.with_columns(pl.lit("test").alias("split"))
+    frame = pl.concat([frame, silent], how="diagonal_relaxed").sort("subject_id")
+    rows, unknown = _judge_rows(plan, shard, set(selection.phecodes))
+    people = shard.cohort.select(
+        pl.col("subject_id").cast(pl.Int64),
+        pl.col("index_day") if "index_day" in shard.cohort.columns else pl.lit(None, pl.Int64),
+    ).with_columns(pl.Series(name, values) for name, values in rows.items())
+    understood = frame["codes"].list.eval(pl.element().filter(pl.element() != UNKNOWN))
+    people = people.sort("subject_id").with_columns(events=understood.list.len())
+    amount = {"events": pl.col("events"), "records": pl.col("rows") - pl.col("unknown_rows")}
+    unit = plan.prepared.options.model_dump()["min_codes_unit"]
+    enough = amount.get(unit, pl.lit(understood.list.n_unique()))
+    least = plan.prepared.options.model_dump()["min_codes"]
+    enough = pl.when(enough < least).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
+    status = pl.when(pl.col("events") == 0).then(pl.lit(SILENT)).otherwise(enough)
+    return frame, people.with_columns(status=status), unknown
+
+
+def _judge_rows(
+    plan: SequencePlan, shard: ClaimsShard, vocabulary: Collection[str]
+) -> tuple[dict[str, np.ndarray], pl.DataFrame]:
+    """Of each subject its rows up to the index day and those that are not understood; and the codes
+    of these (code, reason, rows, people).
+
+    Codes that the leakage policy of the run leaves out are understood.
+    """
+    rows, n = shard.rows, shard.cohort.height
+    if "index_day" in shard.cohort.columns:
+        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))
+    rolled = steps.roll_up_codes(shard, plan.choices)
+    reasons = [
+        UNMAPPED if not code.phecodes else ABSENT if read and not read & set(vocabulary) else None
+        for code, read in zip(shard.codes, rolled, strict=True)
+    ]
+    reason = pl.Series(reasons, dtype=pl.String)
+    texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
+    unknown = rows.select(
+        "subject", code=texts.gather(rows["code"]), reason=reason.gather(rows["code"])
+    ).drop_nulls("reason")
+    amounts = {
+        name: np.bincount(part["subject"].to_numpy(), minlength=n)
+        for name, part in (("rows", rows), ("unknown_rows", unknown))
+    }
+    counted = unknown.group_by("code", "reason").agg(
+        rows=pl.len().cast(pl.Int64), people=pl.col("subject").n_unique().cast(pl.Int64)
+    )
+    return amounts, counted
+
+
+def _publish(
+    plan: SequencePlan, out: Path, files: dict[str, StoredFile], people: pl.DataFrame
+) -> None:
+    """Write the manifest of the sequences and what belongs to them."""
+    prepared = plan.prepared
+    assert prepared is not None
+    options: dict[str, Any] = {**prepared.options.model_dump(mode="json"), "task": "none"}
+    options |= {"time_to_event": None, "landmark": None, "cohort": None}
+    options |= {"split": EXTERNAL}
+    size = len(SPECIAL) + len(prepared.vocabulary)
+    statistics = PredictionStatistics(
+        rows=people.height,
+        without_codes=int((people["events"] == 0).sum()),
+        not_in_cache=0,
+        events=int(people["events"].sum()),
+    )
+    manifest = SequenceManifest(
+        cache=plan.manifest.manifest_sha256,
+        base=fingerprint(prepared.to_json()),
+        options=SequenceOptions(**options),
+        class_names=[],
+        notices=[],
+        findings=[],
+        shards=[],
+        events=statistics.events,
+    )
+    publish_sequences(
+        out,
+        manifest,
+        shards=files,
+        vocabulary=tokenize.make_vocabulary(prepared, np.zeros((2, size), np.int64)),
+        ratios=pl.DataFrame(),
+        statistics=statistics,
+        values=plan.fitted,
+    )
+
+
+def mark_deaths(people: pl.DataFrame, cache: Cache) -> pl.DataFrame:
+    """The people with the status of those who died before their index day."""
+    deaths = cache.cohort(("subject_id", "death_day"))
+    if "death_day" not in deaths.columns:
+        return people
+    died = people.join(deaths, on="subject_id", how="left", maintain_order="left")
+    status = pl.when(died["death_day"] < died["index_day"]).then(pl.lit(DEAD)).otherwise("status")
+    return people.with_columns(status=status)

@@ -1,0 +1,250 @@
+"""The verb `predict` on histories: a risk of each label for each of new people."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from bitimely_core import manifests, storage
+from bitimely_core.analyses.reliability import apply_temperature
+from bitimely_core.cache import open_cache
+from bitimely_core.claims import new_people
+from bitimely_core.claims.disclosure import is_open_source
+from bitimely_core.claims.kind import protect_report
+from bitimely_core.claims.subjects import refuse_inside_workspace
+from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
+from bitimely_core.evaluate.predict import predict as predict_rows
+from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
+from bitimely_core.registry import Choices
+from bitimely_core.report.new_people_page import PeopleSummary, new_people_page
+from bitimely_core.report.renderer import write_report
+from bitimely_core.run import FORMAT, Run
+from bitimely_core.schemas.ingest import FindingRecord, IngestReport
+from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
+from bitimely_core.workflows.calibrate import Computation
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.heads import Head
+    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.tokens import Windows
+
+
+class PeopleResult(TypedDict, total=False):
+    """Result of `predict` on histories; counts of few people are None."""
+
+    format_version: int
+    run: str
+    out: str
+    labels: list[str]
+    n: int | None
+    people: dict[str, Any]
+    calibrated: bool
+    findings: list[dict[str, Any]]
+    report: str
+    exit_code: int
+    lines: list[str]  # exact counts, for the screen alone
+
+
+class PeopleRequest(NamedTuple):
+    """What is asked of the histories of new people."""
+
+    as_of: str | None = None  # index day, YYYY-MM-DD
+    options: Choices | None = None  # of the ingest, in the place of those of the run
+    workspace: Path = Path("workspace")  # in which no raw ids may lie
+
+    def choose_options(self) -> Choices:
+        """The options, with the key of the pseudonyms of the workspace where it has one."""
+        key = self.workspace / "id.key"
+        return {**({"id_key": str(key)} if key.is_file() else {}), **(self.options or {})}
+
+
+class PeoplePrediction(NamedTuple):
+    """What the model says about new people."""
+
+    # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label>
+    # (calibrated where the run has a calibration; null of the dead) and p_<label> of the model
+    frame: pl.DataFrame
+    unknown: pl.DataFrame  # `NewHistories.unknown`
+    findings: list[FindingRecord]  # of the ingest
+    exit_code: int  # of the ingest: 3 where rows are quarantined
+    exact: bool  # whether pages show small counts: the people are synthetic
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryPredictor:
+    """A fine-tuned model with what turns histories of new people into its sequences."""
+
+    run: Run
+    head: Head | FittedMethod
+    prepared: HistoryPreparation
+    calibration: Calibration | None = None
+    # of each label, in the place of the calibration
+    recalibrations: Sequence[Recalibration | None] | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels, of times to event at each horizon."""
+        return self.run.record.data[0].class_names
+
+    def describe_calibration(self) -> str:
+        """What the risks are."""
+        fitted = self.calibration
+        if self.recalibrations is not None:
+            return "recalibrated, label by label, on the people of --calibrate-on"
+        if fitted is None:
+            return "as the model gives them; not calibrated: the run has no calibration"
+        if fitted.temperature is None:
+            return "as the model gives them; risks of times to event are not scaled"
+        scaled = f"calibrated on {fitted.data} (temperature {fitted.temperature:.3g})"
+        return f"{scaled}; p_<label> in the table are those of the model"
+
+    def predict(
+        self,
+        source: str | Path,
+        *,
+        as_of: str | None = None,
+        options: Choices | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+    ) -> pl.DataFrame:
+        """The risks of the people in a folder of claims, OMOP, MEDS or MIMIC tables, or in a cache
+        (`PeoplePrediction.frame`); writes nothing.
+
+        `as_of`: index day, YYYY-MM-DD (default: `claims.new_people.build_new_histories`);
+        `options`: of the ingest, in the place of those of the run.
+        """
+        request = PeopleRequest(as_of, options or {})
+        return self.predict_people(Path(source), request, Computation(batch_size, device)).frame
+
+    def predict_people(
+        self, source: Path, request: PeopleRequest, place: Computation
+    ) -> PeoplePrediction:
+        """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
+        with tempfile.TemporaryDirectory(prefix="bitimely-people-") as home:
+            cache, findings, exit_code = source, list[FindingRecord](), int(Exit.OK)
+            if not (source / manifests.MANIFEST).is_file():
+                cache, report = new_people.ingest_new_people(
+                    source, self.run.folder, Path(home), request.choose_options(), place.progress
+                )
+                findings, exit_code = _list_findings(report), report["exit_code"]
+            made = new_people.build_new_histories(
+                cache, self.prepared, Path(home) / "sequences", request.as_of
+            )
+            probabilities = predict_rows(
+                self.head, cast("Windows", made.sequences), **place._asdict()
+            )
+            people = new_people.mark_deaths(made.people, open_cache(cache, verify=False))
+        frame = self._make_frame(people, probabilities, dated=made.manifest.clock == "calendar")
+        exact = is_open_source(made.manifest)
+        return PeoplePrediction(frame, made.unknown, findings, exit_code, exact)
+
+    def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The risks [n, K] of the probabilities that the model gives."""
+        fitted = self.calibration
+        if self.recalibrations is not None:
+            columns = zip(probabilities.T, self.recalibrations, strict=True)
+            return np.stack([(change or IDENTITY).apply(p) for p, change in columns], axis=1)
+        if fitted is not None and fitted.temperature is not None:
+            return apply_temperature("multilabel", probabilities, fitted.temperature)
+        return probabilities.astype(np.float64)
+
+    def _make_frame(
+        self, people: pl.DataFrame, probabilities: npt.NDArray[Any], *, dated: bool
+    ) -> pl.DataFrame:
+        import polars as pl
+
+        risks = self._calibrate(probabilities)
+        index = pl.col("index_day").cast(pl.Int32)
+        day = {"index_date": index.cast(pl.Date)} if dated else {"index_day": index}
+        frame = people.select(
+            "subject_id", **day, **{name: name for name in ("status", "events")}
+        ).with_columns(people["rows"], people["unknown_rows"])
+        died = people["status"] == new_people.DEAD
+        columns = {}
+        for prefix, values in (("risk", risks), ("p", probabilities)):
+            for k, name in enumerate(self.class_names):
+                column = pl.Series(values[:, k])
+                columns[f"{prefix}_{name}"] = column.set(died, None) if prefix == "risk" else column
+        return frame.with_columns(**columns)
+
+
+def _list_findings(report: Mapping[str, Any]) -> list[FindingRecord]:
+    """The warnings and errors of an ingest, of its tables and of all, with rounded counts."""
+    parsed = IngestReport.parse(protect_report(dict(report)), Path("ingest_report.json"))
+    reasons = [reason for unit in parsed.units for reason in unit.reasons]
+    return [reason for reason in (*reasons, *parsed.reasons) if reason.level != "info"]
+
+
+def predict_people(
+    model: HistoryPredictor,
+    files: Sequence[Path],
+    target: Path,
+    request: PeopleRequest,
+    place: Computation,
+    *,
+    dry_run: bool = False,
+) -> PeopleResult:
+    """The risks of new people: `predictions.parquet` and `report.html` in `target`; with `keep_ids`
+    in the options the same table there, under the ids of the source.
+
+    Raises UserError: config (exit 2) for several folders; no_input (4) for one without people.
+    """
+    if len(files) != 1:
+        raise usage_error(
+            f"{len(files)} paths",
+            "expected one folder of claims, or one cache",
+            "Put the tables of all people into one folder",
+            field="FILES",
+        )
+    result: PeopleResult = {
+        "format_version": FORMAT,
+        "run": model.run.name,
+        "out": str(target),
+        "labels": list(model.class_names),
+    }
+    keep_ids = request.choose_options().get("keep_ids")
+    ids = Path(keep_ids) if keep_ids else None
+    if ids is not None:
+        refuse_inside_workspace(ids, request.workspace)
+    if dry_run:
+        return result
+    made = model.predict_people(files[0], request, place)
+    if not made.frame.height:
+        raise input_error(
+            Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
+        )
+    page = new_people_page(model.run.record, model.describe_calibration(), made)
+    report = write_report(
+        target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
+    )
+    if ids is not None:
+        _add_risks(ids, made.frame)
+    summary = PeopleSummary.describe(made)
+    return {
+        **result,
+        "n": summary.protected["people"],
+        "people": summary.protected,
+        "calibrated": model.calibration is not None or model.recalibrations is not None,
+        "findings": [finding.model_dump() for finding in made.findings],
+        "report": str(report),
+        "exit_code": made.exit_code,
+        "lines": summary.lines,
+    }
+
+
+def _add_risks(path: Path, frame: pl.DataFrame) -> None:
+    """Add the risks to the table of raw and new ids that the ingest has written."""
+    import polars as pl
+
+    ids = pl.read_csv(path, infer_schema=False).with_columns(pl.col("new").cast(pl.Int64))
+    table = ids.join(frame, left_on="new", right_on="subject_id", maintain_order="left")
+    table = table.with_columns(pl.col("subject_id").map_elements(quote_formula, pl.String))
+    storage.write_bytes(path, table.drop("new").write_csv().encode())

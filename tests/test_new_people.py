@@ -1,0 +1,353 @@
+"""Runs on claims that are applied to other people: `predict`, `tokenize --vocabulary`, `evaluate`
+on their data, `finetune` and `export`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import scipy.optimize
+import scipy.special
+import sklearn.linear_model
+import sklearn.metrics
+from claims_folders import needs
+from samples import SAMPLES
+
+import bitimely
+from bitimely_cli.main import main
+from bitimely_core.claims import codes
+from bitimely_core.errors import Exit, UserError
+from bitimely_core.evaluate import risk_calibration
+
+MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+CUT = "2009-06-30"
+LABELS = ("chf", "copd", "diabetes")
+RUN = ["--steps", "3", "--set", "train.device=cpu", "--set", "model.dim=8"]
+RUN += ["--set", "model.layers=1", "--set", "model.heads=1", "--set", "model.ffn_dim=8"]
+
+pytestmark = [needs("de-synpuf"), needs("phecode")]
+slow = pytest.mark.slow  # whatever reads the two halves
+
+
+def run(*words: object, code: int = Exit.OK) -> None:
+    assert main(list(map(str, words))) == code
+
+
+def write_half(half: int, out: Path) -> Path:
+    """The beneficiaries of DE-SynPUF whose ids have one of two hashes, in its layout."""
+    out.mkdir(parents=True)
+    for path in (SAMPLES / "de-synpuf").glob("*.csv"):
+        if "Prescription" in path.name:
+            continue
+        head, *lines = path.read_text().splitlines(keepends=True)
+        kept = [
+            line
+            for line in lines
+            if hashlib.sha256(line.split(",")[0].encode()).digest()[0] % 2 == half
+        ]
+        (out / path.name).write_text(head + "".join(kept))
+    return out
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two halves of DE-SynPUF in workspaces `a` and `b`, and a run that is trained on the first."""
+    home = tmp_path_factory.mktemp("halves")
+    for half, name in enumerate("ab"):
+        folder = write_half(half, home / f"raw-{name}")
+        options = ["--phecode-map", MAP, "--keep-dates", "--max-bad", "0.9", "--no-select"]
+        options += ["--landmark-date", CUT, "--landmark", "0,400", "--min-codes", "3"]
+        run("ingest", "pophr", folder, "-w", home / name, *options, code=Exit.PARTIAL)
+    run("train", "timelygpt", "--data", "pophr", "-w", home / "a", "--run", "risk", *RUN)
+    run("evaluate", home / "a/runs/risk", "--data", "pophr", "-w", home / "b", "--bootstrap", "0")
+    return home
+
+
+@pytest.fixture(scope="module")
+def risks(site: Path) -> pl.DataFrame:
+    """The prediction of the second half as of the day at which it was scored."""
+    ids = site / "ids.csv"
+    words = ["--as-of", CUT, "--keep-ids", ids]
+    source = site / "raw-b"
+    run("predict", site / "a/runs/risk", source, "-w", site / "b", *words, code=Exit.PARTIAL)
+    return pl.read_parquet(site / "b/reports/predict-risk/predictions.parquet")
+
+
+@slow
+def test_risks_are_the_predictions_of_evaluate(site: Path, risks: pl.DataFrame) -> None:
+    scored = pl.read_parquet(site / "a/runs/risk/predictions.parquet")
+    scored = scored.with_columns(pl.col("subject_id").cast(pl.Int64))
+    both = scored.join(risks, on="subject_id", suffix="_new")
+    assert both.height == scored.height > 80
+    for label in LABELS:
+        np.testing.assert_allclose(both[f"p_{label}_new"], both[f"p_{label}"], atol=1e-6)
+    assert risks["subject_id"].is_unique().all()
+    assert set(risks["index_date"].cast(pl.String)) == {CUT}
+
+
+@slow
+def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> None:
+    names = {
+        line.split(",")[0]
+        for path in (site / "raw-b").glob("*.csv")
+        for line in path.read_text().splitlines()[1:]
+    }
+    table = pl.read_csv(site / "ids.csv", infer_schema=False)
+    assert set(table["subject_id"]) == names
+    assert risks.height == len(names)
+    deaths: dict[str, str] = {}
+    for path in (site / "raw-b").glob("*Beneficiary*.csv"):
+        with path.open(newline="") as file:
+            deaths |= {
+                row["DESYNPUF_ID"]: row["BENE_DEATH_DT"]
+                for row in csv.DictReader(file)
+                if row["BENE_DEATH_DT"]
+            }
+    died = {name for name, day in deaths.items() if day < CUT.replace("-", "")}
+    assert (
+        set(table.filter(pl.col("risk_chf") == "")["subject_id"])
+        | set(table.filter(pl.col("risk_chf").is_null())["subject_id"])
+        == died
+    )
+
+
+@slow
+def test_tokens_of_others_have_the_ids_of_the_run(site: Path) -> None:
+    mine = pl.read_parquet(site / "a/tokens/pophr/vocab.parquet")
+    theirs = pl.read_parquet(site / "b/tokens/pophr-risk/vocab.parquet")
+    assert theirs.select("id", "code").equals(mine.select("id", "code"))
+    assert not pl.read_parquet(site / "b/tokens/pophr/vocab.parquet")["code"].equals(mine["code"])
+    shards = (site / "b/tokens/pophr-risk").glob("sequences-*.parquet")
+    splits = pl.concat([pl.read_parquet(path) for path in shards])["split"].cast(pl.String)
+    assert set(splits) == {"test"}
+
+
+def logit(p: np.ndarray) -> np.ndarray:
+    return np.log(p) - np.log1p(-p)
+
+
+@slow
+def test_scores_of_others_are_those_of_scikit_learn(site: Path) -> None:
+    words = ["--calibrate-on", "pophr", "--bootstrap", "0"]
+    run("evaluate", site / "a/runs/risk", "--data", "pophr", "-w", site / "b", *words)
+    scores = json.loads((site / "a/runs/risk/scores.json").read_text())
+    table = pl.read_parquet(site / "a/runs/risk/predictions.parquet")
+    assert scores["baselines"] == {}
+    for label in LABELS:
+        part = table.filter(pl.col(f"target_{label}").is_not_nan())
+        y = part[f"target_{label}"].to_numpy().astype(int)
+        p = part[f"p_{label}"].to_numpy().astype(np.float64)
+        stored = scores["risk_calibration"][label]
+        auroc = sklearn.metrics.roc_auc_score(y, p)
+        assert scores["by_class"][label]["auroc"]["value"] == pytest.approx(auroc, abs=1e-9)
+        brier = sklearn.metrics.brier_score_loss(y, p)
+        assert stored["brier"]["value"] == pytest.approx(brier, abs=1e-9)
+        z = logit(p)[:, None]
+        model = sklearn.linear_model.LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
+        slope = float(model.fit(z / z.std(), y).coef_[0, 0] / z.std())
+        assert stored["slope"]["value"] == pytest.approx(slope, rel=1e-3)
+        large = scipy.optimize.brentq(
+            lambda a, z=z, y=y: scipy.special.expit(a + z[:, 0]).mean() - y.mean(), -20, 20
+        )
+        assert stored["intercept"]["value"] == pytest.approx(large, abs=1e-8)
+        after = stored["recalibrated"]
+        assert abs(after["intercept"]["value"]) < abs(stored["intercept"]["value"]) or large < 0.2
+        assert after["brier"]["value"] <= stored["brier"]["value"] + 0.02
+
+
+def test_recalibration_recovers_what_distorted_the_risks() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(-1, 1.5, 200_000)
+    y = (rng.random(len(z)) < scipy.special.expit(0.4 + 0.5 * z)).astype(float)
+    p, subjects = scipy.special.expit(z), np.arange(len(z))
+    fitted = risk_calibration.fit_recalibration(p, y)
+    assert fitted is not None
+    assert fitted == pytest.approx((0.4, 0.5), abs=0.03)
+    before = risk_calibration.measure_calibration(p, y, subjects)
+    assert before.slope.lo is not None
+    assert before.slope.hi is not None
+    assert before.slope.lo < 0.5 < before.slope.hi
+    after = risk_calibration.measure_calibration(fitted.apply(p), y, subjects)
+    assert after.slope.value == pytest.approx(1, abs=1e-6)
+    assert after.intercept.value == pytest.approx(0, abs=1e-6)
+    crossed = risk_calibration.cross_recalibrate(p, y, subjects)
+    assert crossed is not None
+    assert risk_calibration.measure_calibration(crossed, y, subjects).slope.value == pytest.approx(
+        1, abs=0.02
+    )
+
+
+def test_intervals_of_the_slope_hold_it_in_95_percent() -> None:
+    rng, held = np.random.default_rng(1), []
+    for _ in range(300):
+        z = rng.normal(0, 1, 300)
+        y = (rng.random(300) < scipy.special.expit(0.2 + 0.8 * z)).astype(float)
+        slope = risk_calibration.measure_calibration(
+            scipy.special.expit(z), y, np.arange(300)
+        ).slope
+        assert slope.lo is not None
+        assert slope.hi is not None
+        held.append(slope.lo <= 0.8 <= slope.hi)
+    assert 0.91 <= np.mean(held) <= 0.98
+
+
+def test_labels_that_cannot_be_calibrated_say_why() -> None:
+    few = risk_calibration.measure_calibration(
+        np.full(20, 0.3), np.array([1.0] * 3 + [0.0] * 17), np.arange(20)
+    )
+    assert few.slope.value is None
+    assert "fewer than 10" in (few.slope.undefined_reason or "")
+    assert few.brier.value == pytest.approx(0.3**2 * 17 / 20 + 0.7**2 * 3 / 20)
+    apart = risk_calibration.measure_calibration(
+        np.repeat([0.2, 0.8], 15), np.repeat([0.0, 1.0], 15), np.arange(30)
+    )
+    assert apart.slope.value is None
+
+
+ROWS = """patient_id,date,icd9
+p1,2008-01-05,428.0
+p1,2008-02-05,E999.9
+p1,2008-03-05,250.00
+p1,2010-01-05,401.9
+p2,2008-01-05,999.9999
+p2,2008-02-05,796.9
+p3,2009-12-01,496
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Plain claims of three people."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "claims.csv").write_text(ROWS)
+    return folder
+
+
+@slow
+def test_codes_that_are_not_known_are_counted_and_hidden(
+    site: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words: list[Any] = ["--as-of", CUT, "--out", tmp_path / "out", "--json"]
+    words += ["-w", tmp_path / "w"]
+    run("predict", site / "a/runs/risk", folder, *words, code=Exit.PARTIAL)
+    result = json.loads(capsys.readouterr().out)
+    table = pl.read_parquet(tmp_path / "out/predictions.parquet")
+    with MAP.open(newline="", encoding="utf-8-sig") as file:
+        phecodes = {row["code"]: row["phecode"] for row in csv.DictReader(file)}
+    vocabulary = set(pl.read_parquet(site / "a/tokens/pophr/vocab.parquet")["code"])
+    read = {
+        "428.0": codes.roll_up_phecode(phecodes["428.0"], "integer") in vocabulary,
+        "250.00": codes.roll_up_phecode(phecodes["250.00"], "integer") in vocabulary,
+    }
+    # p1 has four rows, of which one is behind the index day; p3 has none before it
+    assert sorted(table["events"]) == sorted([sum(read.values()), 0, 0])
+    assert set(table["status"]) == {"fewer codes than in the training", "no known code"}
+    assert table["risk_chf"].is_between(0, 1).all()
+    assert result["n"] is None  # three people
+    assert set(result["people"]["status"].values()) == {None}
+    page = (tmp_path / "out/report.html").read_text()
+    assert "p1" not in page
+    assert "withheld" in page
+
+
+@slow
+def test_one_file_is_read_and_its_options_are_those_of_ingest(
+    site: Path, folder: Path, tmp_path: Path
+) -> None:
+    file = folder / "claims.csv"
+    file.write_text(ROWS.replace("patient_id,date,icd9", "who,day,dx"))
+    run("predict", site / "a/runs/risk", file, "-w", tmp_path / "w", code=Exit.REFUSED)
+    columns = ["--col", "subject=who", "--col", "date=day", "--col", "code=dx"]
+    columns += ["-w", tmp_path / "w"]
+    run("predict", site / "a/runs/risk", file, *columns, code=Exit.PARTIAL)
+    table = pl.read_parquet(tmp_path / "w/reports/predict-risk/predictions.parquet")
+    # without --as-of the index day is the last of the data, as the run was trained with index days
+    assert set(table["index_date"].cast(pl.String)) == {"2010-01-05"}
+
+
+@slow
+def test_an_export_predicts_as_the_run_without_its_workspace(
+    site: Path, risks: pl.DataFrame, tmp_path: Path
+) -> None:
+    run("export", "risk", "-w", site / "a", "--out", tmp_path / "out")
+    model = bitimely.from_pretrained(tmp_path / "out", workspace=tmp_path)
+    table = model.predict(site / "raw-b", as_of=CUT)
+    for label in LABELS:
+        np.testing.assert_allclose(
+            np.sort(table[f"risk_{label}"].drop_nulls()),
+            np.sort(risks[f"risk_{label}"].drop_nulls()),
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"channel_map": ["a=b"]}, "recordings"), ({"as_of": "soon"}, "YYYY-MM-DD")],
+)
+def test_wrong_options_name_what_fits(
+    site: Path, tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError, match=expected) as caught:
+        bitimely.predict(site / "a/runs/risk", [site / "raw-b"], workspace=tmp_path, **options)
+    assert caught.value.exit_code == Exit.USAGE
+
+
+@slow
+def test_fine_tuning_keeps_the_weights_of_a_code_by_its_text(site: Path) -> None:
+    words = ["--steps", "1", "--lr", "1e-30", "--set", "finetune.freeze=true"]
+    run(
+        "pretrain",
+        "--model",
+        "timelygpt",
+        "--data",
+        "pophr",
+        "-w",
+        site / "a",
+        "--run",
+        "pre",
+        *RUN,
+    )
+    run("finetune", site / "a/runs/pre", "--data", "pophr", "-w", site / "b", "--run", "ft", *words)
+    from safetensors.numpy import load_file
+
+    names = ("a/runs/pre", "b/runs/ft")
+    before, after = (load_file(site / name / "model/model.safetensors") for name in names)
+    key = "adapter.embedding.weight"
+    vocabularies = [
+        pl.read_parquet(site / name / "tokens/pophr/vocab.parquet")["code"].to_list()
+        for name in "ab"
+    ]
+    shared = set(vocabularies[0]) & set(vocabularies[1])
+    assert 100 < len(shared) < len(vocabularies[1])
+    (changed,) = [name for name in after if name.endswith(key)]
+    for code in shared:
+        old, new = (vocabulary.index(code) + 1 for vocabulary in vocabularies)
+        np.testing.assert_array_equal(after[changed][new], before[key][old])
+    new = [code for code in vocabularies[1] if code not in shared]
+    assert not any(
+        (after[changed][vocabularies[1].index(code) + 1] == row).all()
+        for code in new
+        for row in before[key][:20]
+    )
+
+
+@slow
+def test_a_label_without_a_case_is_not_trained(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--no-select", "--landmark-date", "2010-12-30", "--landmark", "0,1", "--name", "late"]
+    run("tokenize", "pophr", "-w", site / "b", *words)
+    for verb in (["train", "timelygpt"], ["finetune", site / "a/runs/risk"]):
+        capsys.readouterr()
+        run(*verb, "--data", "late", "-w", site / "b", *RUN, code=Exit.REFUSED)
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error[class_missing]")
+        assert "label" in line
