@@ -28,7 +28,7 @@ from bitimely_core.formats.table_columns import (
     name_columns,
     split_header,
 )
-from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, TableFacts, TableShape
+from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, TableFacts
 from bitimely_core.formats.table_facts import looks_like_samples as looks_like_samples
 from bitimely_core.formats.table_layout import (
     CELLS,
@@ -41,6 +41,8 @@ from bitimely_core.formats.table_layout import (
     read_head,
     split_line,
 )
+from bitimely_core.formats.table_rows import TableShape
+from bitimely_core.formats.tables import is_binary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,12 +72,16 @@ def sniff_table(path: Path, delimiter: str = "", choice: ClockChoice | None = No
 
 
 def find_delimiter(path: Path) -> str:
-    """The mark between the cells of a table of texts: the one that its first lines agree on."""
-    if path.name.lower().removesuffix(".gz").endswith(".tsv"):
-        return "\t"
-    if is_parquet(path):
+    """The mark between the cells of a table of texts: the one that its first lines agree on.
+
+    Raises UserError: as `table_layout.read_head`.
+    """
+    if is_binary(path):
         return ","
     lines = [line for line in read_head(path).lines if line.strip()][:50]
+    is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    if is_tsv and ("\t" in lines[0] or "," not in lines[0]):
+        return "\t"
     best, most = ",", (0.0, 1)
     for mark in DELIMITERS[:4]:
         widths = [len(split_line(line, mark)) for line in lines]
