@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats import clocks, sniffer, table_facts, table_layout, tables
 from bitimely_core.formats.source import finding_to_error
-from bitimely_core.formats.table_rows import Stretch, TableRow, parse_rows, read_stretches
+from bitimely_core.formats.table_rows import TableRow, TextStretch, parse_rows, read_stretches
 from bitimely_core.formats.text import ENCODING, UTF8, use_encoding
 from bitimely_core.formats.units import LARGEST
 from bitimely_core.system_errors import raise_system_error
@@ -94,7 +94,7 @@ def _join_columns(parts: Sequence[np.ndarray | pl.Series]) -> np.ndarray | pl.Se
 
 
 def _parse_fast(
-    stretch: Stretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
+    stretch: TextStretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series] | None:
     """The columns by pyarrow; None where a row is at fault, or is not a line."""
     import pyarrow as pa
@@ -148,7 +148,7 @@ def _check_columns(
 
 
 def _parse_stretch(
-    stretch: Stretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
+    stretch: TextStretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:
     """The columns row by row. Raises UserError: see `read_values`."""
     import polars as pl

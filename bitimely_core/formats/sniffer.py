@@ -79,16 +79,18 @@ def find_delimiter(path: Path) -> str:
     if is_binary(path):
         return ","
     lines = [line for line in read_head(path).lines if line.strip()][:50]
+    first = next(iter(lines), "")
     is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
-    if is_tsv and ("\t" in lines[0] or "," not in lines[0]):
+    if is_tsv and ("\t" in first or "," not in first):
         return "\t"
-    best, most = ",", (0.0, 1)
-    for mark in DELIMITERS[:4]:
-        widths = [len(split_line(line, mark)) for line in lines]
-        agree = sum(width == widths[0] for width in widths) / max(1, len(widths))
-        if widths and widths[0] > 1 and (round(agree, 1), widths[0]) > most:
-            best, most = mark, (round(agree, 1), widths[0])
-    return best
+    return max(DELIMITERS[:4], key=lambda mark: _rate_mark(lines, mark))
+
+
+def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
+    """The share of the lines with as many cells as the first, and that number; 0 for one cell."""
+    widths = [len(split_line(line, mark)) for line in lines] or [1]
+    share = sum(width == widths[0] for width in widths) / len(widths)
+    return (round(share, 1), widths[0]) if widths[0] > 1 else (0.0, 1)
 
 
 def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:

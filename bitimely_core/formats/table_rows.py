@@ -4,7 +4,7 @@ A delimiter separates cells. A cell that begins with a quote ends with one, hold
 may hold line breaks; no other cell holds a quote. Blank lines are no rows. A line that opens a
 quote which nothing closes properly is one faulty row, and reading goes on with the next line.
 
-Where each line is plainly a row, the text is left to a fast parser: `Stretch.height`.
+Where each line is plainly a row, the text is left to a fast parser: `TextStretch.height`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TableRow(NamedTuple):
     cells: tuple[str, ...]
 
 
-class Stretch(NamedTuple):
+class TextStretch(NamedTuple):
     """Consecutive rows of a text."""
 
     row: int  # lines before it
@@ -117,25 +117,39 @@ def parse_rows(
     place, number = 0, before + 1
     while place < len(text):
         stop = text.find("\n", place)
-        is_ended = stop >= 0
-        stop = stop if is_ended else len(text)
-        line = text[place:stop]
-        if line.strip(SPACE) or shape.delimiter in line:
-            end = _find_end(text, place, stop, shape)
-            if end == OPEN and not last:
-                return items, text[place:]
-            cells = split_cells(text[place:end], shape.delimiter, shape.quote) if end >= 0 else None
-            if cells is not None and len(cells) == shape.width:
-                items.append(TableRow(number, tuple(cells)))
-                number += text.count("\n", place, end)
-                stop = end
-            elif cells is None or end > stop:  # what closed the quote was another cell's
-                items.append(_make_quote_fault(line, number, shape))
-            else:
-                items.append(_make_width_fault(len(cells), number, shape, is_ended=is_ended))
-        number += 1
+        stop = len(text) if stop < 0 else stop
+        end = _find_end(text, place, stop, shape)
+        if end == OPEN and not last:
+            return items, text[place:]
+        end = max(end, stop)
+        item = _parse_row(text[place:end], shape, number, is_ended=end < len(text))
+        if item is not None:
+            items.append(item)
+        stop = end if isinstance(item, TableRow) else stop  # a fault takes one line
+        number += 1 + text.count("\n", place, stop)
         place = stop + 1
     return items, ""
+
+
+def _parse_row(
+    text: str, shape: TableShape, row: int, *, is_ended: bool
+) -> TableRow | Finding | None:
+    """One row or its fault; None for a blank line. A last line without an end was cut off."""
+    if not text.strip(SPACE) and shape.delimiter not in text:
+        return None
+    cells = split_cells(text, shape.delimiter, shape.quote)
+    if cells is not None and len(cells) == shape.width:
+        return TableRow(row, tuple(cells))
+    if cells is not None and "\n" not in text:
+        code = Reason.ROW_WIDTH if is_ended else Reason.TRUNCATED
+        return Finding(code, f"has {len(cells)} cells", f"the header has {shape.width}", row=row)
+    # of several lines: what closed the quote was another cell's
+    line = text.partition("\n")[0]
+    problem = "a quote in the wrong place, or a NUL character"
+    if shape.quote and compile_patterns(shape.delimiter, shape.quote).opening.fullmatch(line):
+        problem = "a quote is opened and not closed"
+    action = "the line is dropped, reading goes on with the next"
+    return Finding(Reason.CSV_SYNTAX, problem, action, row=row)
 
 
 def _find_end(text: str, place: int, stop: int, shape: TableShape) -> int:
@@ -166,23 +180,9 @@ def _find_limit(text: str, place: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _make_quote_fault(line: str, row: int, shape: TableShape) -> Finding:
-    problem = "a quote in the wrong place, or a NUL character"
-    if shape.quote and compile_patterns(shape.delimiter, shape.quote).opening.fullmatch(line):
-        problem = "a quote is opened and not closed"
-    action = "the line is dropped, reading goes on with the next"
-    return Finding(Reason.CSV_SYNTAX, problem, action, row=row)
-
-
-def _make_width_fault(width: int, row: int, shape: TableShape, *, is_ended: bool) -> Finding:
-    """A last line without an end was cut off."""
-    code = Reason.ROW_WIDTH if is_ended else Reason.TRUNCATED
-    return Finding(code, f"has {width} cells", f"the header has {shape.width}", row=row)
-
-
 def read_stretches(
     path: Path, shape: TableShape, span: TableSpan | None = None
-) -> Iterator[list[Stretch]]:
+) -> Iterator[list[TextStretch]]:
     """The rows of a table, or of a span of it, block by block.
 
     Raises UserError: as `table_text.read_blocks`.
@@ -190,24 +190,37 @@ def read_stretches(
     row = 0 if span is None else span.row
     waiting = b""  # a row that goes on
     for text, last in table_text.read_blocks(path, span):
-        stretches: list[Stretch] = []
         while row < shape.skip and text:
             row += 1
             text = text[text.find(b"\n") + 1 or len(text) :]
-        pieces = list(_split_block(join_blanks(text) if shape.delimiter == " " else text, shape))
-        for i, (piece, height) in enumerate(pieces, 1):
-            if height is not None and not waiting:
-                stretches.append(Stretch(row, piece, height, []))
-                row += height
-                continue
-            piece = waiting + piece
-            is_end = last and i == len(pieces)
-            items, left = parse_rows(piece.decode(), shape, row, last=is_end)
-            waiting = left.encode()
-            piece = piece[: len(piece) - len(waiting)]
-            stretches.append(Stretch(row, piece, None, items))
-            row += piece.count(b"\n")
+        if shape.delimiter == " ":
+            text = join_blanks(text)
+        stretches, waiting = _split_block(text, shape, row, waiting, last=last)
+        row = stretches[-1].row + stretches[-1].text.count(b"\n")
         yield stretches
+
+
+def _split_block(
+    text: bytes, shape: TableShape, row: int, waiting: bytes, *, last: bool
+) -> tuple[list[TextStretch], bytes]:
+    """The stretches of a block below `row` lines, and a row that goes on in the next block.
+
+    `waiting`: that of the block before.
+    """
+    stretches: list[TextStretch] = []
+    pieces = list(_split_pieces(text, shape))
+    for i, (piece, height) in enumerate(pieces, 1):
+        if height is not None and not waiting:
+            stretches.append(TextStretch(row, piece, height, []))
+            row += height
+            continue
+        piece = waiting + piece
+        items, rest = parse_rows(piece.decode(), shape, row, last=last and i == len(pieces))
+        waiting = rest.encode()
+        piece = piece[: len(piece) - len(waiting)]
+        stretches.append(TextStretch(row, piece, None, items))
+        row += piece.count(b"\n")
+    return stretches, waiting
 
 
 def join_blanks(text: bytes) -> bytes:
@@ -215,7 +228,7 @@ def join_blanks(text: bytes) -> bytes:
     return OUTER_BLANKS.sub(b"", BLANKS.sub(b" ", text))
 
 
-def _split_block(text: bytes, shape: TableShape) -> Iterator[tuple[bytes, int | None]]:
+def _split_pieces(text: bytes, shape: TableShape) -> Iterator[tuple[bytes, int | None]]:
     """Pieces of a text, each with its number of lines where each line is plainly a row.
 
     There is one piece where the text is plain throughout, else many small ones.

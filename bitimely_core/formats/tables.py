@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,15 +44,15 @@ from bitimely_core.formats.parquet import (
 )
 from bitimely_core.formats.source import finding_to_error, translate_read_errors
 from bitimely_core.formats.stat_files import is_stat_file, read_stat_batches, read_stat_types
+from bitimely_core.formats.table_rows import TableRow as TableRow
 from bitimely_core.formats.table_rows import (
-    Stretch,
     TableShape,
+    TextStretch,
     parse_header,
     parse_rows,
     read_stretches,
     split_text,
 )
-from bitimely_core.formats.table_rows import TableRow as TableRow
 from bitimely_core.formats.table_text import TableSpan, read_first_line
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
@@ -422,7 +423,7 @@ def _make_frames(batches: Iterable[TextBatch], columns: Sequence[str]) -> Iterat
         yield TableBlock(pl.DataFrame([rows, *texts]))
 
 
-def _make_block(stretches: Sequence[Stretch], columns: FrameColumns) -> TableBlock:
+def _make_block(stretches: Sequence[TextStretch], columns: FrameColumns) -> TableBlock:
     """The rows and faults of a block of text."""
     import polars as pl
 
@@ -430,19 +431,21 @@ def _make_block(stretches: Sequence[Stretch], columns: FrameColumns) -> TableBlo
     if hasattr(pl, "Categories"):  # its texts are of this block alone
         category = pl.Categorical(pl.Categories.random())
     casts = [pl.col(name).cast(category) for name in columns.categories]
-    frames: list[pl.DataFrame] = []
-    faults: list[Finding] = []
-    for stretch in stretches:
-        if stretch.height:
-            frames.append(_parse_plain(stretch, columns, category))
-        rows = [item for item in stretch.items if isinstance(item, TableRow)]
-        faults += [item for item in stretch.items if isinstance(item, Finding)]
-        if rows:
-            frames.append(_make_frame(rows, columns))
-    frames = frames or [_make_frame([], columns)]
-    frame = pl.concat([frame.with_columns(casts) for frame in frames])
-    has_blanks = any(b" " in stretch.text or b"\t" in stretch.text for stretch in stretches)
-    return TableBlock(frame, faults, has_blanks)
+    frames = [_read_stretch(stretch, columns, category) for stretch in stretches]
+    items = chain.from_iterable(stretch.items for stretch in stretches)
+    return TableBlock(
+        pl.concat([frame.with_columns(casts) for frame in frames]),
+        [item for item in items if isinstance(item, Finding)],
+        any(b" " in stretch.text or b"\t" in stretch.text for stretch in stretches),
+    )
+
+
+def _read_stretch(
+    stretch: TextStretch, columns: FrameColumns, category: pl.Categorical
+) -> pl.DataFrame:
+    if stretch.height is not None:
+        return _parse_plain(stretch, columns, category)
+    return _make_frame([item for item in stretch.items if isinstance(item, TableRow)], columns)
 
 
 def _make_frame(rows: Sequence[TableRow], columns: FrameColumns) -> pl.DataFrame:
@@ -454,7 +457,9 @@ def _make_frame(rows: Sequence[TableRow], columns: FrameColumns) -> pl.DataFrame
     return pl.DataFrame(texts, schema={"row": pl.Int64, **dict.fromkeys(columns.names, pl.String)})
 
 
-def _parse_plain(stretch: Stretch, columns: FrameColumns, category: pl.Categorical) -> pl.DataFrame:
+def _parse_plain(
+    stretch: TextStretch, columns: FrameColumns, category: pl.Categorical
+) -> pl.DataFrame:
     """The frame of a text in which each line is a row. Raises UserError: csv_syntax."""
     import polars as pl
 

@@ -428,7 +428,7 @@ def read_bids_events(
         columns = tables.read_names(path, delimiter="\t")
         texts = [name for name in ("trial_type", "value") if name in columns]
         if not texts:
-            return [], sum(1 for _ in tables.read_rows(path, delimiter="\t"))
+            return [], len(list(tables.read_rows(path, delimiter="\t")))
         timed = ["onset", "duration"] if "duration" in columns else ["onset", "onset"]
         for row in tables.read_rows(path, [*timed, *texts], delimiter="\t"):
             if isinstance(row, Finding):
