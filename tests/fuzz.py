@@ -334,7 +334,7 @@ def table(data: bytes, folder: Path) -> None:
     path = folder / "x.csv"
     path.write_bytes(data)
     names = tables.read_names(path)
-    count = tables.count_rows(path)
+    count = len(list(tables.read_rows(path)))
     for key in ((), names[:1]):
         items = list(tables.read_rows(path, key=key))
         assert len(items) == count

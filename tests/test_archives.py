@@ -18,7 +18,7 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core.claims import map_files, phecode_maps
 from bitimely_core.errors import UserError
-from bitimely_core.formats import archives, csv_text
+from bitimely_core.formats import archives, table_text
 
 MAP = b"icd9,phecode\n001,008\n250.00,250.2\n"
 SAMPLE = "DE1_0_2008_to_2010_Carrier_Claims_Sample_1A"
@@ -79,7 +79,7 @@ BAD_ZIPS = {
 
 
 def read_as_text(path: Path) -> object:
-    return list(csv_text.read_lines(path))
+    return list(table_text.read_blocks(path))
 
 
 def read_as_map(path: Path) -> object:

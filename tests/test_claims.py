@@ -252,7 +252,7 @@ def test_shards_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_parts_of_a_job_array_make_the_same_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bitimely_core.formats import csv_text
+    from bitimely_core.formats import table_text
 
     raw = write(
         tmp_path / "raw", some(120), [(f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(150)]
@@ -261,7 +261,7 @@ def test_parts_of_a_job_array_make_the_same_cache(
     key.write_bytes(bytes(32))
     options = {"id_key": str(key), "default_source": "physician"}
     single = ingested(tmp_path / "whole", raw, **options)
-    monkeypatch.setattr(csv_text, "BLOCK", 2000)
+    monkeypatch.setattr(table_text, "BLOCK", 2000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
     out = tmp_path / "parts" / "cache" / "pophr"
     for k in (2, 3):

@@ -21,7 +21,7 @@ from bitimely_core import cache, workflows
 from bitimely_core.claims import clean, ingest, pass1_clean, pseudonyms, spill, steps, synthetic
 from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
-from bitimely_core.formats import csv_text, tables
+from bitimely_core.formats import table_text, tables
 
 # bytes, rows, bytes: several of each
 SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}
@@ -29,7 +29,7 @@ SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_text, "BLOCK", SMALL["BLOCK"])
+    monkeypatch.setattr(table_text, "BLOCK", SMALL["BLOCK"])
     monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["SPILL_ROWS"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
@@ -113,8 +113,8 @@ KILLED = """
 import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
-from bitimely_core.formats import csv_text, tables
-csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
+from bitimely_core.formats import table_text, tables
+table_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):

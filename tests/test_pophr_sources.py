@@ -32,7 +32,7 @@ from bitimely_core import workflows
 from bitimely_core.claims import code_forms, dates
 from bitimely_core.claims.sources import SOURCES, ClaimsSource
 from bitimely_core.errors import UserError
-from bitimely_core.formats import csv_text
+from bitimely_core.formats import table_text
 from bitimely_core.formats.text import use_encoding
 
 BAD = BAD_INPUTS / "make_bad_inputs.py"
@@ -500,7 +500,7 @@ def test_formula_like_ids_are_reported_and_other_encodings_are_stated(tmp_path: 
 
 
 def test_long_tables_come_in_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_text, "BLOCK", 1 << 12)
+    monkeypatch.setattr(table_text, "BLOCK", 1 << 12)
     lines = [f"p{i % 97},2001-01-{i % 28 + 1:02d},{i % 900 + 100}" for i in range(5_000)]
     claims, events = read_folder(write_files(tmp_path, claims__csv=HEAD + "\n".join(lines)))
     assert [",".join(row) for row in list_cells(events, "subject_id", "date", "code")] == lines

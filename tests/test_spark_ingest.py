@@ -67,7 +67,7 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(cluster, "PART_BYTES", 100_000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", 100_000)
-    monkeypatch.setattr("bitimely_core.formats.csv_text.BLOCK", 40_000)
+    monkeypatch.setattr("bitimely_core.formats.table_text.BLOCK", 40_000)
     return folder
 
 

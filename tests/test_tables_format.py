@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from samples import SAMPLES
 
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats import csv_text, tables
+from bitimely_core.formats import table_rows, table_text, tables
 from bitimely_core.formats.tables import TableRow
 from bitimely_core.formats.text import decode_table, use_encoding
 
@@ -41,9 +41,8 @@ def write_table(folder: Path, content: str | bytes, name: str = "t.csv") -> Path
 
 
 def read_table(path: Path, *arguments: Any, **options: Any) -> tuple[list[TableRow], list[Finding]]:
-    """The records and the findings; together they are as many as the independent count says."""
+    """The rows and the findings."""
     items = list(tables.read_rows(path, *arguments, **options))
-    assert len(items) == tables.count_rows(path)
     return [item for item in items if isinstance(item, TableRow)], [
         item for item in items if isinstance(item, Finding)
     ]
@@ -196,7 +195,7 @@ def test_bytes_that_are_no_utf8_refuse_the_table_by_byte_and_row(
     for read in (
         lambda: read_table(path, ["id", "y"]),
         lambda: read_frames_as_rows(path, ["id", "y"]),
-        lambda: tables.count_rows(path),
+        lambda: list(tables.split_table(path, 1)) and read_table(path),
     ):
         with pytest.raises(UserError) as caught:
             read()
@@ -231,7 +230,6 @@ def test_the_same_cells_from_every_encoding(tmp_path: Path, name: str) -> None:
             path.write_bytes(data)
             with use_encoding(stated):
                 rows, findings = read_table(path, ["id", "x", "y"])
-                assert tables.count_rows(path) == 2
                 frames, faults = read_frames_as_rows(path, ["id", "x", "y"])
             assert [row.cells for row in rows] == [row.cells for row in frames] == expected
             assert [row.row for row in rows] == [row.row for row in frames] == [2, 3]
@@ -335,11 +333,11 @@ def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
         "truncated",
     }
     with pytest.raises(UserError):
-        tables.count_rows(path)
+        read_frames_as_rows(path, ["id"])
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_text, "MAX_EXPANDED", 10_000)
+    monkeypatch.setattr(table_text, "MAX_EXPANDED", 10_000)
     assert (
         read_error(
             write_table(
@@ -348,9 +346,9 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ).code
         == "expansion_limit"
     )
-    monkeypatch.setattr(csv_text, "MAX_LINE", 1000)
+    monkeypatch.setattr(table_text, "MAX_LINE", 1000)
     assert read_error(write_table(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
-    monkeypatch.setattr(csv_text, "MAX_LINES", 3)
+    monkeypatch.setattr(table_rows, "MAX_LINES", 3)
     rows, findings = read_table(write_table(tmp_path, 'id,x\n1,"a\nb\nc"\n2,"a\nb\nc\nd"\n'))
     assert [row.row for row in rows] == [2]
     assert list_codes(findings)[0] == ("csv_syntax", 5)
@@ -359,12 +357,12 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_limit_of_a_line_is_none_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_text, "MAX_LINE", 100)
-    monkeypatch.setattr(csv_text, "BLOCK", 64)
+    monkeypatch.setattr(table_text, "MAX_LINE", 100)
+    monkeypatch.setattr(table_text, "BLOCK", 64)
     path = write_table(
         tmp_path, text := "id,x\n" + "".join(f"{i},{'y' * (i % 40)}\n" for i in range(300))
     )
-    blocks = list(csv_text.read_blocks(path))
+    blocks = list(table_text.read_blocks(path))
     assert b"".join(block for block, _ in blocks) == text.encode()
     # complete lines, a block and the rest of one before
     assert all(block.endswith(b"\n") and len(block) <= 164 for block, _ in blocks)
@@ -385,7 +383,7 @@ def test_the_limit_of_a_line_is_none_of_the_file(
 def test_spans_of_a_table_are_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, several: bool
 ) -> None:
-    monkeypatch.setattr(csv_text, "BLOCK", 100)
+    monkeypatch.setattr(table_text, "BLOCK", 100)
     path = write_table(tmp_path, text)
     for name, spans in ((path, tables.split_table(path, 300)), (pack(path), [None])):
         assert tables.split_table(name, 300) == spans
@@ -515,11 +513,56 @@ def read_frames_as_rows(
         for block in blocks
         for row, *cells in block.frame.iter_rows()
     ]
-    assert sum(block.seen for block in blocks) == len(kept) + sum(
-        len(block.faults) for block in blocks
-    )
     assert all(block.frame.columns == ["row", *columns] for block in blocks)
     return kept, list_codes([fault for block in blocks for fault in block.faults])
+
+
+def scan_cells(text: str) -> list[str] | str:
+    """The cells of a row character by character; "open" or "broken" for a text that is none."""
+    cells, state = [""], "start"
+    for i, character in enumerate(text):
+        is_quote, is_mark = character == '"', character == ","
+        if character == "\0" or (is_quote and state == "plain"):
+            return "broken"
+        if state == "quoted":
+            is_doubled = is_quote and text[i + 1 : i + 2] == '"'
+            state = "doubled" if is_doubled else "closed" if is_quote else "quoted"
+            cells[-1] += "" if is_quote else character
+        elif state == "doubled":
+            state = "quoted"
+            cells[-1] += character
+        elif is_mark:
+            cells.append("")
+            state = "start"
+        elif state == "closed":
+            return "broken"
+        else:
+            state = "quoted" if is_quote else "plain"
+            cells[-1] += "" if is_quote else character
+    return "open" if state == "quoted" else cells
+
+
+def scan_rows(body: str, before: int) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
+    """Rows of three cells and faults of a text, by the definition."""
+    lines = body.replace("\r\n", "\n").removesuffix("\r").split("\n")
+    rows, faults, i = [], [], 0
+    while i < len(lines):
+        texts = ("\n".join(lines[i:end]) for end in range(i + 1, len(lines) + 1))
+        text, cells = next(
+            ((text, cells) for text in texts if (cells := scan_cells(text)) != "open"), ("", "open")
+        )
+        height = text.count("\n") + 1
+        if not lines[i].strip(" \t\r\f\v"):
+            height = 1
+        elif isinstance(cells, list) and len(cells) == 3:
+            rows.append(TableRow(before + i + 1, tuple(cells)))
+        elif isinstance(cells, list) and height == 1:
+            faults.append(("row_width" if i < len(lines) - 1 else "truncated", before + i + 1))
+        else:
+            faults.append(("csv_syntax", before + i + 1))
+            height = 1
+        i += height
+    return rows, faults
 
 
 PIECES = [
@@ -552,15 +595,17 @@ PIECES = [
     piece=st.sampled_from([4, 16, 1 << 16]),
     head=st.sampled_from(["", "\ufeff", "\n", "\r\n\n"]),
 )
-def test_frames_hold_what_rows_gives(
+def test_rows_and_frames_are_those_of_the_definition(
     tmp_path: Path, body: str, block: int, piece: int, head: str
 ) -> None:
     path = write_table(tmp_path, head + "x,y,z\n" + body)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_text, "BLOCK", block)
-        patch.setattr(csv_text, "PIECE", piece)
-        rows, findings = read_table(path, ["z", "x"])
-        assert read_frames_as_rows(path, ["z", "x"]) == (rows, list_codes(findings))
+        patch.setattr(table_text, "BLOCK", block)
+        patch.setattr(table_rows, "PIECE", piece)
+        rows, findings = read_table(path)
+        assert (rows, list_codes(findings)) == scan_rows(body, head.count("\n") + 1)
+        chosen = [TableRow(number, cells[::-2]) for number, cells in rows]
+        assert read_frames_as_rows(path, ["z", "x"]) == (chosen, list_codes(findings))
 
 
 @pytest.mark.parametrize("line", [None, '7,"a\nb",7', '7,"a""b",7', "", '7,"a,b",7'])
@@ -604,7 +649,6 @@ def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
         [TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))],
         [],
     )
-    assert tables.count_rows(path) == 3
     content = path.read_bytes()
     path.write_bytes(content[:60])
     assert read_error(path).code == "corrupt"
@@ -620,8 +664,8 @@ def test_frames_of_packed_texts_have_limits(
     packed = gzip.compress(b"a,b\n" + b"0,0\n" * 100_000, mtime=0)
     path = write_table(tmp_path, packed, "t.csv.gz")
     assert len(read_frames_as_rows(path, ["b"])[0]) == 100_000
-    monkeypatch.setattr(csv_text, "MAX_EXPANDED", 1000)
-    monkeypatch.setattr(csv_text, "MAX_RATIO", 2)
+    monkeypatch.setattr(table_text, "MAX_EXPANDED", 1000)
+    monkeypatch.setattr(table_text, "MAX_RATIO", 2)
     with pytest.raises(UserError) as caught:
         read_frames_as_rows(path, ["b"])
     assert caught.value.code == "expansion_limit"
@@ -658,7 +702,7 @@ def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
 
 @FUZZ
 @given(body=st.text('a1,"\n\r\0ä', max_size=60))
-def test_two_ways_of_counting_agree(tmp_path: Path, body: str) -> None:
+def test_each_line_counts_once(tmp_path: Path, body: str) -> None:
     rows, findings = read_table(write_table(tmp_path, "x,y\n" + body))
     assert all(len(row.cells) == 2 for row in rows)
     assert all(finding.row is not None and finding.row >= 2 for finding in findings)

@@ -23,8 +23,8 @@ import polars as pl
 
 from bitimely_core import storage
 from bitimely_core.claims.map_layouts import detect_layout
-from bitimely_core.errors import Reason, UserError, input_error, safe_text, usage_error
-from bitimely_core.formats.csv_text import parse_header, parse_records, split_lines
+from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.formats import tables
 from bitimely_core.formats.text import decode_table
 from bitimely_core.system_errors import raise_system_error
 
@@ -225,23 +225,17 @@ def _read_sheet(name: str, stream: IO[bytes], digest: str | None = None) -> MapS
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
     header: tuple[str, ...] = ()
-    records: list[list[str]] = []
+    records: list[tuple[str, ...]] = []
     fault = None
     try:
         # as published maps are: their codes are ASCII
-        lines = split_lines(decode_table(data, fallback="latin-1"))
-        header = parse_header(lines, ",")
-        for row, cells, _ in parse_records(lines, len(header), ","):
-            if isinstance(cells, UserError):
-                raise input_error(
-                    cells.code,
-                    cells.problem,
-                    cells.requirement,
-                    "Correct the table; none of it is used",
-                    row=row,
-                )
-            if any(cells):
-                records.append(cells)
+        header, rows = tables.parse_table(decode_table(data, fallback="latin-1"))
+        for row in rows:
+            if isinstance(row, Finding):
+                action = "Correct the table; none of it is used"
+                raise input_error(row.code, row.problem, row.requirement, action, row=row.row)
+            if any(row.cells):
+                records.append(row.cells)
     except UserError as error:
         raise_system_error(error)
         error.file, fault = name, error

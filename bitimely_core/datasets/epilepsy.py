@@ -25,7 +25,6 @@ import numpy as np
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.reading import (
     account_rows,
-    check_count,
     list_paths,
     list_rejected,
     make_unit,
@@ -241,7 +240,6 @@ def read_table(path: Path, rel: str) -> Records:
             else:  # the column of ids may have no name
                 faults.append(replace(item, field="id") if item.field == "" else item)
         seen = len(records) + len(faults)
-        check_count(path, seen)
         findings = tables.group_findings(faults)
         if not records:
             raise _no_rows_error(findings, seen)

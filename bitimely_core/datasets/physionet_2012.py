@@ -567,8 +567,10 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
     deaths: dict[str, str] = {}
     rows: dict[str, int] = {}
     faults: list[Finding] = []
+    seen = 0
     with locate_errors(rel):
         for row in tables.read_rows(path, ("RecordID", LABEL), key=("RecordID",)):
+            seen += 1
             if isinstance(row, Finding):
                 faults.append(row)
                 continue
@@ -599,7 +601,6 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
                 faults.append(
                     Finding(Reason.LABEL, f"{cell} is neither 0 nor 1", field=LABEL, row=row.row)
                 )
-        seen = tables.count_rows(path)
     findings = [finding.at(rel) for finding in tables.group_findings(faults)]
     return deaths, [account_rows(rel, "outcomes", seen, faults)], findings
 

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.reading import (
-    check_count,
     is_constant,
     list_paths,
     list_rejected,
@@ -320,7 +319,6 @@ def _read_entries(
                 field="ecg_id",
                 row=row.row,
             )
-    check_count(path, seen)
     entries = _refuse_shared(entries)
     odd = sum(bool(entry.unused) for entry in entries.values())
     account = SourceRows(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -17,7 +16,6 @@ from bitimely_core.errors import (
     Place,
     Reason,
     UserError,
-    input_error,
     input_warning,
     safe_text,
     usage_error,
@@ -80,17 +78,6 @@ def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> 
         dropped=count_reasons(fault for fault in faults if fault.level != "error"),
         quarantined=count_reasons(fault for fault in faults if fault.level == "error"),
     )
-
-
-def check_count(path: Path, seen: int) -> None:
-    """Raises UserError (csv_syntax) where a table has another number of records than were read."""
-    counted = tables.count_rows(path)
-    if counted != seen:
-        raise input_error(
-            Reason.CSV_SYNTAX,
-            f"{counted} records were counted, {seen} read",
-            "expected the same number",
-        )
 
 
 def report_count(

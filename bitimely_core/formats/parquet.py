@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.formats.csv_text import TableSpan
 from bitimely_core.formats.source import locate_errors
+from bitimely_core.formats.table_text import TableSpan
 from bitimely_core.formats.text import require_plain_names
 from bitimely_core.system_errors import raise_system_error
 

@@ -1,16 +1,14 @@
 """Reads the values of a table of samples as its `TableFacts` say that it is written.
 
-The parser of pyarrow reads tables that are as they should be. Where it stops, or a value is out of
-range, the rows are read one by one by the grammar of `csv_text`, which names the line at fault.
+The parser of pyarrow reads stretches of rows that are as they should be. Where it stops, or a value
+is out of range, the rows are read one by one, which names the line at fault.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from itertools import product
+from collections.abc import Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,16 +16,8 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats import clocks, sniffer, table_facts, table_layout, tables
-from bitimely_core.formats.csv_frames import make_row
-from bitimely_core.formats.csv_text import (
-    Line,
-    TextStream,
-    expansion_error,
-    open_text,
-    parse_records,
-    read_lines,
-)
 from bitimely_core.formats.source import finding_to_error
+from bitimely_core.formats.table_rows import TableRow, TextStretch, parse_rows, read_stretches
 from bitimely_core.formats.text import ENCODING, UTF8, use_encoding
 from bitimely_core.formats.units import LARGEST
 from bitimely_core.system_errors import raise_system_error
@@ -37,8 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK = 1 << 22  # bytes that the parser takes at once
-BLANKS = re.compile(rb"[ \t]+")
-OUTER_BLANKS = re.compile(rb"^ | $", re.MULTILINE)
 NULLS = sorted(  # all spellings: the parser looks at capitals
     {
         "".join(letters)
@@ -87,18 +75,28 @@ def _read_columns(
     """Place -> float64 [rows], or texts."""
     if facts.shape is None:
         return _read_parquet(path, facts, wanted, texts)
+    parts: list[dict[int, np.ndarray | pl.Series]] = []
     latin = facts.shape.encoding == "latin-1" and ENCODING.get() == UTF8
     with use_encoding("latin-1" if latin else ENCODING.get()):
-        table = _parse_fast(path, facts, wanted, texts)
-        if table is not None:
-            return table
-        return _parse_rows(path, facts, wanted, texts)
+        for stretch in chain.from_iterable(read_stretches(path, facts.shape)):
+            part = _parse_fast(stretch, facts, wanted, texts)
+            parts.append(part or _parse_stretch(stretch, facts, wanted, texts))
+    if len(parts) == 1:
+        return parts[0]
+    return {place: _join_columns([part[place] for part in parts]) for place in wanted}
+
+
+def _join_columns(parts: Sequence[np.ndarray | pl.Series]) -> np.ndarray | pl.Series:
+    import polars as pl
+
+    texts = [part for part in parts if isinstance(part, pl.Series)]
+    return pl.concat(texts) if texts else np.concatenate(parts)
 
 
 def _parse_fast(
-    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
+    stretch: TextStretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series] | None:
-    """The columns by pyarrow; None where a row is at fault, for the careful parser to say why."""
+    """The columns by pyarrow; None where a row is at fault, or is not a line."""
     import pyarrow as pa
     import pyarrow.csv
 
@@ -106,32 +104,25 @@ def _parse_fast(
     assert shape is not None
     names = [str(i) for i in range(shape.width)]
     kinds = {str(i): pa.string() if i in texts else pa.float64() for i in wanted}
-    with open_text(path) as stream:
-        for _ in range(shape.skip):
-            stream.file.readline()
-        reader = _LimitedReader(stream)
-        rest: pa.NativeFile = pa.PythonFile(reader, mode="r")
-        if shape.delimiter == " ":
-            rest = pa.BufferReader(join_blanks(reader.read()))
-        try:
-            table = pa.csv.read_csv(
-                rest,
-                read_options=pa.csv.ReadOptions(
-                    column_names=names, use_threads=False, block_size=BLOCK
-                ),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=shape.delimiter, quote_char=shape.quote
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    column_types=kinds,
-                    include_columns=list(kinds),
-                    null_values=[*NULLS, *facts.missing],
-                    decimal_point=shape.decimal,
-                    strings_can_be_null=True,
-                ),
-            )
-        except pa.ArrowException:
-            return None
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(stretch.text),
+            read_options=pa.csv.ReadOptions(
+                column_names=names, use_threads=False, block_size=BLOCK
+            ),
+            parse_options=pa.csv.ParseOptions(delimiter=shape.delimiter, quote_char=shape.quote),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=kinds,
+                include_columns=list(kinds),
+                null_values=[*NULLS, *facts.missing],
+                decimal_point=shape.decimal,
+                strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    if table.num_rows != stretch.text.count(b"\n"):
+        return None
     return _check_columns({i: table.column(str(i)) for i in wanted}, texts)
 
 
@@ -156,52 +147,8 @@ def _check_columns(
     return result
 
 
-class _LimitedReader:
-    """A text that must not be longer than its stream allows."""
-
-    closed = False
-
-    def __init__(self, stream: TextStream) -> None:
-        self.stream = stream
-        self.size = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes. Raises UserError: expansion_limit."""
-        most = -1 if math.isinf(self.stream.limit) else int(self.stream.limit) + 1
-        text = self.stream.file.read(size if size >= 0 else most)
-        self.size += len(text)
-        if self.size > self.stream.limit:
-            raise expansion_error(self.stream.limit)
-        return text
-
-    def readable(self) -> bool:
-        """It is for reading alone."""
-        return True
-
-    def close(self) -> None:
-        """The stream is closed by its owner."""
-
-
-def join_blanks(text: bytes) -> bytes:
-    """A text with one blank between cells, and none at the ends of lines."""
-    return OUTER_BLANKS.sub(b"", BLANKS.sub(b" ", text.replace(b"\r\n", b"\n")))
-
-
-def _number_lines(path: Path, shape: table_facts.TableShape) -> Iterator[Line]:
-    """The lines below the header, with one blank between cells where blanks separate them."""
-    with closing(read_lines(path)) as lines:
-        for row, raw, ended in lines:
-            if row <= shape.skip:
-                continue
-            if shape.delimiter == " ":
-                raw = BLANKS.sub(b" ", raw.strip())
-            elif shape.quote == "'":
-                raw = raw.replace(b"'", b'"')
-            yield row, raw, ended
-
-
-def _parse_rows(
-    path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
+def _parse_stretch(
+    stretch: TextStretch, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:
     """The columns row by row. Raises UserError: see `read_values`."""
     import polars as pl
@@ -210,8 +157,7 @@ def _parse_rows(
     assert shape is not None
     cells: dict[int, list[float]] = {i: [] for i in wanted if i not in texts}
     words: dict[int, list[str]] = {i: [] for i in texts}
-    records = parse_records(_number_lines(path, shape), shape.width, shape.delimiter)
-    for row in map(make_row, records):
+    for row in stretch.items or parse_rows(stretch.text.decode(), shape, stretch.row)[0]:
         if isinstance(row, Finding):
             problem = f"line {row.row} {row.problem}"
             action = "a lost row would shift what follows"
@@ -226,7 +172,7 @@ def _parse_rows(
     }
 
 
-def _read_cell(row: tables.TableRow, place: int, facts: table_facts.TableFacts) -> float:
+def _read_cell(row: TableRow, place: int, facts: table_facts.TableFacts) -> float:
     """A cell as a number, NaN for a missing one. Raises UserError with row and column."""
     cell = row.cells[place].strip()
     if cell.lower() in table_layout.MISSING or cell in facts.missing:

@@ -28,7 +28,7 @@ from bitimely_core.formats.table_columns import (
     name_columns,
     split_header,
 )
-from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, TableFacts, TableShape
+from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, TableFacts
 from bitimely_core.formats.table_facts import looks_like_samples as looks_like_samples
 from bitimely_core.formats.table_layout import (
     CELLS,
@@ -41,6 +41,8 @@ from bitimely_core.formats.table_layout import (
     read_head,
     split_line,
 )
+from bitimely_core.formats.table_rows import TableShape
+from bitimely_core.formats.tables import is_binary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,19 +72,25 @@ def sniff_table(path: Path, delimiter: str = "", choice: ClockChoice | None = No
 
 
 def find_delimiter(path: Path) -> str:
-    """The mark between the cells of a table of texts: the one that its first lines agree on."""
-    if path.name.lower().removesuffix(".gz").endswith(".tsv"):
-        return "\t"
-    if is_parquet(path):
+    """The mark between the cells of a table of texts: the one that its first lines agree on.
+
+    Raises UserError: as `table_layout.read_head`.
+    """
+    if is_binary(path):
         return ","
     lines = [line for line in read_head(path).lines if line.strip()][:50]
-    best, most = ",", (0.0, 1)
-    for mark in DELIMITERS[:4]:
-        widths = [len(split_line(line, mark)) for line in lines]
-        agree = sum(width == widths[0] for width in widths) / max(1, len(widths))
-        if widths and widths[0] > 1 and (round(agree, 1), widths[0]) > most:
-            best, most = mark, (round(agree, 1), widths[0])
-    return best
+    first = next(iter(lines), "")
+    is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    if is_tsv and ("\t" in first or "," not in first):
+        return "\t"
+    return max(DELIMITERS[:4], key=lambda mark: _rate_mark(lines, mark))
+
+
+def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
+    """The share of the lines with as many cells as the first, and that number; 0 for one cell."""
+    widths = [len(split_line(line, mark)) for line in lines] or [1]
+    share = sum(width == widths[0] for width in widths) / len(widths)
+    return (round(share, 1), widths[0]) if widths[0] > 1 else (0.0, 1)
 
 
 def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:

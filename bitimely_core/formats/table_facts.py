@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from bitimely_core.errors import safe_text
 from bitimely_core.formats import clocks
+from bitimely_core.formats.table_rows import TableShape
 from bitimely_core.formats.text import UTF8, list_names
 
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
@@ -25,18 +26,6 @@ class Column(NamedTuple):
     header: str  # as in the file
     unit: str
     kind: ColumnKind
-
-
-class TableShape(NamedTuple):
-    """How the rows of a text are written."""
-
-    encoding: str  # utf-8, utf-16-le, latin-1 ...
-    delimiter: str  # of `DELIMITERS`
-    decimal: str  # "." or ","
-    quote: str  # '"' or "'"
-    skip: int  # lines before the first row
-    header: int  # number of the line with the names; 0: there is none
-    width: int  # cells of a row
 
 
 class Clock(NamedTuple):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.formats import clocks
-from bitimely_core.formats.csv_text import open_text, split_cells
+from bitimely_core.formats.table_rows import split_cells
+from bitimely_core.formats.table_text import open_text
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import UTF8, is_utf8
 
@@ -50,7 +51,7 @@ class TableHead(NamedTuple):
 def read_head(path: Path) -> TableHead:
     """The first complete lines of a text, in UTF-8 or as stated, else in Latin-1.
 
-    Raises UserError: empty_file, encoding and as `csv_text.open_text`.
+    Raises UserError: empty_file, encoding and as `table_text.open_text`.
     """
     with open_text(path) as stream:
         raw = stream.file.read(HEAD)
@@ -75,11 +76,7 @@ def split_line(line: str, delimiter: str, quote: str = '"') -> list[str]:
     """The cells of a line, without blanks around them."""
     if delimiter == " ":
         return line.split()
-    if quote == "'":
-        line = line.replace("'", '"')
-    cells = split_cells(line, delimiter)
-    if isinstance(cells, str):
-        cells = line.split(delimiter)
+    cells = split_cells(line, delimiter, quote) or line.split(delimiter)
     return [cell.strip() for cell in cells]
 
 

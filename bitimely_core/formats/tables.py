@@ -1,27 +1,27 @@
-"""Reads tables as text: strict csv (also gzip, or alone in a zip archive), Parquet, and those of
-Stata, SAS and SPSS.
+"""Reads tables as text: csv and its like (also packed), Parquet, and those of Stata, SAS and SPSS.
 
 Every fault is a finding with its row and column. Types are never guessed: that would merge the
 patients '000123' and '123'. Every cell is text until the caller parses it as a number, a row has
 the width of the header or is dropped, and an open quote costs one row, not the rest of the file.
 Cells are never shown in messages: they hold ids and values of patients.
 
-`read_rows` reads record by record by the grammar of `csv_text`, `read_frames` long tables block by
-block; both give the same cells.
+`read_frames` gives long tables block by block, `read_rows` the same row by row.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,21 +35,8 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats.csv_frames import FrameColumns, count_error, make_row, read_csv_frames
-from bitimely_core.formats.csv_frames import TableBlock as TableBlock
-from bitimely_core.formats.csv_frames import TableRow as TableRow
-from bitimely_core.formats.csv_text import (
-    CsvShape,
-    RecordCounter,
-    TableSpan,
-    parse_header,
-    parse_records,
-    read_lines,
-    split_text,
-)
 from bitimely_core.formats.parquet import (
     TextBatch,
-    count_parquet_rows,
     is_parquet,
     read_batches,
     read_column_types,
@@ -57,6 +44,16 @@ from bitimely_core.formats.parquet import (
 )
 from bitimely_core.formats.source import finding_to_error, translate_read_errors
 from bitimely_core.formats.stat_files import is_stat_file, read_stat_batches, read_stat_types
+from bitimely_core.formats.table_rows import TableRow as TableRow
+from bitimely_core.formats.table_rows import (
+    TableShape,
+    TextStretch,
+    parse_header,
+    parse_rows,
+    read_stretches,
+    split_text,
+)
+from bitimely_core.formats.table_text import TableSpan, read_first_line
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
 
@@ -80,11 +77,17 @@ def read_names(path: Path, *, delimiter: str = ",") -> tuple[str, ...]:
     Raises UserError: empty_file, encoding, csv_syntax, corrupt, truncated, expansion_limit,
     io_error.
     """
+    return _read_header(path, delimiter)[0]
+
+
+def _read_header(path: Path, delimiter: str) -> tuple[tuple[str, ...], TableShape]:
+    """Names of the columns, and how the rows below are written."""
     with translate_read_errors(path):
         if is_binary(path):
-            return tuple(read_types(path))
-        with closing(read_lines(path)) as lines:
-            return parse_header(lines, delimiter)
+            return tuple(read_types(path)), TableShape()
+        row, line = read_first_line(path)
+        names = parse_header(line, row, delimiter)
+        return names, TableShape(delimiter=delimiter, skip=row, header=row, width=len(names))
 
 
 def is_binary(path: Path) -> bool:
@@ -105,20 +108,17 @@ def read_types(path: Path) -> dict[str, str]:
     return dict.fromkeys(read_names(path), "text")
 
 
-def count_rows(path: Path, *, delimiter: str = ",") -> int:
-    """Number of records below the header, counted without the parser.
-
-    Blank lines are no records; what an open quote would swallow is counted line by line. Raises
-    UserError: as `read_names`.
-    """
-    with translate_read_errors(path):
-        if is_parquet(path):
-            return count_parquet_rows(path)
-        if is_stat_file(path):
-            return sum(batch.rows for batch in read_stat_batches(path, [0], BATCH))
-        with closing(read_lines(path)) as lines:
-            counter = RecordCounter(CsvShape(len(parse_header(lines, delimiter)), delimiter))
-            return counter.feed(lines) + counter.finish()
+def parse_table(text: str) -> tuple[tuple[str, ...], list[TableRow | Finding]]:
+    """Names of the columns, rows and faults of csv in memory. Raises UserError: as `read_names`."""
+    text = text.replace("\r\n", "\n")
+    text = text if "\n" in text else text.replace("\r", "\n")
+    first = re.search(r"^.*\S.*$", text, re.MULTILINE)
+    if first is None:
+        raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines")
+    row = 1 + text.count("\n", 0, first.start())
+    names = parse_header(first[0], row, ",")
+    items, _ = parse_rows(text[first.end() + 1 :], TableShape(width=len(names)), row)
+    return names, items
 
 
 def read_rows(
@@ -128,18 +128,18 @@ def read_rows(
     key: Sequence[str] = (),
     delimiter: str = ",",
 ) -> Iterator[TableRow | Finding]:
-    """All records of a table.
+    """All rows of a table.
 
     Args:
         path: .csv, .csv.gz (or another name: csv is assumed, gzip is recognised by its first bytes)
             or .parquet.
         columns: names of the columns to return, in this order; None: all.
-        key: names of the columns that identify a record. A repeated record that is equal in all
+        key: names of the columns that identify a row. A repeated row that is equal in all
             columns is dropped with a warning (duplicates); of several different ones with one key
             none is kept (duplicate_key), since the right one is unknown.
         delimiter: of csv.
 
-    Yields: One item a record, in the order of the file: the record, or a finding with its `row`
+    Yields: One item a row, in the order of the file: the row, or a finding with its number
         when it must be dropped, of level error for a fault (row_width, csv_syntax, encoding,
         truncated, identifier, duplicate_key) and of level warning for an exact duplicate.
 
@@ -148,18 +148,29 @@ def read_rows(
             names those found and those wanted), identifier (most rows share their key with rows
             that differ), and as `read_names`.
     """
-    names = read_names(path, delimiter=delimiter)
+    names, shape = _read_header(path, delimiter)
     with translate_read_errors(path):
-        selected = list(range(len(names))) if columns is None else _find_columns(names, columns)
-        if key:
-            items = _read_unique_rows(path, names, _find_columns(names, key), delimiter)
-        else:
-            items = _read_records(path, names, selected, delimiter)
-        for item in items:
+        places = range(len(names)) if columns is None else _find_columns(names, columns)
+        if not key:
+            yield from _read_items(path, shape, places)
+            return
+        for item in _read_unique_rows(path, names, shape, _find_columns(names, key)):
             if isinstance(item, TableRow):
-                yield TableRow(item.row, tuple(item.cells[i] for i in selected))
-            else:
-                yield item
+                item = TableRow(item.row, tuple(item.cells[i] for i in places))
+            yield item
+
+
+def _read_items(
+    path: Path, shape: TableShape, places: Sequence[int]
+) -> Iterator[TableRow | Finding]:
+    """The rows and faults of a table in the order of the file; the cells of columns at `places`."""
+    import polars as pl
+
+    names = list(map(str, range(len(places))))
+    for block in _read_blocks(path, FrameColumns(shape, places, names)):
+        rows = block.frame.with_columns(pl.col(pl.String).fill_null("")).iter_rows()
+        items: Iterator[TableRow | Finding] = (TableRow(cells[0], cells[1:]) for cells in rows)
+        yield from heapq.merge(items, block.faults, key=lambda item: item.row or 0)
 
 
 def read_number_table(
@@ -188,17 +199,18 @@ def read_number_table(
 
 
 def _read_unique_rows(
-    path: Path, names: Sequence[str], key: Sequence[int], delimiter: str
+    path: Path, names: Sequence[str], shape: TableShape, key: Sequence[int]
 ) -> Iterator[TableRow | Finding]:
-    """Two passes: the first keeps a hash of key and record of each row.
+    """All columns of the rows with a key of their own, and the faults of the others.
 
-    Raises UserError: identifier, when most rows share their key with rows that differ.
+    Two passes: the first keeps a hash of key and cells of each row. Raises UserError: identifier,
+    when most rows share their key with rows that differ.
     """
     columns = range(len(names))
     field = ", ".join(names[i] for i in key)
-    ambiguous = _find_ambiguous(_read_records(path, names, columns, delimiter), key, field)
+    ambiguous = _find_ambiguous(_read_items(path, shape, columns), key, field)
     used: set[bytes] = set()
-    for item in _read_records(path, names, columns, delimiter):
+    for item in _read_items(path, shape, columns):
         if isinstance(item, Finding):
             yield item
         else:
@@ -251,32 +263,6 @@ def _hash_key(row: TableRow, key: Sequence[int]) -> bytes:
 
 def _hash_cells(cells: Iterable[str]) -> bytes:
     return blake2b("\0".join(cells).encode(), digest_size=16).digest()
-
-
-def _read_records(
-    path: Path, names: Sequence[str], required: Sequence[int], delimiter: str
-) -> Iterator[TableRow | Finding]:
-    """All records with the cells of all columns; those that are not `required` may be empty."""
-    if is_binary(path):
-        yield from _read_binary_rows(path, len(names), required)
-        return
-    with closing(read_lines(path)) as lines:
-        parse_header(lines, delimiter)
-        yield from map(make_row, parse_records(lines, len(names), delimiter))
-
-
-def _read_binary_rows(path: Path, width: int, required: Sequence[int]) -> Iterator[TableRow]:
-    """As `_read_records`; missing cells are empty."""
-    if is_stat_file(path):
-        batches = read_stat_batches(path, required, BATCH)
-    else:
-        batches = read_batches(path, required, 8192)
-    for batch in batches:
-        texts: list[list[str]] = [[""] * batch.rows for _ in range(width)]
-        for i, column in zip(required, batch.columns, strict=True):
-            texts[i] = column.fill_null("").to_pylist()
-        for row, cells in enumerate(zip(*texts, strict=True), batch.before + 1):
-            yield TableRow(row, cells)
 
 
 def _find_columns(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
@@ -345,18 +331,36 @@ def _join_findings(same: Sequence[Finding]) -> Finding:
 # --- frames
 
 
+class FrameColumns(NamedTuple):
+    """The columns of a table that become those of a frame."""
+
+    shape: TableShape
+    places: Sequence[int]  # in the table
+    names: Sequence[str]
+    categories: Collection[str] = ()  # names of those with few distinct texts
+
+
+class TableBlock(NamedTuple):
+    """A stretch of a table."""
+
+    # `row` Int64 (as of TableRow) and the requested columns, String, null where a cell is empty
+    frame: pl.DataFrame
+    faults: Sequence[Finding] = ()  # rows that are not in the frame, of level error
+    has_blanks: bool = True  # whether any cell may hold one
+
+
 def split_table(path: Path, size: int, *, delimiter: str = ",") -> list[TableSpan | None]:
     """Spans of about `size` bytes for `read_frames`; one None where a table cannot be split.
 
     Raises UserError: as `read_names`.
     """
-    names = read_names(path, delimiter=delimiter)
+    _, shape = _read_header(path, delimiter)
     if is_parquet(path):
         return split_row_groups(path, size)
     if is_stat_file(path):
         return [None]
     with translate_read_errors(path):
-        return split_text(path, CsvShape(len(names), delimiter), size)
+        return split_text(path, shape, size)
 
 
 def read_frames(
@@ -368,9 +372,7 @@ def read_frames(
     span: TableSpan | None = None,
     categories: Collection[str] = (),
 ) -> Iterator[TableBlock]:
-    """A long table in stretches of about 16 MiB, every cell text.
-
-    The cells are those of `read_rows`, much faster, in bounded memory.
+    """A long table in stretches of about 16 MiB, every cell text, in bounded memory.
 
     Args:
         path: as for `read_rows`.
@@ -386,26 +388,26 @@ def read_frames(
         text: dates ISO, time stamps with a zone as the civil time there.
 
     Raises:
-        UserError: as `read_rows`; csv_syntax when the independent count of the records differs from
+        UserError: as `read_rows`; csv_syntax when the independent count of the rows differs from
             what was read.
     """
-    names = read_names(path, delimiter=delimiter)
+    names, shape = _read_header(path, delimiter)
+    shape = shape if quotes else shape._replace(quote="")
     with translate_read_errors(path):
-        selected = _find_columns(names, columns)
-        if is_stat_file(path):
-            blocks = _make_frames(read_stat_batches(path, selected, BATCH), columns)
-        elif is_parquet(path):
-            blocks = _make_frames(read_batches(path, selected, BATCH, span), columns)
-        else:
-            shape = CsvShape(len(names), delimiter, quotes)
-            blocks = read_csv_frames(path, FrameColumns(shape, selected, columns, categories), span)
-        seen = read = 0
-        for block in blocks:
-            seen += block.seen
-            read += block.frame.height + len(block.faults)
-            yield block
-        if seen != read:
-            raise count_error(seen, read)
+        places = _find_columns(names, columns)
+        yield from _read_blocks(path, FrameColumns(shape, places, columns, categories), span)
+
+
+def _read_blocks(
+    path: Path, columns: FrameColumns, span: TableSpan | None = None
+) -> Iterator[TableBlock]:
+    if is_stat_file(path):
+        yield from _make_frames(read_stat_batches(path, columns.places, BATCH), columns.names)
+    elif is_parquet(path):
+        yield from _make_frames(read_batches(path, columns.places, BATCH, span), columns.names)
+    else:
+        for stretches in read_stretches(path, columns.shape, span):
+            yield _make_block(stretches, columns)
 
 
 def _make_frames(batches: Iterable[TextBatch], columns: Sequence[str]) -> Iterator[TableBlock]:
@@ -418,7 +420,72 @@ def _make_frames(batches: Iterable[TextBatch], columns: Sequence[str]) -> Iterat
             pl.Series(name, column, pl.String)
             for name, column in zip(columns, batch.columns, strict=True)
         ]
-        yield TableBlock(pl.DataFrame([rows, *texts]), [], batch.rows)
+        yield TableBlock(pl.DataFrame([rows, *texts]))
+
+
+def _make_block(stretches: Sequence[TextStretch], columns: FrameColumns) -> TableBlock:
+    """The rows and faults of a block of text."""
+    import polars as pl
+
+    category = pl.Categorical()
+    if hasattr(pl, "Categories"):  # its texts are of this block alone
+        category = pl.Categorical(pl.Categories.random())
+    casts = [pl.col(name).cast(category) for name in columns.categories]
+    frames = [_read_stretch(stretch, columns, category) for stretch in stretches]
+    items = chain.from_iterable(stretch.items for stretch in stretches)
+    return TableBlock(
+        pl.concat([frame.with_columns(casts) for frame in frames]),
+        [item for item in items if isinstance(item, Finding)],
+        any(b" " in stretch.text or b"\t" in stretch.text for stretch in stretches),
+    )
+
+
+def _read_stretch(
+    stretch: TextStretch, columns: FrameColumns, category: pl.Categorical
+) -> pl.DataFrame:
+    if stretch.height is not None:
+        return _parse_plain(stretch, columns, category)
+    return _make_frame([item for item in stretch.items if isinstance(item, TableRow)], columns)
+
+
+def _make_frame(rows: Sequence[TableRow], columns: FrameColumns) -> pl.DataFrame:
+    import polars as pl
+
+    texts: dict[str, list[int] | list[str | None]] = {"row": [row.row for row in rows]}
+    for name, place in zip(columns.names, columns.places, strict=True):
+        texts[name] = [row.cells[place] or None for row in rows]
+    return pl.DataFrame(texts, schema={"row": pl.Int64, **dict.fromkeys(columns.names, pl.String)})
+
+
+def _parse_plain(
+    stretch: TextStretch, columns: FrameColumns, category: pl.Categorical
+) -> pl.DataFrame:
+    """The frame of a text in which each line is a row. Raises UserError: csv_syntax."""
+    import polars as pl
+
+    shape = columns.shape
+    schema: dict[str, pl.DataType | type[pl.DataType]] = {}
+    schema |= {str(i): pl.String for i in range(shape.width)}
+    named = []
+    for place, name in zip(columns.places, columns.names, strict=True):
+        if name in columns.categories:
+            schema[str(place)] = category
+        named.append(pl.col(str(place)).alias(name))
+    quote = shape.quote if shape.quote and shape.quote.encode() in stretch.text else None
+    frame = pl.read_csv(
+        stretch.text,
+        has_header=False,
+        columns=sorted(set(columns.places)),
+        schema=schema,
+        separator=shape.delimiter,
+        quote_char=quote,
+    )
+    if frame.height != stretch.height:
+        problem = f"{stretch.height} rows were counted, {frame.height} read"
+        raise input_error(Reason.CSV_SYNTAX, problem, "expected the same number")
+    first = stretch.row + 1
+    number = pl.int_range(first, first + frame.height, dtype=pl.Int64).alias("row")
+    return frame.select(number, *named)
 
 
 def refuse_faults(block: TableBlock, file: str) -> None:

@@ -23,7 +23,6 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats.csv_text import Line
 from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import decode_text, escape_controls
 from bitimely_core.formats.units import LARGEST
@@ -56,6 +55,9 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?", 
 TsTask = Literal["classification", "regression", "none"]
 Key = TypeVar("Key")
 
+
+Line = tuple[int, bytes, bool]
+"""1-based number, text without line end, whether it has one."""
 
 Shape = tuple[int, ...]
 """Values of each channel of a case."""

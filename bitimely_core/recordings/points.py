@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import edf, tables
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import BEATS, read_rows
 from bitimely_core.formats.wfdb_header import parse_header
 from bitimely_core.recordings.mapping import SUFFIXES, find_suffix, strip_suffix
-from bitimely_core.recordings.tables import sniff_delimiter
 
 # usual names of the columns, in small letters
 TIMES = ("onset", "time", "t", "seconds", "sec", "time_s", "onset_s", "time (s)", "time [s]")
@@ -86,7 +86,7 @@ def _read_wfdb_times(path: Path, recordings: Iterable[Path]) -> list[float]:
 
 def _read_table_times(path: Path) -> dict[str, list[float]]:
     """The times of a table. Raises UserError: schema, not_numeric, and the faults of its rows."""
-    delimiter = sniff_delimiter(path)
+    delimiter = find_delimiter(path)
     names = tables.read_names(path, delimiter=delimiter)
     rows: list[tuple[int, tuple[str, ...]]] = []
     for row in tables.read_rows(path, delimiter=delimiter):

@@ -284,6 +284,7 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
     records: list[Record] = []
     faults: list[Finding] = []
     dropped: Counter[str] = Counter()
+    seen = 0
     with locate_errors(rel):
         if info.rate is None:
             wanted = "expected `rate` in [[files]] of the map"
@@ -293,6 +294,7 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
         key = [info.columns["id"]] if "id" in info.columns else []
         columns = [*info.columns.values(), *samples]
         for row in tables.read_rows(path, columns, key=key, delimiter=info.delimiter):
+            seen += 1
             if isinstance(row, Finding) and row.level == "warning":
                 dropped[str(row.code)] += 1
                 continue
@@ -301,7 +303,6 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
                 faults.append(record.at(rel))
             else:
                 records.append(record)
-        seen = tables.count_rows(path, delimiter=info.delimiter)
     findings = report_faults(faults)
     if len(records) > 1 and "subject" not in info.columns:
         findings.append(

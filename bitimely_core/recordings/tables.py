@@ -28,7 +28,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
 from bitimely_core.formats.text import list_first
-from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule, find_suffix
+from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
 from bitimely_core.types import (
     SPLITS,
     Annotation,
@@ -88,10 +88,12 @@ def read_attributes(
     rows: dict[str, Attributes] = {}
     faults: list[Finding] = []
     dropped: Counter[str] = Counter()
+    seen = 0
     with locate_errors(table.path):
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
         for row in tables.read_rows(path, names, key=[key], delimiter=delimiter):
+            seen += 1
             if isinstance(row, tables.TableRow):
                 parsed = _parse_attributes(row, names, columns, table)
             elif row.level == "warning":
@@ -103,7 +105,6 @@ def read_attributes(
                 faults.append(parsed.at(table.path))
             else:
                 rows[parsed[0]] = parsed[1]
-        seen = tables.count_rows(path, delimiter=delimiter)
     if not headed:
         seen += 1
         rows.setdefault(key, dict(columns))
@@ -249,7 +250,7 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
     """
     if path.stat().st_size > LARGEST_TABLE:
         return None
-    delimiter = sniff_delimiter(path)
+    delimiter = find_delimiter(path)
     names = tables.read_names(path, delimiter=delimiter)
     if len({"", *names}) <= len(names):  # a name is empty, or there twice
         return None
@@ -296,14 +297,6 @@ def _can_be_classes(cells: Sequence[str]) -> bool:
     return 1 < count <= min(MOST_CLASSES, (len(cells) + 1) // 2)
 
 
-def sniff_delimiter(path: Path) -> str:
-    """The delimiter of a table by its first line: the one with most cells, else a comma."""
-    if find_suffix(path.name) in {".parquet", ".pq"}:
-        return ","
-    marks = ("\t",) if find_suffix(path.name) == ".tsv" else (",", ";", "\t")
-    return max(marks, key=lambda mark: len(tables.read_names(path, delimiter=mark)))
-
-
 def _report_choice(candidates: Sequence[tuple[ReferenceColumns, str]]) -> Finding:
     """The warning that it is not clear which column holds the classes."""
     columns, rel = candidates[0]
@@ -347,13 +340,14 @@ def read_annotations(
     """Recording -> annotations of the map's table."""
     notes: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
-    untimed = 0
+    seen = untimed = 0
     columns = [table.file, table.onset, table.value or table.label]
     columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
         for row in tables.read_rows(path, columns, delimiter=delimiter):
+            seen += 1
             if isinstance(row, tables.TableRow) and _lacks_time(row, table):
                 untimed += 1
                 continue
@@ -362,7 +356,6 @@ def read_annotations(
                 faults.append(note.at(table.path))
             elif isinstance(row, tables.TableRow):
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-        seen = tables.count_rows(path, delimiter=delimiter)
     if not table.duration:
         notes = {key: _extend_to_next(same) for key, same in notes.items()}
     dropped: dict[str, int] = {}
@@ -435,7 +428,7 @@ def read_bids_events(
         columns = tables.read_names(path, delimiter="\t")
         texts = [name for name in ("trial_type", "value") if name in columns]
         if not texts:
-            return [], tables.count_rows(path, delimiter="\t")
+            return [], len(list(tables.read_rows(path, delimiter="\t")))
         timed = ["onset", "duration"] if "duration" in columns else ["onset", "onset"]
         for row in tables.read_rows(path, [*timed, *texts], delimiter="\t"):
             if isinstance(row, Finding):

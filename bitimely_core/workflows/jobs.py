@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 
 from bitimely_core import registry, storage
+from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
@@ -543,6 +544,11 @@ def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
             "their codes are."
         )
     notices += windows.notices
+    if _is_outdated(windows):
+        notices.append(
+            f"{name}: made before the last ingest of {windows.dataset}, whose changes are not "
+            "in it: tokenize again."
+        )
     if not len(windows["test"]):
         subjects, unit = len(set(train.subjects())), windows.subject_unit
         plural = "s" if subjects != 1 else ""
@@ -557,6 +563,14 @@ def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
             "no classifier can be trained."
         )
     return notices
+
+
+def _is_outdated(windows: TokenSet) -> bool:
+    """Whether the cache of these windows has changed since they were made."""
+    folder = windows.folder.parents[1] / "cache" / windows.dataset
+    if not (folder / "manifest.json").is_file():
+        return False
+    return open_cache(folder, verify=False).manifest.manifest_sha256 != windows.manifest.cache
 
 
 def count_labels(windows: Windows) -> dict[str, int]:

@@ -27,7 +27,6 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     DateCounts,
     assign_vocabulary,
-    detect_delimiter,
     find_names,
     open_table,
     reformat_dates,
@@ -65,6 +64,7 @@ from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpiv
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
@@ -222,7 +222,7 @@ def _open_events_table(
 ) -> tuple[SourceTable, tuple[str, Stated], list[Finding]]:
     """A table of claims, the vocabulary of its rows without one, and findings."""
     path = source.path(file)
-    names = tables.read_names(path, delimiter=detect_delimiter(path))
+    names = tables.read_names(path, delimiter=find_delimiter(path))
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = meanings.get(words.fold_name(renamed.get("vocab", "")))
@@ -547,7 +547,7 @@ def _read_claim_facts(
     for one that has none.
     """
     path = source.path(file)
-    names = tables.read_names(path, delimiter=detect_delimiter(path))
+    names = tables.read_names(path, delimiter=find_delimiter(path))
     present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
     if not present or not find_names(names, wanted["subject"]):
         return None

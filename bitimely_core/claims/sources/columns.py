@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self, Unpack
@@ -28,8 +27,8 @@ from bitimely_core.errors import (
     safe_text,
 )
 from bitimely_core.formats import tables
-from bitimely_core.formats.csv_text import read_lines
-from bitimely_core.formats.source import Source, translate_read_errors
+from bitimely_core.formats.sniffer import find_delimiter
+from bitimely_core.formats.source import Source
 from bitimely_core.formats.stat_files import READERS
 
 ENDINGS = (
@@ -44,7 +43,6 @@ ENDINGS = (
     ".psv",
     *READERS,
 )
-DELIMITERS = (",", "\t", ";", "|")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
 # keys of columns whose numbers have no fraction
 WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
@@ -69,7 +67,7 @@ def open_table(
     missing columns. Raises UserError: as `_match_columns` and `_check_types`.
     """
     path = source.path(file)
-    mark = detect_delimiter(path)
+    mark = find_delimiter(path)
     try:
         columns = _match_columns(path, wanted, optional, mark)
     except UserError as error:
@@ -100,19 +98,6 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
             hint="Give the folder that holds it, and the --source it is laid out for",
         )
     return matches[0] if matches else ""
-
-
-def detect_delimiter(path: Path) -> str:
-    """What separates the names in the header: comma, tab, semicolon or bar.
-
-    Raises UserError: as `tables.read_names`.
-    """
-    if tables.is_binary(path):
-        return ","
-    with translate_read_errors(path), closing(read_lines(path)) as lines:
-        texts = (raw.decode() for _, raw, _ in lines)
-        header = next((text for text in texts if text.strip()), "")
-    return max(DELIMITERS, key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def _match_columns(

@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import ENDINGS, detect_delimiter, find_names
+from bitimely_core.claims.sources.columns import ENDINGS, find_names
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
@@ -122,7 +123,7 @@ def _has_columns(source: Source, path: str, wanted: Mapping[str, Collection[str]
     """Whether a table has a column for each key. One that cannot be read has none."""
     try:
         file = source.path(path)
-        names = [*tables.read_names(file, delimiter=detect_delimiter(file)), *list_partitions(path)]
+        names = [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise

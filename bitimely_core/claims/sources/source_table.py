@@ -13,7 +13,7 @@ import polars as pl
 
 from bitimely_core.errors import Reason
 from bitimely_core.formats import tables
-from bitimely_core.formats.csv_text import TableSpan
+from bitimely_core.formats.table_text import TableSpan
 
 Stated = Literal["surely", "by name", "nowhere"]
 """What states the vocabulary of rows without one: an option, the name of the column, or nothing."""

@@ -78,12 +78,12 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
             keys = (pl.col(name).alias(key) for key, name in source.columns.items())
             shaped = table.shape(block.frame.select("row", *keys, *table.wide))
             frame = shaped.events
-            if block.blanks:
+            if block.has_blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
             if table.form:
                 written = frame["date"].cast(pl.String)
                 frame = frame.with_columns(reformat_dates(written, table.form))
-            yield shaped._replace(events=_fill_columns(frame, table)), block.seen
+            yield shaped._replace(events=_fill_columns(frame, table)), block.frame.height
 
 
 def _fill_columns(frame: pl.DataFrame, table: SourceTable) -> pl.DataFrame:

@@ -36,8 +36,8 @@ from bitimely_core.claims.sources.subject_tables import (
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
-from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.table_text import open_member
 
 ENDING = r"(?:\.csv(?:\.gz|\.zip)?|\.parquet|\.zip)"
 BENEFICIARIES = re.compile(
