@@ -154,7 +154,7 @@ def fit(
             home=home,
             log=log,
             criterion=criterion,
-            average=averages.copy_tensors(model) if settings.ema else None,
+            average=averages.start_average(model, settings.ema),
             identity=json.loads(storage.encode_json({**(identity or {}), "train": training})),
         )
         _resume(state, checkpoint)
