@@ -591,7 +591,7 @@ def predict(
     # no checksums of data are there to compare; those of the model always are
     options.pop("verify", None)
     with screen.progress() as progress:
-        result = workflows.predict(
+        made = workflows.predict(
             run,
             files,
             channel_map=channel_map or (),
@@ -605,16 +605,17 @@ def predict(
             **options,
         )
     if score.dry_run:
-        return _show_plan(result)
-    screen.print_findings([FindingRecord(**finding) for finding in result["findings"]])
-    shown: dict[str, Any] = {**result}
-    if "lines" in shown:
-        lines = [*shown.pop("lines"), f"risks: {shown['out']}"]
+        return _show_plan(made)
+    screen.print_findings([FindingRecord(**finding) for finding in made["findings"]])
+    result: dict[str, Any] = {**made}
+    if "lines" in result:
+        lines = [*result["lines"], f"risks: {result['out']}"]
     else:
-        lines = _show_recordings(shown["recordings"])
-        lines.append(f"{shown['n']} recordings in {shown['out']}")
-    screen.result(shown, [*lines, f"report: {shown['report']}"])
-    return result["exit_code"]
+        lines = _show_recordings(result["recordings"])
+        lines.append(f"{result['n']} recordings in {result['out']}")
+    printed = {key: value for key, value in result.items() if key != "lines"}
+    screen.result(printed, [*lines, f"report: {result['report']}"])
+    return made["exit_code"]
 
 
 def _show_recordings(recordings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -96,7 +96,10 @@ def split_cells(text: str, delimiter: str, quote: str = '"') -> list[str] | None
 
 
 def parse_header(line: str, row: int, delimiter: str) -> tuple[str, ...]:
-    """Names of the columns, without blanks around them. Raises UserError: csv_syntax, label_chars."""
+    """Names of the columns, without blanks around them.
+
+    Raises UserError: csv_syntax, label_chars.
+    """
     cells = split_cells(line, delimiter)
     if cells is None:
         problem = f"line {row}, the header, is not well formed"

@@ -134,14 +134,14 @@ class Adapter(nn.Module):
         """Take the weights of codes from an adapter of another vocabulary, with those of [MASK] and
         [EOS]; an adapter without a lookup of codes takes none.
 
-        `pairs`: places of a code here and there, 0 for the first behind the special ids. Numbers
+        `pairs`: places of a code in this model and in the other, 0 for the first behind the special ids. Numbers
         keep the moments of these data.
         """
         if not (
             isinstance(self.embedding, nn.Embedding) and isinstance(other.embedding, nn.Embedding)
         ):
             return
-        here, there = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+        mine, others = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
         zero, last = torch.tensor([0]), torch.tensor([-1])  # [MASK], [EOS]
         rows = [
             (self.embedding.weight, other.embedding.weight, 1, zero),
@@ -153,10 +153,10 @@ class Adapter(nn.Module):
             ),
         ]
         for target, source, offset, special in rows:
-            target[here + offset], target[special] = source[there + offset], source[special]
+            target[mine + offset], target[special] = source[others + offset], source[special]
         if self.numbers is not None and other.numbers is not None:
             slopes = other.numbers.slope.weight
-            self.numbers.slope.weight[here + FIRST] = slopes[there + FIRST]
+            self.numbers.slope.weight[mine + FIRST] = slopes[others + FIRST]
             self.numbers.presence.copy_(other.numbers.presence)
 
     @property

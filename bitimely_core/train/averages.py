@@ -16,6 +16,11 @@ def copy_tensors(model: nn.Module) -> Tensors:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
+def start_average(model: nn.Module, decay: float) -> Tensors | None:
+    """The average before the first step; None without a decay."""
+    return copy_tensors(model) if decay else None
+
+
 @torch.no_grad()
 def update_average(average: Tensors, model: nn.Module, step: int, decay: float) -> None:
     """Move the average to the weights after `step` steps: a <- d a + (1 - d) w.

@@ -154,6 +154,7 @@ def fit(
             home=home,
             log=log,
             criterion=criterion,
+            average=averages.start_average(model, settings.ema),
             identity=json.loads(storage.encode_json({**(identity or {}), "train": training})),
         )
         _resume(state, checkpoint)
@@ -254,8 +255,6 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
     if state.config.compile:
         stack.enter_context(compile_layers(state.model))
-    if state.config.ema and state.average is None:
-        state.average = averages.copy_tensors(state.model)
     state.gradients = GradientSum(state.model.parameters())
     stack.callback(state.gradients.close)
     if state.device.type == "cuda" and distributed.get_world_size() == 1:

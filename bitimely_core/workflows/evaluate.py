@@ -183,9 +183,6 @@ def evaluate(
         nights = score_endpoints(windows, rows, bootstrap, **columns)
         scores = scores.model_copy(update={**dict(task_scores), **nights})
         scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
-        if split != "train":
-            training = _score_training(opened, batch_size, device, progress)
-            scores = scores.model_copy(update={"training": training})
         if record.data[0].vocabulary and windows.task == "multilabel":
             place = Computation(batch_size, device, progress)
             recalibration = _recalibrate(opened, head, rows, calibrate_on, workspace, place)
@@ -197,6 +194,8 @@ def evaluate(
                 **recalibration,
             )
             scores = scores.model_copy(update={"risk_calibration": calibrated})
+    training = _score_training(opened, split, batch_size, device, progress)
+    scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
@@ -385,17 +384,17 @@ def _score_objective(
 
 
 def _score_training(
-    opened: Run, batch_size: int | None, device: str, progress: Progress | None
+    opened: Run, split: str, batch_size: int | None, device: str, progress: Progress | None
 ) -> TrainingScore | None:
     """Scores on at most 5,000 of the windows that the run was trained on; None where it was trained
-    on other tokens than those that are scored.
+    on other tokens than those that are scored, or `split` is the training itself.
     """
     from bitimely_core import data
 
     windows, settings = opened.windows(), opened.record.settings
     trained_on = {part.fingerprint for part in opened.record.data}
     rows = data.limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
-    if windows.fingerprint not in trained_on or not len(rows):
+    if split == "train" or windows.fingerprint not in trained_on or not len(rows):
         return None
     if opened.record.is_finetuned:
         rows = data.sample_subjects(rows, settings.data.fraction, settings.train.seed)

@@ -54,11 +54,11 @@ from bitimely_core.workflows.calibrate import (
     fit_recalibrations,
 )
 from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
-from bitimely_core.workflows.new_people import (
+from bitimely_core.workflows.new_subjects import (
     HistoryPredictor,
-    PeopleRequest,
-    PeopleResult,
-    predict_people,
+    SubjectsRequest,
+    SubjectsResult,
+    predict_subjects,
 )
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.tokenize import apply_vocabulary
@@ -338,7 +338,7 @@ def predict(
     workspace: Path = Path("workspace"),
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> PredictResult | PeopleResult:
+) -> PredictResult | SubjectsResult:
     """Predict new recordings, or new people by their histories, with a fine-tuned run: tables,
     hypnograms and pages in `out` (default `reports/predict-<run>`).
 
@@ -354,7 +354,7 @@ def predict(
     are above. A recording that cannot be read is named, and the others go on (exit 3).
 
     Of a run on histories `files` is one folder of claims, OMOP, MEDS or MIMIC tables, or a cache;
-    `as_of` the index day and `options` those of its ingest (`new_people.predict_people`);
+    `as_of` the index day and `options` those of its ingest (`new_subjects.predict_subjects`);
     `calibrate_on` names tokens of labelled people, on whom the risks are recalibrated.
 
     Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be
@@ -369,7 +369,7 @@ def predict(
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
     paths, place = list(map(Path, files)), Computation(batch_size, device, progress)
-    request = PeopleRequest(as_of, options or {}, workspace)
+    request = SubjectsRequest(as_of, options or {}, workspace)
     if isinstance(model, HistoryPredictor):
         _refuse_options({"map": channel_map, "at": times}, "recordings")
         if calibrate_on is not None and not dry_run:
@@ -377,7 +377,7 @@ def predict(
             labelled = prepare_windows(name, workspace, DataConfig(), progress=progress)
             fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
             model = replace(model, recalibrations=fitted)
-        return predict_people(model, paths, target, request, place, dry_run=dry_run)
+        return predict_subjects(model, paths, target, request, place, dry_run=dry_run)
     _refuse_options({"as-of": as_of, **(options or {})}, "histories")
     reading = model.preprocessing.options
     mapping = parse_map(channel_map, reading.read_channels)

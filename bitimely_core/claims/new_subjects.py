@@ -84,7 +84,7 @@ class NewHistories(NamedTuple):
     manifest: EventsManifest
 
 
-def ingest_new_people(
+def ingest_new_subjects(
     source: Path, run: Path, home: Path, options: Choices, progress: Progress | None = None
 ) -> tuple[Path, Choices]:
     """Read a folder (or a file) of claims into a cache in `home` by the code map and the reading

@@ -36,8 +36,8 @@ UNKNOWN = (
 )
 
 
-class PeoplePredictionLike(Protocol):
-    """As `workflows.new_people.PeoplePrediction`."""
+class SubjectsPredictionLike(Protocol):
+    """As `workflows.new_subjects.SubjectsPrediction`."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -52,14 +52,14 @@ class PeoplePredictionLike(Protocol):
         """Whether small counts are shown."""
 
 
-class PeopleSummary(NamedTuple):
+class SubjectsSummary(NamedTuple):
     """What the screen says, and what JSON says of it."""
 
     lines: list[str]  # exact, for the owner of the data alone
     protected: dict[str, Any]
 
     @classmethod
-    def describe(cls, made: PeoplePredictionLike) -> Self:
+    def describe(cls, made: SubjectsPredictionLike) -> Self:
         """The numbers of people by status, and of rows that were not understood."""
         status, hidden = _count_status(made)
         rows, unknown = (int(made.frame[name].sum()) for name in ("rows", "unknown_rows"))
@@ -68,21 +68,21 @@ class PeopleSummary(NamedTuple):
             f"{made.frame.height:,} people: {texts}",
             f"{unknown:,} of {rows:,} rows have a code that the run does not know",
         ]
-        shown = {name: None if (name,) in hidden else n for name, n in status.items()}
+        by_status = {name: None if (name,) in hidden else n for name, n in status.items()}
         total = None if ("all",) in hidden else made.frame.height
         if not made.exact:
             rows, unknown = map(privacy.round_rows, (rows, unknown))
-        counts = {"people": total, "status": shown, "rows": rows, "unknown_rows": unknown}
+        counts = {"people": total, "status": by_status, "rows": rows, "unknown_rows": unknown}
         return cls(lines, counts)
 
 
-def _count_status(made: PeoplePredictionLike) -> tuple[dict[str, int], frozenset[tuple[str]]]:
+def _count_status(made: SubjectsPredictionLike) -> tuple[dict[str, int], frozenset[tuple[str]]]:
     """People by status, and the counts that are withheld; `all` is their sum."""
     counts = dict(made.frame["status"].value_counts(sort=True).iter_rows())
     return counts, _find_hidden(made, counts)
 
 
-def _find_hidden(made: PeoplePredictionLike, counts: dict[str, int]) -> frozenset[tuple[str]]:
+def _find_hidden(made: SubjectsPredictionLike, counts: dict[str, int]) -> frozenset[tuple[str]]:
     """The parts of all people that are withheld, so that none of 1 to 10 is left."""
     if made.exact:
         return frozenset()
@@ -92,7 +92,7 @@ def _find_hidden(made: PeoplePredictionLike, counts: dict[str, int]) -> frozense
     return privacy.find_withheld(keys, [(("all",), parts)], (), order)
 
 
-def new_people_page(record: RunRecord, calibration: str, made: PeoplePredictionLike) -> Page:
+def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredictionLike) -> Page:
     """The page of the risks of new people; `calibration` says what the risks are."""
     page = PageBuilder(f"Risks by {record.run}")
     labels = record.data[0].class_names
@@ -112,7 +112,7 @@ def new_people_page(record: RunRecord, calibration: str, made: PeoplePredictionL
     _add_unknown(page, made)
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
     verdict = f"Risks of {', '.join(labels)} for {total} people."
-    return page.finish(verdict, {"run": record.run, **PeopleSummary.describe(made).protected})
+    return page.finish(verdict, {"run": record.run, **SubjectsSummary.describe(made).protected})
 
 
 def _describe_index(frame: pl.DataFrame) -> str:
@@ -124,7 +124,7 @@ def _describe_index(frame: pl.DataFrame) -> str:
     return f"{days[0]}" if len(days) == 1 else "of each person, as the source gives it"
 
 
-def _add_distribution(page: PageBuilder, label: str, made: PeoplePredictionLike) -> None:
+def _add_distribution(page: PageBuilder, label: str, made: SubjectsPredictionLike) -> None:
     """How the risks of a label are distributed."""
     risks = made.frame[f"risk_{label}"].drop_nulls().to_numpy()
     if not len(risks):
@@ -134,8 +134,8 @@ def _add_distribution(page: PageBuilder, label: str, made: PeoplePredictionLike)
     people = dict(zip(names, counts.tolist(), strict=True))
     rest = {"no risk": made.frame.height - len(risks)} if made.frame.height > len(risks) else {}
     hidden = _find_hidden(made, people | rest)
-    shown = [None if (name,) in hidden else n for name, n in people.items()]
-    bars = BarPlot(names, shown, ylabel="people")
+    heights = [None if (name,) in hidden else n for name, n in people.items()]
+    bars = BarPlot(names, heights, ylabel="people")
     page.figure(f"risk-{label}", f"Risk of {label}", RISKS.format(label=label), bars)
     least = 0 if made.exact else SMALL
     rows = [
@@ -147,7 +147,7 @@ def _add_distribution(page: PageBuilder, label: str, made: PeoplePredictionLike)
     page.add(*make_tables(f"shares-{label}", "Shares", caption, ["share", "risk"], rows))
 
 
-def _add_unknown(page: PageBuilder, made: PeoplePredictionLike) -> None:
+def _add_unknown(page: PageBuilder, made: SubjectsPredictionLike) -> None:
     """The codes that were not understood, those of most people first."""
     named = [row for row in made.unknown.iter_rows() if made.exact or row[3] >= SMALL]
     rows = [

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bitimely_core import manifests, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache import open_cache
-from bitimely_core.claims import new_people
+from bitimely_core.claims import new_subjects
 from bitimely_core.claims.disclosure import is_open_source
 from bitimely_core.claims.kind import protect_report
 from bitimely_core.claims.subjects import refuse_inside_workspace
@@ -22,7 +22,7 @@ from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage
 from bitimely_core.evaluate.predict import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
-from bitimely_core.report.new_people_page import PeopleSummary, new_people_page
+from bitimely_core.report.new_subjects_page import SubjectsSummary, new_subjects_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest import FindingRecord, IngestReport
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 
-class PeopleResult(TypedDict, total=False):
+class SubjectsResult(TypedDict, total=False):
     """Result of `predict` on histories; counts of few people are None."""
 
     format_version: int
@@ -53,7 +53,7 @@ class PeopleResult(TypedDict, total=False):
     lines: list[str]  # exact counts, for the screen alone
 
 
-class PeopleRequest(NamedTuple):
+class SubjectsRequest(NamedTuple):
     """What is asked of the histories of new people."""
 
     as_of: str | None = None  # index day, YYYY-MM-DD
@@ -66,7 +66,7 @@ class PeopleRequest(NamedTuple):
         return {**({"id_key": str(key)} if key.is_file() else {}), **(self.options or {})}
 
 
-class PeoplePrediction(NamedTuple):
+class SubjectsPrediction(NamedTuple):
     """What the model says about new people."""
 
     # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label>
@@ -116,35 +116,35 @@ class HistoryPredictor:
         device: str = "auto",
     ) -> pl.DataFrame:
         """The risks of the people in a folder of claims, OMOP, MEDS or MIMIC tables, or in a cache
-        (`PeoplePrediction.frame`); writes nothing.
+        (`SubjectsPrediction.frame`); writes nothing.
 
-        `as_of`: index day, YYYY-MM-DD (default: `claims.new_people.build_new_histories`);
+        `as_of`: index day, YYYY-MM-DD (default: `claims.new_subjects.build_new_histories`);
         `options`: of the ingest, in the place of those of the run.
         """
-        request = PeopleRequest(as_of, options or {})
-        return self.predict_people(Path(source), request, Computation(batch_size, device)).frame
+        request = SubjectsRequest(as_of, options or {})
+        return self.predict_subjects(Path(source), request, Computation(batch_size, device)).frame
 
-    def predict_people(
-        self, source: Path, request: PeopleRequest, place: Computation
-    ) -> PeoplePrediction:
+    def predict_subjects(
+        self, source: Path, request: SubjectsRequest, place: Computation
+    ) -> SubjectsPrediction:
         """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as home:
             cache, findings, exit_code = source, list[FindingRecord](), int(Exit.OK)
             if not (source / manifests.MANIFEST).is_file():
-                cache, report = new_people.ingest_new_people(
+                cache, report = new_subjects.ingest_new_subjects(
                     source, self.run.folder, Path(home), request.choose_options(), place.progress
                 )
                 findings, exit_code = _list_findings(report), report["exit_code"]
-            made = new_people.build_new_histories(
+            made = new_subjects.build_new_histories(
                 cache, self.prepared, Path(home) / "sequences", request.as_of
             )
             probabilities = predict_rows(
                 self.head, cast("Windows", made.sequences), **place._asdict()
             )
-            people = new_people.mark_deaths(made.people, open_cache(cache, verify=False))
+            people = new_subjects.mark_deaths(made.people, open_cache(cache, verify=False))
         frame = self._make_frame(people, probabilities, dated=made.manifest.clock == "calendar")
         exact = is_open_source(made.manifest)
-        return PeoplePrediction(frame, made.unknown, findings, exit_code, exact)
+        return SubjectsPrediction(frame, made.unknown, findings, exit_code, exact)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The risks [n, K] of the probabilities that the model gives."""
@@ -167,7 +167,7 @@ class HistoryPredictor:
         frame = people.select(
             "subject_id", **day, **{name: name for name in ("status", "events")}
         ).with_columns(people["rows"], people["unknown_rows"])
-        died = people["status"] == new_people.DEAD
+        died = people["status"] == new_subjects.DEAD
         columns = {}
         for prefix, values in (("risk", risks), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
@@ -183,15 +183,15 @@ def _list_findings(report: Mapping[str, Any]) -> list[FindingRecord]:
     return [reason for reason in (*reasons, *parsed.reasons) if reason.level != "info"]
 
 
-def predict_people(
+def predict_subjects(
     model: HistoryPredictor,
     files: Sequence[Path],
     target: Path,
-    request: PeopleRequest,
+    request: SubjectsRequest,
     place: Computation,
     *,
     dry_run: bool = False,
-) -> PeopleResult:
+) -> SubjectsResult:
     """The risks of new people: `predictions.parquet` and `report.html` in `target`; with `keep_ids`
     in the options the same table there, under the ids of the source.
 
@@ -204,7 +204,7 @@ def predict_people(
             "Put the tables of all people into one folder",
             field="FILES",
         )
-    result: PeopleResult = {
+    result: SubjectsResult = {
         "format_version": FORMAT,
         "run": model.run.name,
         "out": str(target),
@@ -216,18 +216,18 @@ def predict_people(
         refuse_inside_workspace(ids, request.workspace)
     if dry_run:
         return result
-    made = model.predict_people(files[0], request, place)
+    made = model.predict_subjects(files[0], request, place)
     if not made.frame.height:
         raise input_error(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
-    page = new_people_page(model.run.record, model.describe_calibration(), made)
+    page = new_subjects_page(model.run.record, model.describe_calibration(), made)
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )
     if ids is not None:
         _add_risks(ids, made.frame)
-    summary = PeopleSummary.describe(made)
+    summary = SubjectsSummary.describe(made)
     return {
         **result,
         "n": summary.protected["people"],
