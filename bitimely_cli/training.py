@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Argument, Option
@@ -41,6 +41,8 @@ from bitimely_core.privacy import format_count
 if TYPE_CHECKING:
     from bitimely_core.schemas.scores import MetricValue, Scores
     from bitimely_core.workflows.jobs import TrainingResult
+    from bitimely_core.workflows.new_subjects import SubjectsResult
+    from bitimely_core.workflows.predict import PredictResult
 
 
 class ResamplingUnit(StrEnum):
@@ -607,14 +609,15 @@ def predict(
     if score.dry_run:
         return _show_plan(made)
     screen.print_findings([FindingRecord(**finding) for finding in made["findings"]])
-    result: dict[str, Any] = {**made}
-    if "lines" in result:
-        lines = [*result["lines"], f"risks: {result['out']}"]
+    if "lines" in made:
+        subjects = cast("SubjectsResult", made)
+        lines = [*subjects["lines"], f"risks: {subjects['out']}"]
     else:
-        lines = _show_recordings(result["recordings"])
-        lines.append(f"{result['n']} recordings in {result['out']}")
-    printed = {key: value for key, value in result.items() if key != "lines"}
-    screen.result(printed, [*lines, f"report: {result['report']}"])
+        recordings = cast("PredictResult", made)
+        lines = _show_recordings(recordings["recordings"])
+        lines.append(f"{recordings['n']} recordings in {recordings['out']}")
+    printed = {key: value for key, value in made.items() if key != "lines"}
+    screen.result(printed, [*lines, f"report: {made['report']}"])
     return made["exit_code"]
 
 
