@@ -810,7 +810,9 @@ def find_dimensions(
     a section of that; the user has `chosen` some.
     """
     facts, shipped = models[name].facts, load_preset(preset) if preset else {}
-    section = {"tokenizer": facts.tokenizer} if facts.tokenizer else {}
+    # events on a grid of months are no signals
+    is_grid = (chosen or {}).get("events") == "grid"
+    section = {"tokenizer": facts.tokenizer} if facts.tokenizer and not is_grid else {}
     section |= shipped.get(facts.family, {})
     tokenizer = (chosen or {}).get("tokenizer", section.get("tokenizer", ""))
     return {**section, **shipped.get(tokenizer, {})}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -560,9 +560,10 @@ def find_changes(folder: Path) -> list[Finding]:
     return findings + _find_leftovers(manifest, folder)
 
 
-def describe_changes(folder: Path) -> list[str]:
+def describe_changes(folder: Path, remade: Collection[str] = ()) -> list[str]:
     """A sentence that names the altered, missing and foreign files of a run and its model, or
-    none; a folder without a manifest is left to `verify`.
+    none; a folder without a manifest is left to `verify`. `remade`: files that will be written
+    again, which may be missing.
     """
     names = []
     for part in (folder, folder / "model"):
@@ -570,6 +571,7 @@ def describe_changes(folder: Path) -> list[str]:
             names += [
                 f"{Path(finding.file or folder).relative_to(folder).as_posix()} ({finding.problem})"
                 for finding in find_changes(part)
+                if (path := Path(finding.file or folder)).name not in remade or path.exists()
             ]
     if not names:
         return []

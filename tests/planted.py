@@ -212,7 +212,7 @@ def make_run(name, model, windows, head=None, *, folder=None, **record):
     }
     one = Run(
         Path(folder or f"no-folder-of-{name}"),
-        RunRecord.model_construct(run=name, **record),
+        RunRecord.model_construct(run=name, **{"model": "bitimelygpt", **record}),
         "data",
         lambda _: windows,
     )

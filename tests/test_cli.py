@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bitimely_cli.main import app, main
-from bitimely_core import workflows
+from bitimely_core import models, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.workflows import demo
 
@@ -158,11 +158,15 @@ def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_
         row["name"]: row for row in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]
     }
     assert list(rows) == ["18m", "7.5m-regression", "7.5m", "3m", "3.8m-ecg", "tiny"]
-    # closed form for glu blocks, 7 channels, convolution tokenizer
-    assert rows["18m"]["parameters"] == 17_224_955
-    assert rows["7.5m"]["parameters"] == 6_466_740
+    for name, channels, paper in (("18m", 7, 17_224_955), ("7.5m", 12, 6_466_740)):
+        # closed form for glu blocks and the paper's tokens
+        shape = {"preset": name, "channels": channels}
+        of_paper = models.build("bitimelygpt", tokenizer="conv", **shape)
+        assert models.count_parameters(of_paper) == paper
+        listed = models.count_parameters(models.build("bitimelygpt", **shape))
+        assert rows[name]["parameters"] == listed
     assert rows["18m"]["paper_parameters"] == 18_000_000
-    assert rows["18m"]["models"]["timelygpt"] == 17_224_955
+    assert rows["18m"]["models"]["timelygpt"] == rows["18m"]["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) 
     assert paired["difference"] == pytest.approx(
         scores["metrics"]["accuracy"]["value"] - scratch["metrics"]["accuracy"]["value"]
     )
-    assert scores["leak_free"] is False
+    assert scores["leak_free"] is True
     assert scores["comparison"]["margin"] == pytest.approx(0.9)
     said = scores["comparison"]["sentence"]
     assert "the margin of −90.0 points (given with this comparison)" in said

@@ -114,7 +114,7 @@ def test_vectors_and_probabilities_are_those_of_the_model() -> None:
         last = states[torch.arange(len(x)), -1 if encoded.eos is None else encoded.eos - 1]
         logits = encoder.head_.linear(bt.heads.pool(encoded, encoder.model_, encoder.readout_))
     vectors = encoder.transform(x)
-    assert vectors.shape == (48, 32)
+    assert vectors.shape == (48, 96)
     assert vectors.dtype == np.float32
     if encoder.readout_ == "last":
         np.testing.assert_allclose(vectors, last, rtol=1e-4, atol=1e-5)
@@ -257,7 +257,7 @@ def test_windows_go_straight_in_and_vectors_come_out_as_a_frame() -> None:
     train, test = windows["train"], windows["test"]
     encoder = bt.Encoder(**SMALL).set_output(transform="polars").fit(train, train.targets())
     frame = encoder.transform(test)
-    assert frame.columns == [f"encoder{i}" for i in range(32)]
+    assert frame.columns == [f"encoder{i}" for i in range(96)]
     np.testing.assert_array_equal(
         frame.to_numpy(), encoder.set_output(transform="default").transform(np.asarray(test))
     )

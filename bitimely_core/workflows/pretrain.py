@@ -240,7 +240,8 @@ def adapt_to_events(preset: str, name: str, chosen: Flags) -> Flags:
     There are as many half-lives as heads, over the same span. The user has `chosen` some settings.
     """
     facts = registry.models[name].facts
-    model = collect_dimensions(preset, name, {**chosen, "tokenizer": "codes"})
+    events_on_grid = {} if "events" in facts.input else {"events": "grid"}
+    model = collect_dimensions(preset, name, {**chosen, **events_on_grid, "tokenizer": "codes"})
     events = load_preset("3m").get(facts.family, {})
     adapted = {**model, **{key: events[key] for key in ("tokenizer", "decay") if key in events}}
     if "decay" in events:
@@ -248,7 +249,7 @@ def adapt_to_events(preset: str, name: str, chosen: Flags) -> Flags:
         heads = {**adapted, **chosen}.get("heads", ModelConfig().heads)
         months = [first * (last / first) ** (i / max(heads - 1, 1)) for i in range(heads)]
         adapted["decay"] = {**events["decay"], "months": [round(month, 3) for month in months]}
-    return adapted if "events" in facts.input else {**adapted, "events": "grid"}
+    return {**adapted, **events_on_grid}
 
 
 def build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
