@@ -550,5 +550,5 @@ def test_shipped_definitions_are_read_and_unknown_names_list_them() -> None:
         "chf",
         "diabetes",
     }
-    with pytest.raises(UserError, match="chf-incident, diabetes-incident"):
+    with pytest.raises(UserError, match="chf-incident, diabetes-codes, diabetes-incident"):
         cohorts.load_cohort("gout")

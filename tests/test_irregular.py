@@ -149,7 +149,7 @@ def test_a_model_of_signals_reads_events_on_the_grid(name, objective):
     assert (model.config.channels, model.config.length, model.config.tokenizer) == (7, 24, "conv")
     batch = histories()
     plain = make_grid(batch, 12, 24)
-    signals = tiny(name, channels=7, length=24).double()
+    signals = tiny(name, channels=7, length=24, tokenizer="conv").double()
     signals.load_state_dict(model.state_dict())
     assert torch.equal(model(batch).hidden[-1], signals(plain).hidden[-1])
     assert torch.equal(
