@@ -148,7 +148,7 @@ def test_the_measurement_catches_what_it_should(monkeypatch):
 
 
 def test_page_of_the_paper_objective():
-    page = leakage(steps=0)
+    page = leakage(steps=0, objective="next-previous")
     assert isinstance(page, Page)
     assert page.summary["leak_free"] is False
     assert page.summary["stamped"] is False

@@ -388,7 +388,7 @@ def test_token_targets_are_standardised_and_have_no_gradient():
 @pytest.mark.parametrize(
     ("model", "objective", "options", "stamp"),
     [
-        ("bitimelygpt", "", {}, False),
+        ("bitimelygpt", "", {}, True),
         ("bitimelygpt", "next-previous", {"normalise": "window"}, False),
         ("bitimelygpt", "next-previous-strict", {}, True),
         ("bitimelygpt", "gap", {}, True),
@@ -406,7 +406,7 @@ def test_token_targets_are_standardised_and_have_no_gradient():
         ("bitimelygpt", "next-previous-strict", {"target": "tokens"}, False),
         ("bitimelygpt", "next-previous-strict", {"target": "tokens", "tokenizer": "patch"}, True),
         ("bitimelygpt", "none", {}, None),
-        ("gpt-baar", "", {}, False),
+        ("gpt-baar", "", {}, True),
     ],
 )
 def test_stamps(model, objective, options, stamp):
@@ -418,11 +418,12 @@ def test_stamps(model, objective, options, stamp):
     assert objectives.leak_free(settings.model_dump(by_alias=True), normalise=normalise) == stamp
 
 
-def test_the_paper_objective_is_the_default_and_says_what_it_is():
-    for name in ("bitimelygpt", "gpt-baar"):
-        facts = registry.objectives[registry.models[name].facts.objective].facts
-        assert facts.leak_free is False
-        assert "see its targets" in facts.notice
+def test_strict_is_the_default_and_the_paper_objective_says_what_it_is():
+    for name in ("bitimelygpt", "gpt-baar", "lstm-baar"):
+        assert registry.objectives[registry.models[name].facts.objective].facts.leak_free is True
+    facts = registry.objectives["next-previous"].facts
+    assert facts.leak_free is False
+    assert "see its targets" in facts.notice
     model, batch = tiny(), Batch(torch.randn(2, 50, 3))
     assert set(objectives.get()(model, batch)["parts"]) == {"next", "previous"}
     assert set(objectives.get()(tiny("timelygpt"), batch)["parts"]) == {"next"}
