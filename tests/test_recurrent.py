@@ -306,7 +306,7 @@ def test_next_previous_of_lstm_baar_reads_layers_l_minus_1_and_l():
     model = tiny("lstm-baar")
     batch = Batch(torch.randn(2, 50, 3))
     result, hidden = (
-        objectives.get()(model, batch),
+        objectives.get("next-previous")(model, batch),
         model(batch, directions=["forward", "backward"] * 2).hidden,
     )
     assert torch.equal(

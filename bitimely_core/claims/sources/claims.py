@@ -2,9 +2,9 @@
 
 Claims, in any number of files: patient_id, date, icd9 (or icd, code, icd10; or wide: dx1 .. dxN),
 optional vocab, source, claim. `patients`: patient_id, birth_date or month_of_birth, death_date,
-sex, obs_start, obs_end. `words.toml` has the other names of these columns. `labels`: patient_id, a column of 0 and 1 for each label, optional
-index_date. `icd9_phecode.csv`: a map. `--col KEY=NAME` gives a column another name (and `--col
-vocab=icd10` a vocabulary).
+sex, obs_start, obs_end. `words.toml` has the other names of these columns. `labels`: patient_id, a
+column of 0 and 1 for each label, optional index_date. `icd9_phecode.csv`: a map. `--col KEY=NAME`
+gives a column another name (and `--col vocab=icd10` a vocabulary).
 """
 
 from __future__ import annotations
