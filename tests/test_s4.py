@@ -182,8 +182,11 @@ def test_the_preset_has_the_parameters_of_the_paper():
     config = build_model_config("s4", "3.8m-ecg", **models.default_shape("3.8m-ecg"))
     assert models.count_configured(config) == count == pytest.approx(3.8e6, rel=0.03)
     others = [
-        build_model_config(name, "3.8m-ecg", **models.default_shape("3.8m-ecg"))
-        for name in ("bitimelygpt", "gpt", "lstm", "patchtst")
+        build_model_config(name, "3.8m-ecg", **models.default_shape("3.8m-ecg"), **tokens)
+        for name, tokens in (
+            *((name, {"tokenizer": "conv"}) for name in ("bitimelygpt", "gpt", "lstm")),
+            ("patchtst", {}),
+        )
     ]
     assert [models.count_configured(one) for one in others] == [pytest.approx(3.8e6, rel=0.05)] * 4
 

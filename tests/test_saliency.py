@@ -69,7 +69,10 @@ class Linear(nn.Module):
         "regression",
         SimpleNamespace(tokenizer=SimpleNamespace(count=lambda length: length)),
     )
-    config, penalty = SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end"), None
+    config, penalty = (
+        SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end", cuts_patches=False),
+        None,
+    )
     target_mean, target_std, target_scale = torch.zeros(1), torch.ones(1), torch.ones(())
 
     def __init__(self, length):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from planted import use_paper_tokens
 
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import ModelConfig
@@ -318,8 +320,24 @@ def test_every_shipped_view_is_looked_at() -> None:
     assert {(case.dataset, case.view) for case in CASES} == shipped
 
 
+@pytest.fixture
+def paper_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The paper's tokens, whose batch norm a stamp names; those of patches: test_patch_cnn."""
+    build = stamps.build_model_config
+
+    def build_with_paper_tokens(name: str, preset: str, **options: Any) -> ModelConfig:
+        return build(name, preset, **use_paper_tokens(name, options))
+
+    monkeypatch.setattr(stamps, "build_model_config", build_with_paper_tokens)
+    stamps.make_config.cache_clear()
+    yield
+    stamps.make_config.cache_clear()
+
+
 @pytest.mark.parametrize(("objective", "model"), PAIRS)
-def test_the_stamp_of_every_view_is_what_changed_samples_show(objective: str, model: str) -> None:
+def test_the_stamp_of_every_view_is_what_changed_samples_show(
+    objective: str, model: str, paper_tokens: None
+) -> None:
     """A condition is named if and only if its cause, by itself, lets a forbidden sample reach a
     prediction.
     """

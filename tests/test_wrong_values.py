@@ -82,6 +82,7 @@ WORK = {  # verb -> a command line that is right, and does nothing
         "2",
         "--dry-run",
     ],
+    "train": ["train", "resnet", "--data", small.VIEW, "--steps", "2", "--dry-run"],
     "evaluate": ["evaluate", "tuned", "--dry-run"],
     "predict": ["predict", "tuned", "CACHE", "--dry-run"],
     "embed": ["embed", "plain", "--dry-run"],
