@@ -366,7 +366,8 @@ def test_a_workspace_below_a_source_is_no_source(
             (root / f"l{at}").symlink_to(copy)
         if state == "linked folders":
             for kind in copy.iterdir():
-                (root / f"l{at}-{kind.name}").symlink_to(kind)
+                if kind.name != ".index.json":  # which nobody links by itself
+                    (root / f"l{at}-{kind.name}").symlink_to(kind)
         if state == "linked files":
             for number, path in enumerate(
                 p for p in copy.rglob("*") if p.is_file() and p.parent != copy
@@ -398,6 +399,8 @@ def test_ingest_reads_the_same_files_again(
                 "--phecode-map",
                 str(table),
                 "--no-select",
+                "--rules",
+                "none",
                 "-w",
                 home,
                 "--json",
