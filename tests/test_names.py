@@ -401,6 +401,8 @@ def test_ingest_reads_the_same_files_again(
                 "--no-select",
                 "--rules",
                 "none",
+                "--min-codes",
+                "1",
                 "-w",
                 home,
                 "--json",
