@@ -86,7 +86,7 @@ def write_csv(name: str, rate: float = 50.0, n: int = 1000) -> np.ndarray:
     return values
 
 
-COMMAND = r"bitimely ((?:ingest|tokenize|pretrain|finetune)[^\n]*?)\.?(?:\n|$)"
+COMMAND = r"bitimely ((?:ingest|tokenize|pretrain|finetune|train)[^\n]*?)\.?(?:\n|$)"
 
 
 def test_files_without_a_rate_are_read_by_the_commands_of_the_messages(desk: Desk) -> None:

@@ -158,9 +158,9 @@ def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_
         row["name"]: row for row in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]
     }
     assert list(rows) == ["18m", "7.5m-regression", "7.5m", "3m", "3.8m-ecg", "tiny"]
-    for name, channels, paper in (("18m", 7, 17_224_955), ("7.5m", 12, 6_466_740)):
+    for name, paper in (("18m", 17_224_955), ("7.5m", 6_466_740)):
         # closed form for glu blocks and the paper's tokens
-        shape = {"preset": name, "channels": channels}
+        shape = {"preset": name, **models.default_shape(name)}
         of_paper = models.build("bitimelygpt", tokenizer="conv", **shape)
         assert models.count_parameters(of_paper) == paper
         listed = models.count_parameters(models.build("bitimelygpt", **shape))

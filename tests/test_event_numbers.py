@@ -376,7 +376,8 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("meds")
     write_meds(folder / "raw", draw_history())
-    ingest(folder, "w", "--codes", "all", "--values", "raw", "--dedupe", "none")
+    kinds = ("--default-source", "physician")  # so that there are cases of diabetes
+    ingest(folder, "w", "--codes", "all", "--values", "raw", "--dedupe", "none", *kinds)
     return folder
 
 

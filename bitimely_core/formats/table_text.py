@@ -31,6 +31,7 @@ MAX_LINE = 1 << 24  # bytes
 MAX_EXPANDED = 1 << 30
 MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes
+LEAST_READ = 1 << 16  # bytes
 LINE_FEED = ord("\n")
 HEAD = 1 << 12  # bytes by which encoding and line ends are known
 
@@ -159,7 +160,9 @@ def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[byt
         if span is not None:
             start, lines, most = span.start, span.row, span.stop - span.start
             file.seek(start)
-        while chunk := file.read(int(min(BLOCK, most - size))):
+        # a read takes memory for all that it asks for
+        step = min(BLOCK, max(path.stat().st_size, LEAST_READ))
+        while chunk := file.read(int(min(step, most - size))):
             size += len(chunk)
             rest += chunk
             _check_size(size, limit, 0, lines)
