@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -560,19 +560,17 @@ def find_changes(folder: Path) -> list[Finding]:
     return findings + _find_leftovers(manifest, folder)
 
 
-def describe_changes(folder: Path, remade: Collection[str] = ()) -> list[str]:
+def describe_changes(folder: Path, parts: tuple[str, ...] = ("",)) -> list[str]:
     """A sentence that names the altered, missing and foreign files of a run and its model, or
-    none; a folder without a manifest is left to `verify`. `remade`: files that will be written
-    again, which may be missing.
+    none; a folder without a manifest is left to `verify`. `parts`: what the paths of the files that
+    matter begin with.
     """
     names = []
     for part in (folder, folder / "model"):
         if ResultManifest.find(part) is not None:
-            names += [
-                f"{Path(finding.file or folder).relative_to(folder).as_posix()} ({finding.problem})"
-                for finding in find_changes(part)
-                if (path := Path(finding.file or folder)).name not in remade or path.exists()
-            ]
+            for finding in find_changes(part):
+                path = Path(finding.file or folder).relative_to(folder).as_posix()
+                names += [f"{path} ({finding.problem})"] if path.startswith(parts) else []
     if not names:
         return []
     listed = ", ".join(dict.fromkeys(names))

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 Unit = Literal["subject", "window"]
 BaselineChoice = Literal["all", "cheap"]
-# files of a run that its evaluation writes
-RESULTS = {"scores.json", Scores.SHARED, "predictions.parquet", "model_card.md", "report.html"}
+# what an evaluation reads of a run; the rest it writes again
+SOURCES = ("run.json", "train_subjects.json", "preprocessing.json", "model/")
 # days on which curves of incidence are computed where small counts are shown, and else
 EXACT_POINTS, CURVE_POINTS = 24, 4
 SHARED_DIGITS = 2  # of the training score where counts of few people are withheld
@@ -279,7 +279,7 @@ def _check_arguments(
 
 def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list[str]:
     """Sentences on the altered files of both runs."""
-    changes = describe_changes(find_run_folder(run, workspace), RESULTS)
+    changes = describe_changes(find_run_folder(run, workspace), SOURCES)
     if compare is not None:
         changes += describe_changes(find_run_folder(compare, workspace))
     return changes
