@@ -311,12 +311,24 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
     return "; ".join(parts) or claim.get("impossible", "")
 
 
+def _count_parameters(model: str, preset: str) -> int:
+    """Parameters of a model at a preset, with the paper's tokens."""
+    from bitimely_core import models
+    from bitimely_core.config import build_model_config
+
+    shape = {"tokenizer": "conv", **models.default_shape(preset)}
+    return int(models.count_configured(build_model_config(model, preset, **shape)))
+
+
 def count_presets(names: list[str]) -> dict[str, Any]:
     """Parameters of presets beside the paper's; reproduced within a fifth."""
     from bitimely_core import catalog
 
     rows = {row["name"]: row for row in catalog.list_rows("presets", Path())}
-    pairs = [(name, rows[name]["parameters"], rows[name]["paper_parameters"]) for name in names]
+    pairs = [
+        (name, _count_parameters("bitimelygpt", name), rows[name]["paper_parameters"])
+        for name in names
+    ]
     text = ", ".join(
         f"{name} {own / 1e6:.1f} M of {stated / 1e6:g} M" for name, own, stated in pairs
     )
@@ -330,11 +342,7 @@ def count_models(names: list[str], preset: str) -> dict[str, Any]:
     """Parameters of models at the stated widths of one preset; reproduced where all are within a
     fifth of the first.
     """
-    from bitimely_core import catalog
-
-    known = {
-        row["name"]: row["parameters"].get(preset) for row in catalog.list_rows("models", Path())
-    }
+    known = {name: _count_parameters(name, preset) for name in names}
     text = ", ".join(f"{name} {known[name] / 1e6:.1f} M" for name in names)
     same = all(abs(known[name] / known[names[0]] - 1) < 0.2 for name in names)
     return {"text": f"the stated widths give {text}", "side": 1 if same else -1}
