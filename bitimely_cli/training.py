@@ -453,15 +453,30 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the tables of scores; the lines below them."""
-    from bitimely_core.analyses.features import format_metric
     from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
-    from bitimely_core.report.score_blocks import list_calibration
-    from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
+    from bitimely_core.schemas.scores import Scores
 
     scores = Scores.model_validate(
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
+    _show_metrics(scores)
+    if scores.main:
+        _show_baselines(scores, scores.main)
+    _show_calibration(scores)
+    written = f"; report: {result['report']}" if "report" in result else ""
+    lines = [
+        result.get("verdict") or verdict_text(scores),
+        *scores.notices,
+        f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
+    ]
+    return lines if scores.comparison is None else lines + _describe_comparison(scores)
+
+
+def _show_metrics(scores: Scores) -> None:
+    """Print each metric beside that on the training windows and that of the majority."""
+    from bitimely_core.schemas.scores import Baseline, MetricValue
+
     majority = scores.baselines.get("majority", Baseline()).metrics
     training = {} if scores.training is None else scores.training.metrics
     rows: list[list[Any]] = []
@@ -477,31 +492,33 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         rows,
         f"{scores.run} on {scores.data} ({scores.split})",
     )
-    if scores.main:
-        rows = []
-        for name, baseline in scores.baselines.items():
-            metric = baseline.metrics.get(scores.main, MetricValue())
-            difference = metric.difference.difference if metric.difference else None
-            rows.append([name.replace("_", " "), *_list_numbers(metric), difference])
-        screen.table(
-            ["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"],
-            rows,
-            "Baselines on the same windows",
-        )
+
+
+def _show_baselines(scores: Scores, main: str) -> None:
+    """Print the main metric of each baseline, and the difference of the run to it."""
+    from bitimely_core.schemas.scores import MetricValue
+
+    rows = []
+    for name, baseline in scores.baselines.items():
+        metric = baseline.metrics.get(main, MetricValue())
+        difference = metric.difference.difference if metric.difference else None
+        rows.append([name.replace("_", " "), *_list_numbers(metric), difference])
+    screen.table(
+        ["baseline", main, "se", "95 % CI lower", "upper", "run less baseline"],
+        rows,
+        "Baselines on the same windows",
+    )
+
+
+def _show_calibration(scores: Scores) -> None:
+    """Print the calibration of the risks of each label, where they are risks."""
+    from bitimely_core.analyses.features import format_metric
+    from bitimely_core.report.score_blocks import list_calibration
+
     if scores.risk_calibration:
         names, labels = list_calibration(scores.risk_calibration)
-        rows = [
-            [cell if index < 3 else format_metric(cell) for index, cell in enumerate(row)]
-            for row in labels
-        ]
+        rows = [[*row[:3], *map(format_metric, row[3:])] for row in labels]
         screen.table(names, rows, "Calibration of the risks")
-    written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [
-        result.get("verdict") or verdict_text(scores),
-        *scores.notices,
-        f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
-    ]
-    return lines if scores.comparison is None else lines + _describe_comparison(scores)
 
 
 def _list_numbers(metric: MetricValue) -> list[float | None]:

@@ -46,6 +46,14 @@ FORMAT = 1
 SPLITS = ("train", "validation", "test")
 
 
+def load_predictor(folder: Path, record: RunRecord) -> Head | FittedMethod:
+    """What predicts the labels of a run, from the `folder` of its model."""
+    from bitimely_core import heads
+    from bitimely_core.methods import contract
+
+    return contract.load(folder) if record.is_method else heads.load(folder).eval()
+
+
 @dataclass(eq=False)
 class Run:
     """A run in `folder` (`runs/<run>`, or another folder with the same files). Windows, model and
@@ -205,11 +213,7 @@ class Run:
 
     def load_head(self) -> Head | FittedMethod:
         """What predicts labels, whatever the windows. Raises UserError: as `head`."""
-        from bitimely_core import heads
-        from bitimely_core.methods import contract
-
-        folder = self.verified_weights()
-        return contract.load(folder) if self.record.is_method else heads.load(folder).eval()
+        return load_predictor(self.verified_weights(), self.record)
 
     def preprocessing(self) -> Preprocessing:
         """What turns new recordings into windows of a run that was fine-tuned on recordings. Raises

@@ -23,7 +23,6 @@ from bitimely_core.methods.contract import (
     MethodRows,
 )
 from bitimely_core.methods.lengths import LengthModel, fit_lengths, predict_lengths
-from bitimely_core.methods.trees import count_rows
 from bitimely_core.registry import MethodFacts, methods
 from bitimely_core.types import group_columns
 
@@ -59,7 +58,7 @@ def score(fitted: FittedMethod, rows: MethodRows) -> Array:
     if fitted.config.form == "single-code":
         model = LengthModel(*(arrays[name] for name in LengthModel._fields))
         return predict_lengths("multilabel", model, rows.windows.counts()[:, arrays["codes"]])
-    logs = count_rows(rows).log1p()
+    logs = window_counts.count_rows(rows.windows).log1p()
     if is_survival:
         return hazards.predict_logistic(hazards.unpack_hazards(arrays), logs)
     return window_counts.predict_labels(unpack_classifiers(arrays), logs)
@@ -80,8 +79,8 @@ def counts(config: CountsConfig, inputs: MethodFit) -> Arrays:
         fit = fit_codes_to_events if is_survival else fit_codes
         return fit(inputs.train, y["train"], windows.class_names)
     logs = {
-        "train": count_rows(inputs.train).log1p(),
-        "validation": count_rows(inputs.validation).log1p(),
+        "train": window_counts.count_rows(inputs.train.windows).log1p(),
+        "validation": window_counts.count_rows(inputs.validation.windows).log1p(),
     }
     if is_survival:
         penalties = window_counts.PENALTIES[: config.tries]
@@ -92,7 +91,7 @@ def counts(config: CountsConfig, inputs: MethodFit) -> Arrays:
 
 def count_ever(rows: MethodRows) -> csr_matrix:
     """Logarithms of the counts of every code up to the index day, [n, codes]."""
-    return count_rows(rows)[:, -rows.windows.codes :].log1p()
+    return window_counts.count_rows(rows.windows)[:, -rows.windows.codes :].log1p()
 
 
 def fit_codes(rows: MethodRows, y: Array, names: tuple[str, ...]) -> Arrays:

@@ -22,7 +22,7 @@ from bitimely_core.methods.contract import (
 from bitimely_core.registry import MethodFacts, methods
 
 if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
+    pass
 
 
 class TreesConfig(MethodConfig):
@@ -36,14 +36,9 @@ class TreesConfig(MethodConfig):
     )
 
 
-def count_rows(rows: MethodRows) -> csr_matrix:
-    """The counts in windows [n, D] of all rows."""
-    return window_counts.count_windows(rows.windows, rows.windows.rows)
-
-
 def score(fitted: FittedMethod, rows: MethodRows) -> Array:
     """Probabilities, or of times to event risks."""
-    x = count_rows(rows)[:, fitted.arrays["columns"]].toarray()
+    x = window_counts.count_rows(rows.windows)[:, fitted.arrays["columns"]].toarray()
     if fitted.task == "survival":
         return hazards.predict_trees(hazards.unpack_hazards(fitted.arrays), x)
     return window_counts.predict_labels(unpack_classifiers(fitted.arrays), x)
@@ -62,7 +57,8 @@ def trees(config: TreesConfig, inputs: MethodFit) -> Arrays:
     """Gradient-boosted trees on counts of every code in the 30, 180 and 365 days before the index
     day and ever, the 400 that most training sequences have.
     """
-    counts = {"train": count_rows(inputs.train), "validation": count_rows(inputs.validation)}
+    parts = {"train": inputs.train, "validation": inputs.validation}
+    counts = {split: window_counts.count_rows(rows.windows) for split, rows in parts.items()}
     windows, y = inputs.train.windows, inputs.labels()
     is_survival = windows.task == "survival"
     most = hazards.count_columns(len(inputs.train)) if is_survival else window_counts.MOST_COLUMNS

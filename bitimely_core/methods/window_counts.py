@@ -50,6 +50,11 @@ BOOSTING = (  # learning rate, trees, leaves of a tree, least training sequences
 )
 
 
+def count_rows(sequences: EventSequences) -> csr_matrix:
+    """`count_windows` of all rows of the sequences."""
+    return count_windows(sequences, sequences.rows)
+
+
 def count_windows(sequences: EventSequences, rows: Array) -> csr_matrix:
     """How often each code is in each window before the index day, [n, W C] float32, windows in the
     order of `WINDOW_DAYS`.

@@ -177,12 +177,9 @@ def _time_signals(
     info: RecordingInfo,
 ) -> TimedSignals:
     """The channels of a table at their times."""
-    times = content.times
-    if clock is None or times is None or not clock.unit:
+    times = _find_times(clock, content.times, rate)
+    if clock is None or times is None:
         return _count_samples(table, rate)
-    if clock.unit == "samples":
-        assert rate is not None
-        times = times._replace(seconds=times.seconds / rate, origin=times.origin / rate)
     column = facts.columns[clock.places[-1]].header
     is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
@@ -197,6 +194,18 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, timed.findings, times.start, times.origin)
+
+
+def _find_times(
+    clock: table_facts.Clock | None, times: clocks.Times | None, rate: float | None
+) -> clocks.Times | None:
+    """The times of the rows in seconds; None where no clock tells them."""
+    if clock is None or times is None or not clock.unit:
+        return None
+    if clock.unit != "samples":
+        return times
+    assert rate is not None
+    return times._replace(seconds=times.seconds / rate, origin=times.origin / rate)
 
 
 def _count_samples(table: NamedColumns, rate: float | None, *findings: Finding) -> TimedSignals:

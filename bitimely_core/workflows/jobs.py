@@ -23,6 +23,7 @@ from bitimely_core.run import (
     describe_identity,
     describe_preprocessing,
     hash_subjects,
+    load_predictor,
 )
 from bitimely_core.schemas.runs import (
     FinalLosses,
@@ -244,13 +245,8 @@ def seal_run(
         "train_subjects.json": subjects.encode(),
         "model_card.md": render_card(folder, record, scores, subjects),
     }
-    if trained and record.is_finetuned and not windows[0].vocabulary:
-        files["preprocessing.json"] = describe_preprocessing(windows[0]).encode()
-    if trained and has_result(windows[0].folder / HISTORIES):
-        files[HISTORIES] = read_result(windows[0].folder / HISTORIES)
-        if record.is_finetuned and (fitted := _calibrate(folder, record, windows[0])):
-            files[CALIBRATION] = fitted.encode()
     if trained:
+        files |= _describe_inputs(folder, record, windows[0])
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
         write_report(folder, training_page(folder, record, windows[0].subject_unit), others=files)
@@ -258,13 +254,24 @@ def seal_run(
         write_results(folder, files)
 
 
+def _describe_inputs(
+    folder: Path, record: RunRecord, windows: Windows
+) -> dict[str, storage.Content | None]:
+    """The files by which new recordings, or histories of new subjects, become inputs."""
+    if not windows.vocabulary:
+        described = describe_preprocessing(windows) if record.is_finetuned else None
+        return {} if described is None else {"preprocessing.json": described.encode()}
+    if not has_result(windows.folder / HISTORIES):
+        return {}
+    files: dict[str, storage.Content | None] = {HISTORIES: read_result(windows.folder / HISTORIES)}
+    if record.is_finetuned and (fitted := _calibrate(folder, record, windows)):
+        files[CALIBRATION] = fitted.encode()
+    return files
+
+
 def _calibrate(folder: Path, record: RunRecord, windows: Windows) -> Calibration | None:
     """The calibration of a run on histories: other people are predicted where its own are not."""
-    from bitimely_core import heads
-    from bitimely_core.methods import contract
-
-    model = folder / "model"
-    head = contract.load(model) if record.is_method else heads.load(model).eval()
+    head = load_predictor(folder / "model", record)
     return calibrate_on_validation([head], windows, str(record.weights))
 
 
