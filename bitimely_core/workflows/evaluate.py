@@ -173,29 +173,14 @@ def evaluate(
     )
     head = opened.head()
     columns: Columns = {}
+    place = Computation(batch_size, device, progress)
     if head is None:
         metrics = _score_objective(
             opened.model(), rows, record.settings.objective, batch_size, device, progress
         )
         scores = scores.model_copy(update={"metrics": metrics})
     else:
-        prediction = predict(head, rows, batch_size=batch_size, device=device, progress=progress)
-        columns = {"target": rows.targets(None), "prediction": prediction}
-        task_scores = _score_task(opened, rows, settings, columns, progress)
-        nights = score_endpoints(windows, rows, bootstrap, **columns)
-        scores = scores.model_copy(update={**dict(task_scores), **nights})
-        scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
-        if record.data[0].vocabulary and windows.task == "multilabel":
-            place = Computation(batch_size, device, progress)
-            recalibration = _recalibrate(opened, head, rows, calibrate_on, workspace, place)
-            calibrated = risk_calibration.calibrate_labels(
-                windows.class_names,
-                columns["prediction"],
-                columns["target"],
-                rows.subjects(),
-                **recalibration,
-            )
-            scores = scores.model_copy(update={"risk_calibration": calibrated})
+        scores, columns = _score_head(opened, head, rows, scores, workspace, place)
     training = _score_training(opened, split, batch_size, device, progress)
     scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
@@ -207,7 +192,7 @@ def evaluate(
             )
             files["predictions.parquet"] = storage.encode_parquet(frame)
             if predictions is not None:
-                tasks.write_predictions(predictions, rows, prediction, ids)
+                tasks.write_predictions(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
             scores = scores.model_copy(update={"comparison": comparison})
@@ -223,6 +208,38 @@ def evaluate(
             gone={Scores.SHARED} - files.keys(),
         )
     return {**scores.to_json(), "report": str(report), "verdict": run_page.verdict_text(scores)}
+
+
+def _score_head(
+    opened: Run,
+    head: Head | FittedMethod,
+    rows: Windows,
+    scores: Scores,
+    workspace: Path,
+    place: Computation,
+) -> tuple[Scores, Columns]:
+    """The scores with those of the predictions of a fine-tuned run, and what they are made of."""
+    settings, windows = scores.settings, opened.windows()
+    columns: Columns = {
+        "target": rows.targets(None),
+        "prediction": predict(head, rows, **place._asdict()),
+    }
+    task_scores = _score_task(opened, rows, settings, columns, place.progress)
+    nights = score_endpoints(windows, rows, settings.bootstrap, **columns)
+    scores = scores.model_copy(update={**dict(task_scores), **nights})
+    scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
+    if opened.record.data[0].vocabulary and windows.task == "multilabel":
+        calibrate_on = settings.calibrated_on
+        recalibration = _recalibrate(opened, head, rows, calibrate_on, workspace, place)
+        calibrated = risk_calibration.calibrate_labels(
+            windows.class_names,
+            columns["prediction"],
+            columns["target"],
+            rows.subjects(),
+            **recalibration,
+        )
+        scores = scores.model_copy(update={"risk_calibration": calibrated})
+    return scores, columns
 
 
 def _read_pooled(
