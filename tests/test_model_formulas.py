@@ -197,7 +197,7 @@ def test_batch_statistics_leave_the_padding_out():
 
 def test_gpt_starts_as_gpt2():
     torch.manual_seed(0)
-    model = models.build("gpt", preset="18m", channels=7, layers=8, length=400)
+    model = models.build("gpt", preset="18m", tokenizer="conv", channels=7, layers=8, length=400)
     layer = model.layers[3]
     for weight, std in (
         (layer.mix.qkv.weight, 0.02),

@@ -142,6 +142,7 @@ def make(root: Path, source: str, engine: str) -> dict[str, str]:
     }
     (root / "id.key").write_bytes(bytes(range(32)))
     options |= {"phecode_map": (str(root / "map.csv"),), "keep_ignored": True}
+    options |= {"default_source": "physician"}  # the visits have no kind, the labels need one
     report = workflows.ingest(
         "pophr", root / "raw", home / "cache" / "pophr", options=options, keep_dates=True
     )

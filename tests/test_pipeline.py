@@ -118,7 +118,7 @@ def test_the_papers_variant_is_the_default_and_the_leak_free_one_a_switch(tmp_pa
     objective = {
         leak_free: plan.trainings["pretrain t-sleep-bitimelygpt"]
         .flags.get("objective", {})
-        .get("name")
+        .get("name", registry.models["bitimelygpt"].facts.objective)
         for leak_free, plan in stages.items()
     }
     assert objective == {False: "next-previous", True: "next-previous-strict"}
