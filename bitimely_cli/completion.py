@@ -1,5 +1,5 @@
-"""Names that the shell completes: data sets, views, models, objectives, presets, analyses,
-pipelines, runs.
+"""Names that the shell completes: data sets, views, models, pretrained, objectives, presets,
+analyses, pipelines, runs.
 """
 
 from __future__ import annotations

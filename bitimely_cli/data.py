@@ -477,13 +477,15 @@ def list_(
     kind: Annotated[
         str | None,
         Argument(
-            help="datasets, views, models, objectives, presets, analyses, pipelines or runs.",
+            help="datasets, views, models, pretrained, objectives, presets, analyses, "
+            "pipelines or runs.",
             metavar="KIND",
             autocompletion=complete("kinds"),
         ),
     ] = None,
 ) -> int:
-    """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
+    """What there is: data sets, views, models, pretrained, objectives, presets, analyses, pipelines,
+    runs.
 
     Example: bitimely list presets
     """

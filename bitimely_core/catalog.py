@@ -34,6 +34,7 @@ COLUMNS = {
         *("name", "alias", "family", "input", "objective", "readout", "attention"),
         *(*SIZES, "train s", "infer s"),
     ],
+    "pretrained": ["name", "title", "score", "subjects", "data", "licence"],
     "objectives": ["name", "leak_free", "help"],
     "augmentations": ["name", "help"],
     "presets": ["name", *DIMENSIONS, "data", "parameters", "paper_parameters"],
@@ -62,7 +63,7 @@ COSTS = Path(__file__).parent / "models" / "costs.toml"
 LISTINGS = Path(__file__).with_name("listings.json")
 SOURCES = (
     *("models", "methods", "objectives", "augment"),
-    *("zoo", "analyses", "insight", "datasets", "claims"),
+    *("zoo", "analyses", "insight", "datasets", "claims", "pretrained"),
     *("config.py", "registry.py", "catalog.py"),
 )
 
@@ -95,6 +96,7 @@ def compute_rows(kind: str) -> list[Row]:
         "datasets": _list_datasets,
         "views": _list_views,
         "models": _list_models,
+        "pretrained": _list_pretrained,
         "objectives": _list_objectives,
         "augmentations": _list_augmentations,
         "presets": _list_presets,
@@ -256,6 +258,21 @@ def _list_methods() -> list[Row]:
 
 def _format_millions(count: int | None) -> str | None:
     return None if count is None else f"{count / 1e6:.2f} M"
+
+
+def _list_pretrained() -> list[Row]:
+    """The models that come with the package, with their score on people who were held out."""
+    from bitimely_core.schemas.scores import Scores
+
+    rows = []
+    for name, facts in read_toml(registry.PRETRAINED / "models.toml").items():
+        scores = Scores.load(registry.PRETRAINED / name / "scores.json")
+        assert scores.main is not None, "scored on labels"
+        metric = scores.metrics[scores.main]
+        interval = f"{metric.lo:.3g} to {metric.hi:.3g}"
+        score = f"{scores.main} {metric.value:.3g} ({interval})"
+        rows.append({"name": name, **facts, "score": score, "subjects": scores.n_subjects})
+    return rows
 
 
 def _list_objectives() -> list[Row]:

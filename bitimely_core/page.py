@@ -170,6 +170,25 @@ class DensityPlot:
 
 
 @dataclass(frozen=True, eq=False)
+class Spectrogram:
+    """Power of one channel in successive epochs."""
+
+    channel: str
+    frequencies: npt.NDArray[Any]  # [F] Hz, ascending
+    power: npt.NDArray[Any]  # [E, F] dB; NaN: a gap
+
+
+@dataclass(frozen=True, eq=False)
+class NightPlot:
+    """Spectrogram, most probable classes and their probabilities on one time axis."""
+
+    track: StageTrack
+    density: DensityPlot
+    spectrogram: Spectrogram | None = None
+    clock: float | None = None  # seconds from midnight to the first epoch; None: not known
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """Events of one subject: times and the number of the group of each."""
 
@@ -261,6 +280,7 @@ FigureData = (
     | TracePlot
     | Hypnogram
     | DensityPlot
+    | NightPlot
     | TimelinePlot
     | ScatterPlot
     | ForestPlot

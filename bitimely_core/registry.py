@@ -34,6 +34,7 @@ from bitimely_core.types import NativeWindow
 HERE = Path(__file__).parent
 # installed, else a checkout
 RECIPES = next(path for path in (HERE / "pipelines", HERE.parent / "pipelines") if path.is_dir())
+PRETRAINED = HERE / "pretrained"  # models that come with the package, each as `export` writes it
 
 Facts = TypeVar("Facts")
 Item = TypeVar("Item")

@@ -98,7 +98,8 @@ def name_tokens(data: str) -> str:
 
 
 def find_run_folder(run: str | Path, workspace: Path) -> Path:
-    """The folder of an existing run, given by name or path.
+    """The folder of an existing run, given by name or path, or of a model that comes with the
+    package.
 
     Raises UserError (not_found, exit 2) with the closest names.
     """
@@ -106,11 +107,13 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
     folders = [Path(name)]
     if name not in {"", ".."} and name == Path(name).name:
         folders.insert(0, locate(workspace, "runs", name))
+        folders.append(registry.PRETRAINED / name)
     for folder in folders:
         with suppress(OSError, ValueError):  # too long, a NUL
             if has_result(folder / "run.json"):
                 return folder
     runs = sorted(path.parent.name for path in (workspace / "runs").glob("*/run.json"))
+    runs += sorted(path.parent.name for path in registry.PRETRAINED.glob("*/run.json"))
     error = unknown_name_error("run", name, runs)
     error.file = str(workspace / "runs")
     raise error

@@ -55,7 +55,7 @@ def test_columns_that_do_not_fit_are_named() -> None:
         ("pretrain --precision b", ["bf16"]),
         ("analyze sal", ["saliency"]),
         ("run zo", ["zoo"]),
-        ("list pre", ["presets"]),
+        ("list pre", ["pretrained", "presets"]),
         ("evaluate night", ["night-1"]),
         ("evaluate unknown", []),
     ],

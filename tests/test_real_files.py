@@ -647,6 +647,18 @@ def test_records_without_checksums_are_read_with_the_classes_beside_them(bench: 
 
 
 @pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
+def test_a_map_names_the_classes_of_a_table(bench: Bench) -> None:
+    raw = take_cinc(bench, 20)
+    names = {"N": "normal", "A": "atrial fibrillation", "O": "other rhythm"}
+    lines = [f'{letter} = "{name}"' for letter, name in names.items()]
+    (bench.folder / "map.toml").write_text("\n".join(["[labels]", *lines]))
+    assert bench.run("ingest", "generic", "raw", "--map", "map.toml").code == 0
+    letters = dict(csv.reader((raw / "REFERENCE.csv").read_text().splitlines()))
+    for name, record in bench.records().items():
+        assert record.attributes["label"] == names.get(letters[name], letters[name])
+
+
+@pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
 def test_a_wrong_checksum_stays_a_refusal(bench: Bench) -> None:
     """Also one of 0 where another header of the folder has one, for then they are filled in."""
     raw = take_cinc(bench, 2)

@@ -232,7 +232,10 @@ class IngestRun:
                 is_open="map" in options,
             )
         read = len(used & self.sizes.keys())
-        return source_use.summarize_use(self.entries, unread, read, report.rows, report.reasons)
+        targets = {view.target for view in self.dataset.facts.views.values() if view.target}
+        return source_use.summarize_use(
+            self.entries, unread, read, report.rows, report.reasons, targets
+        )
 
     @contextmanager
     def record_failure(self, *, write: bool = True) -> Iterator[None]:

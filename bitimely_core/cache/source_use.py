@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
@@ -28,7 +28,6 @@ DOCUMENTS = re.compile(
 # formats that do not state their rate
 BARE = {".csv", ".gz", ".tsv", ".parquet", ".pq", ".npy", ".mat"}
 EXAMPLES = 3  # files of a group that are named
-LABELS = {"label", "labels", "value"}  # attributes of recordings that views predict
 CHANNELS = 6  # channels that are named
 
 
@@ -84,10 +83,12 @@ def summarize_use(
     files: int,
     tables: Sequence[TableReport],
     reasons: Iterable[FindingRecord],
+    targets: Set[str],
 ) -> SourceUse:
     """What was used, by what is stored of the units.
 
-    `files` is the number of files that were read; `reasons` are those of the data set.
+    `files` is the number of files that were read; `reasons` are those of the data set; `targets`
+    the attributes and channels that its views predict.
     """
     channels: Counter[str] = Counter()
     for entry in entries.values():
@@ -104,7 +105,8 @@ def summarize_use(
         annotations=sum(row.annotations for row in recordings),
         seconds=round(sum(row.seconds for row in recordings), 3),
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
-        labels_known=any(not LABELS.isdisjoint(row.attributes) for row in recordings),
+        labels_known=not targets.isdisjoint(channels)
+        or any(not targets.isdisjoint(row.attributes) for row in recordings),
         unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
         unknown_subjects=sum(row.subject_id == row.recording_id for row in recordings),
         rows_dropped=list(_list_dropped(tables)),

@@ -491,16 +491,17 @@ def describe_recording(
     row = labels.find_row([*keys, subject])
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
+    rules = read_label_rules(chosen)
     return RecordingInfo(
         recording_id=name,
         subject_id=str(row.get("subject") or subject or name),
-        attributes=_list_attributes(rel, row, groups, rule),
+        attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),
         channels=list_plain(choices),
         choices=() if is_plain(choices) else choices,
         units=chosen.units,
-        label_rules=read_label_rules(chosen),
+        label_rules=rules,
         rate=rule.rate,
         unit=rule.unit,
         variable=rule.variable,
@@ -521,12 +522,16 @@ def _match_path(rel: str, pattern: str) -> dict[str, str]:
 
 
 def _list_attributes(
-    rel: str, row: Attributes, groups: Mapping[str, str], rule: FileRule
+    rel: str, row: Attributes, groups: Mapping[str, str], rule: FileRule, words: Mapping[str, str]
 ) -> dict[str, AttributeValue]:
-    """The attributes of a recording: those of the table, then those of its path and its group."""
+    """The attributes of a recording: those of the table, then those of its path and its group. A
+    class is called as `words` has it.
+    """
     attributes = {key: value for key, value in row.items() if key != "subject"}
     if label := groups.get("label") or rule.label:
         attributes.setdefault("label", label)
+    if (label := str(attributes.get("label", ""))) in words:
+        attributes["label"] = words[label]
     if "value" in groups:
         with locate_errors(rel):
             attributes.setdefault("value", tables.parse_number(groups["value"]))

@@ -186,6 +186,17 @@ def _(data: page.DensityPlot) -> Columns:
 
 
 @list_columns.register
+def _(data: page.NightPlot) -> Columns:
+    columns = list_columns(data.density)
+    stages = stage_indices(data.track, data.density.classes)
+    columns["stage"] = to_texts([*data.density.classes, ""])[stages]
+    if data.spectrogram is not None:
+        for k, frequency in enumerate(data.spectrogram.frequencies):
+            columns[f"dB at {frequency:g} Hz"] = data.spectrogram.power[:, k]
+    return columns
+
+
+@list_columns.register
 def _(data: page.TimelinePlot) -> Columns:
     groups = to_texts(data.groups)
     return {

@@ -373,7 +373,7 @@ def choose_unit(seconds: float) -> TimeUnit:
     return TimeUnit("minutes", 60.0) if seconds > 300 else TimeUnit("seconds", 1.0)
 
 
-def _sort_stages(classes: Sequence[str]) -> list[int]:
+def sort_stages(classes: Sequence[str]) -> list[int]:
     """Positions of sleep stages as hypnograms are drawn; other classes keep their order."""
     positions = range(len(classes))
     if not set(classes) <= set(DEPTH):
@@ -381,7 +381,7 @@ def _sort_stages(classes: Sequence[str]) -> list[int]:
     return sorted(positions, key=lambda k: DEPTH.index(classes[k]))
 
 
-def _list_runs(stages: Array, epoch: float, unit: TimeUnit) -> list[StageRun]:
+def list_runs(stages: Array, epoch: float, unit: TimeUnit) -> list[StageRun]:
     """The runs of a track of class numbers [n]; epochs without a class are in none."""
     edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
     runs = [
@@ -407,7 +407,7 @@ def _draw_hypnogram(data: Hypnogram) -> ET.Element:
     for number, (stages, track) in enumerate(zip(tracks, data.tracks, strict=True)):
         top = PAD + number * (panel + gap)
         frame = Frame(start, WIDTH - PAD - 6, top, top + panel, span, (0.6 - len(names), 0.6))
-        _add_track(svg, frame, _list_runs(stages, data.epoch, unit), data.classes)
+        add_track(svg, frame, list_runs(stages, data.epoch, unit), data.classes)
         place = (PAD + SIZE, top + panel / 2)
         add_text(svg, clean_text(track.name, 24), place, "middle", upright=True)
     if len(tracks) == 2:
@@ -420,13 +420,13 @@ def _draw_hypnogram(data: Hypnogram) -> ET.Element:
     return svg
 
 
-def _add_track(
+def add_track(
     svg: ET.Element, frame: Frame, runs: Sequence[StageRun], classes: Sequence[str]
 ) -> None:
     """A line for each class, in the order of sleep stages, with thin lines where a run follows on
     another.
     """
-    order = _sort_stages(classes)
+    order = sort_stages(classes)
     heights = {k: -place for place, k in enumerate(order)}
     start, stop = frame.x
     rules = trace_strokes(frame, ((start, y, stop, y) for y in heights.values()))
@@ -450,7 +450,7 @@ def _mark_differences(
     length = min(map(len, tracks))
     first, second = (track[:length] for track in tracks)
     differs = (first != second) & (first >= 0) & (second >= 0)
-    runs = _list_runs(np.where(differs, 0, -1), epoch, unit)
+    runs = list_runs(np.where(differs, 0, -1), epoch, unit)
     path = trace_strokes(frame, ((run.start, 0.0, run.stop, 0.0) for run in runs))
     add_path(svg, path, stroke(SERIES[1], 7))
     middle = (frame.top + frame.bottom) / 2
@@ -459,30 +459,34 @@ def _mark_differences(
 
 @draw_plain.register(DensityPlot)
 def _draw_density(data: DensityPlot) -> ET.Element:
-    """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each
-    pixel column.
-    """
-    values, order = np.asarray(data.values, np.float64), _sort_stages(data.classes)
-    unit = choose_unit(len(values) * data.epoch)
-    size = max(1, -(-len(values) // COLUMNS))
-    blocks = [values[start : start + size] for start in range(0, len(values), size)]
-    means = np.array([_average_epochs(block) for block in blocks])
-    edges = np.arange(len(blocks) + 1) * size * data.epoch / unit.seconds
-    names = [clean_text(data.classes[k], 20) for k in order]
+    """Stacked areas in the order and the colours of the hypnogram, with their legend."""
+    names = [clean_text(data.classes[k], 20) for k in sort_stages(data.classes)]
     keys = [Key(name, SERIES[place % 8]) for place, name in enumerate(names)]
     top, height = PAD + measure_legend(keys, len(keys)) + 3, 1.9 * 72
-    start, span = find_start(["0.5"], "probability"), (0.0, float(edges[-1]))
+    unit = choose_unit(len(data.values) * data.epoch)
+    span = (0.0, len(data.values) * data.epoch / unit.seconds)
+    start = find_start(["0.5"], "probability")
     frame = Frame(start, WIDTH - PAD - 6, top, height - 24 - PAD, span, (0.0, 1.0))
     svg = start_drawing(height)
-    below = np.zeros(len(blocks))
-    for k, key in zip(order, keys, strict=True):
-        above = below + means[:, k]
-        add_path(svg, _trace_steps(frame, edges, below, above), f"fill:{key.colour};stroke:none")
-        below = above
+    add_density(svg, frame, data)
     add_y_axis(svg, frame, list_ticks(0.0, 1.0, 6), "probability")
     add_x_axis(svg, frame, list_ticks(*span, 9), unit.name)
     add_legend(svg, keys, len(keys), is_area=True)
     return svg
+
+
+def add_density(svg: ET.Element, frame: Frame, data: DensityPlot) -> None:
+    """The stacked areas; of many epochs the mean of each pixel column."""
+    values = np.asarray(data.values, np.float64)
+    size = max(1, -(-len(values) // COLUMNS))
+    blocks = [values[start : start + size] for start in range(0, len(values), size)]
+    means = np.array([_average_epochs(block) for block in blocks])
+    edges = np.linspace(*frame.x, len(values) + 1)[[*range(0, len(values), size), len(values)]]
+    below = np.zeros(len(blocks))
+    for place, k in enumerate(sort_stages(data.classes)):
+        above, colour = below + means[:, k], SERIES[place % 8]
+        add_path(svg, _trace_steps(frame, edges, below, above), f"fill:{colour};stroke:none")
+        below = above
 
 
 def _average_epochs(block: Array) -> Array:

@@ -16,8 +16,10 @@ from bitimely_core.page import (
     Hypnogram,
     Line,
     LinePlot,
+    NightPlot,
     Page,
     PageBuilder,
+    Spectrogram,
     StageTrack,
     make_tables,
 )
@@ -61,6 +63,14 @@ class PredictionLike(Protocol):
     def endpoints(self) -> dict[str, EndpointValue]:
         """Of sleep stages."""
 
+    @property
+    def spectrogram(self) -> Spectrogram | None:
+        """Of the n epochs of a night."""
+
+    @property
+    def clock(self) -> float | None:
+        """Seconds from midnight to the first epoch."""
+
 
 DENSITY = (
     "The probability of each class in each epoch, stacked: an epoch in which one colour fills the "
@@ -70,6 +80,11 @@ DENSITY = (
 HYPNOGRAM = (
     "The most probable class of each epoch. Nobody has scored this recording: how well the model "
     "scores others is in the page of the run."
+)
+NIGHT = (
+    "From top to bottom: power of the first channel, dark to bright; the most probable stage of "
+    "each epoch; the probability of each stage in the colours of the line above. Nobody has scored "
+    "this recording: how well the model scores others is in the page of the run."
 )
 ENDPOINTS = (
     "By the definitions of the AASM manual, with lights off at the first and lights on at the last "
@@ -208,11 +223,14 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
     grid = np.full((round((starts[-1] - starts[0]) / epoch) + 1, len(classes)), np.nan)
     grid[places] = made.prediction
     stages = np.where(np.isfinite(grid[:, 0]), np.nan_to_num(grid).argmax(1), -1)
-    track = StageTrack("predicted", stages)
-    title = "Hypnogram" if is_night else "Classes over time"
-    page.figure("hypnogram", title, HYPNOGRAM, Hypnogram(epoch, [track], classes))
-    title = "Hypnodensity" if is_night else "Probabilities over time"
-    page.figure("hypnodensity", title, DENSITY, DensityPlot(epoch, grid, classes))
+    track, density = StageTrack("predicted", stages), DensityPlot(epoch, grid, classes)
+    if is_night:
+        spectrogram = made.spectrogram and _fill_gaps(made.spectrogram, places, len(grid))
+        plot = NightPlot(track, density, spectrogram, made.clock)
+        page.figure("night", "The night", NIGHT, plot)
+    else:
+        page.figure("hypnogram", "Classes over time", HYPNOGRAM, Hypnogram(epoch, [track], classes))
+        page.figure("hypnodensity", "Probabilities over time", DENSITY, density)
     best, count = made.prediction.argmax(1), len(starts)
     counts = np.bincount(best, minlength=len(classes)).tolist()
     rows = [
@@ -234,6 +252,13 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
     if made.confidence is not None:
         text += f"; mean confidence {float(np.mean(made.confidence)):.2f}"
     return f"{text}."
+
+
+def _fill_gaps(spectrogram: Spectrogram, places: npt.NDArray[Any], count: int) -> Spectrogram:
+    """Power of `count` epochs, from that of those at `places`; NaN elsewhere."""
+    power = np.full((count, spectrogram.power.shape[1]), np.nan)
+    power[places] = spectrogram.power
+    return replace(spectrogram, power=power)
 
 
 def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> float | None:

@@ -257,11 +257,11 @@ def _list_labelled(cache: Cache, view: View) -> set[str]:
 def suggest_view(cache: Cache) -> str:
     """The view of a cache that reads the labels it has, "" for that without labels.
 
-    Of a user's own recordings alone: other data sets have names of their own for their views.
+    Of a published data set the first view with labels.
     """
     views = registry.datasets[cache.dataset].facts.views
     if not {"", "annotations", "points"} <= views.keys():
-        return ""
+        return next((name for name, view in views.items() if view.task != "none"), "")
     import polars as pl
 
     notes = cache.annotations()

@@ -83,6 +83,7 @@ HOW_RESAMPLED = {
     "averaged": "by means",
 }
 NEIGHBOURS = 100  # headers beside a record whose checksums are looked at
+ANONYMOUS = "1985-01-01"  # the date of EDF files whose start is not told
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
@@ -359,6 +360,7 @@ def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
         points=plan.points,
         units=plan.mapping.units,
         delimiter=plan.mapping.delimiter,
+        keep_dates=True,  # `select_channels` keeps the time of day
     )
 
 
@@ -421,7 +423,8 @@ def _missing_channel_error(
 
 
 def select_channels(record: Record, plan: ReadingPlan) -> Record:
-    """The record with the channels of `plan` alone, under their names in the run.
+    """The record with the channels of `plan` alone, under their names in the run, and with the time
+    of day of its start.
 
     It has no labels unless `plan` maps them.
     """
@@ -433,7 +436,9 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         parts = [[signal for signal in record.signals if signal.channel == name] for name in names]
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
-    record = replace(record, signals=signals, start_time=None)
+    date, _, time = (record.start_time or "").partition("T")
+    is_known = date != ANONYMOUS and time
+    record = replace(record, signals=signals, start_time=time if is_known else None)
     if plan.labels is None:
         points = _list_points(record) if plan.points else []
         return replace(record, annotations=points, attributes={})

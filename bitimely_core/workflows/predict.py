@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
@@ -22,9 +23,11 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
 from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.evaluate.spectrogram import compute_spectrogram
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
+from bitimely_core.page import Spectrogram
 from bitimely_core.recordings.points import PointTimes, read_times
 from bitimely_core.records import read_result_table
 from bitimely_core.registry import Choices
@@ -37,6 +40,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration, Preprocessing, WindowOptions
+from bitimely_core.tokens.resampling import to_physical
 from bitimely_core.tokens.unlabelled import (
     ChannelMap,
     NewRecording,
@@ -124,6 +128,8 @@ class RecordingPrediction(NamedTuple):
     findings: list[Finding]
     placement: str  # where the windows lie, in words
     native_rate: float  # Hz, lowest of the channels of the recording
+    spectrogram: Spectrogram | None = None  # of the n epochs of a night
+    clock: float | None = None  # seconds from midnight to the first epoch; None: not known
 
     def frame(self) -> pl.DataFrame:
         """Content of `predictions.parquet`: recording_id, window, start, then prediction, class,
@@ -160,16 +166,31 @@ class RecordingPrediction(NamedTuple):
         }
 
 
-def _compute_endpoints(windows: Windows, prediction: npt.NDArray[Any]) -> dict[str, EndpointValue]:
-    """Those of a night, of sleep stages in epochs; none of another task."""
+class Night(NamedTuple):
+    """What is shown of a night beside its stages."""
+
+    endpoints: dict[str, EndpointValue]
+    spectrogram: Spectrogram | None
+    clock: float | None
+
+
+def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[Any]) -> Night | None:
+    """Endpoints, spectrogram and clock of sleep stages in epochs; None of another task."""
     options = windows.options
     is_night = windows.task == "classification" and is_staging(windows.class_names)
     if not is_night or options.points or options.epoch is None:
-        return {}
+        return None
     epoch = float(options.epoch)
     onsets = windows.index["start"].to_numpy() + (options.length - epoch) / 2
     hypnogram = place_epochs(onsets, prediction.argmax(1), epoch, origin=0.0)
-    return compute_endpoints(hypnogram, windows.class_names, epoch)
+    endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
+    first = record.signals[0]
+    spectrogram = compute_spectrogram(
+        first.channel, to_physical(first), first.rate, onsets - first.onset, epoch
+    )
+    start = None if record.start_time is None else time.fromisoformat(record.start_time.rpartition("T")[2])
+    clock = None if start is None else start.hour * 3600 + start.minute * 60 + start.second
+    return Night(endpoints, spectrogram, None if clock is None else clock + float(onsets[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,16 +230,19 @@ class Predictor:
             confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
             sets = None if threshold is None else predict_sets(tempered, threshold)
         reach = threshold if windows.task == "regression" else None
+        night = _describe_night(record, windows, prediction)
         return RecordingPrediction(
             windows,
             prediction,
             confidence,
             sets,
             reach,
-            _compute_endpoints(windows, prediction),
+            {} if night is None else night.endpoints,
             cut.findings,
             cut.placement,
             min(signal.rate for signal in record.signals),
+            spectrogram=night and night.spectrogram,
+            clock=night and night.clock,
         )
 
     def predict(
