@@ -333,7 +333,7 @@ def train(
 ) -> int:
     """Train a model on the labels of a view from random weights, without pre-training.
 
-    Without --steps, --epochs or --minutes it takes 1,500 steps of 32 windows: AdamW at the model's
+    Without --steps, --epochs or --minutes it takes 3,000 steps of 32 windows: AdamW at the model's
     own rate, which rises over 5 % of the budget and falls as a cosine to 0. Methods without a
     network are fitted at once.
 

@@ -82,9 +82,9 @@ def test_it_is_reproduced_to_the_last_bit(home, capsys):
 
 
 def test_a_budget_in_epochs_or_steps(home, capsys):
-    """Without either 1,500 steps; epochs count where they are given."""
+    """Without either 3,000 steps; epochs count where they are given."""
     plain = call(capsys, home, "train", *VIEW, "--run", "plain", "--dry-run")[1]
-    assert plain["steps"] == 1500
+    assert plain["steps"] == 3000
     windows = plain["windows"]["train"]
     epochs = call(capsys, home, "train", *VIEW, "--run", "plain", "--epochs", "2", "--dry-run")[1]
     assert epochs["steps"] == 2 * int(np.ceil(windows / 32))

@@ -188,7 +188,11 @@ def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[An
     spectrogram = compute_spectrogram(
         first.channel, to_physical(first), first.rate, onsets - first.onset, epoch
     )
-    start = None if record.start_time is None else time.fromisoformat(record.start_time.rpartition("T")[2])
+    start = (
+        None
+        if record.start_time is None
+        else time.fromisoformat(record.start_time.rpartition("T")[2])
+    )
     clock = None if start is None else start.hour * 3600 + start.minute * 60 + start.second
     return Night(endpoints, spectrogram, None if clock is None else clock + float(onsets[0]))
 

@@ -12,13 +12,21 @@ from bitimely_core import cache, registry, storage
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
+from bitimely_core.records import list_results, read_result, write_results
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import Progress
-from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
+from bitimely_core.workspace import (
+    find_data_kind,
+    find_run_folder,
+    locate,
+    locate_new,
+    name_tokens,
+    parse_view,
+)
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -69,9 +77,13 @@ def open_run(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """The finished run called `run`; its windows are made when they are missing. Raises UserError:
-    not_found (2), incomplete (4).
+    """The finished run called `run`; its windows are made when they are missing. A model that comes
+    with the package becomes a run of the workspace, since results are written beside it.
+
+    Raises UserError: not_found (2), incomplete (4).
     """
+    if not dry_run and find_run_folder(run, workspace).parent == registry.PRETRAINED:
+        _copy_pretrained(str(run), workspace)
 
     def open_windows(name: str) -> Windows:
         return prepare_windows(
@@ -79,6 +91,12 @@ def open_run(
         )
 
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
+
+
+def _copy_pretrained(name: str, workspace: Path) -> None:
+    folder = registry.PRETRAINED / name
+    files = {path: read_result(folder / path) for path in list_results(folder)}
+    write_results(locate_new(workspace, "runs", name), files)
 
 
 def hides_counts(windows: TokenSet) -> bool:

@@ -54,7 +54,7 @@ PRESET = "tiny"
 RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "bitimelygpt"}
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
 BUDGET: Flags = {
-    "steps": 1500,
+    "steps": 3000,
     "batch_size": 32,
     "warmup": 0.05,
     "weight_decay": 0.01,
@@ -84,7 +84,7 @@ def train(
     """Train `model` with a head on the labelled view `data`, from random weights and on all
     training subjects.
 
-    `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 1,500 steps unless
+    `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 3,000 steps unless
     epochs, steps or minutes are given. With `folds` or `seeds` it is trained and scored for each
     test fold by subject and each seed, which are pooled as one run (`workflows.members`).
 
