@@ -484,8 +484,8 @@ def list_(
         ),
     ] = None,
 ) -> int:
-    """What there is: data sets, views, models, pretrained, objectives, presets, analyses, pipelines,
-    runs.
+    """What there is: data sets, views, models, pretrained, objectives, presets, analyses,
+    pipelines, runs.
 
     Example: bitimely list presets
     """

@@ -1,6 +1,7 @@
-"""Write the folder of a model that comes with the package from its evaluated run, with the source of
-its data on the card: `python docs/pretrained.py NAME -w WORKSPACE`. The commands that train it stand
-in `bitimely_core/pretrained/models.toml`.
+"""Write the folder of a model that comes with the package from its evaluated run.
+
+`python docs/pretrained.py NAME -w WORKSPACE`. `bitimely_core/pretrained/models.toml` has the
+commands that train it, and the source of its data, which the card gets.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def format_head(name: str, facts: dict[str, object]) -> str:
     commands = "\n".join(map(str, facts["commands"]))  # type: ignore[call-overload]
     return f"""# {name}: {facts["title"]}
 
-For research. It comes with bitimely: `bitimely predict {name} FILES`, `bitimely.from_pretrained("{name}")`.
+For research. It comes with bitimely: `bitimely predict {name} FILES` or
+`bitimely.from_pretrained("{name}")`.
 
 | | |
 |---|---|

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from scipy.signal import find_peaks
 
 import bitimely
 from bitimely_cli.main import main
@@ -23,6 +22,7 @@ from bitimely_core.storage import hash_file
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", "../shared/data")).resolve()
 CINC = DATA / "complete" / "cinc2017" / "training2017"
+BIDMC = DATA / "complete" / "bidmc" / "bidmc_csv"
 NAMES = list(read_toml(registry.PRETRAINED / "models.toml"))
 
 
@@ -72,20 +72,18 @@ def test_rhythms_of_records_are_found_and_the_package_stays_as_it_is(tmp_path: P
     assert hash_folder(registry.PRETRAINED / "ecg-rhythm") == before
 
 
-def test_rates_of_a_made_up_pulse_are_its_rates(tmp_path: Path) -> None:
-    """A pulse of 75 beats a minute, which breathing at 15 a minute makes stronger and weaker."""
-    seconds = np.arange(0, 96, 1 / 125)
-    phase = (seconds * 75 / 60) % 1
-    pulse = np.exp(-(((phase - 0.25) / 0.1) ** 2)) + 0.3 * np.exp(-(((phase - 0.55) / 0.1) ** 2))
-    breath = np.sin(2 * np.pi * seconds * 15 / 60)
-    ppg = (1 + 0.2 * breath) * pulse + 0.3 * breath
-    assert len(find_peaks(pulse, height=0.5)[0]) == 120
-    table = pl.DataFrame({"time": seconds, "PPG": ppg.round(5)})
-    table.write_csv(tmp_path / "finger.csv")
-    model = bitimely.from_pretrained("ppg-heart-rate", workspace=tmp_path)
-    assert float(model.predict(tmp_path / "finger.csv")["prediction"].median()) == pytest.approx(
-        75, abs=4
-    )
+@pytest.mark.skipif(not BIDMC.is_dir(), reason="BIDMC is not here")
+@pytest.mark.parametrize("number", [10, 18, 25])
+def test_the_heart_rate_of_a_patient_of_the_test_split_is_that_of_the_monitor(number: int) -> None:
+    monitor = pl.read_csv(BIDMC / f"bidmc_{number}_Numerics.csv").rename(str.strip)
+    model = bitimely.from_pretrained("ppg-heart-rate")
+    signals = BIDMC / f"bidmc_{number}_Signals.csv"
+    frame = model.predict(signals, channel_map=["PPG=PLETH"])
+    error = [
+        row["prediction"] - monitor["HR"].slice(round(row["start"]), 32).cast(pl.Float64).mean()
+        for row in frame.iter_rows(named=True)
+    ]
+    assert np.mean(np.abs(error)) < 2.5
 
 
 def test_a_verb_that_writes_beside_a_model_takes_a_copy(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def summarize_use(
     for entry in entries.values():
         channels.update(entry.channels)
     recordings = [row for entry in entries.values() for row in entry.recordings]
+    attributes = itertools.chain.from_iterable(row.attributes for row in recordings)
     reports = [entry.report for entry in entries.values() if entry.report]
     findings = itertools.chain(reasons, *(report.reasons for report in reports))
     return SourceUse(
@@ -105,8 +106,7 @@ def summarize_use(
         annotations=sum(row.annotations for row in recordings),
         seconds=round(sum(row.seconds for row in recordings), 3),
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
-        labels_known=not targets.isdisjoint(channels)
-        or any(not targets.isdisjoint(row.attributes) for row in recordings),
+        labels_known=not targets.isdisjoint(itertools.chain(channels, attributes)),
         unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
         unknown_subjects=sum(row.subject_id == row.recording_id for row in recordings),
         rows_dropped=list(_list_dropped(tables)),

@@ -422,6 +422,12 @@ def _missing_channel_error(
     )
 
 
+def _drop_date(start: str | None) -> str | None:
+    """The time of day of a start; None where it is not told."""
+    date, _, time = (start or "").partition("T")
+    return time if time and date != ANONYMOUS else None
+
+
 def select_channels(record: Record, plan: ReadingPlan) -> Record:
     """The record with the channels of `plan` alone, under their names in the run, and with the time
     of day of its start.
@@ -436,9 +442,7 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         parts = [[signal for signal in record.signals if signal.channel == name] for name in names]
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
-    date, _, time = (record.start_time or "").partition("T")
-    is_known = date != ANONYMOUS and time
-    record = replace(record, signals=signals, start_time=time if is_known else None)
+    record = replace(record, signals=signals, start_time=_drop_date(record.start_time))
     if plan.labels is None:
         points = _list_points(record) if plan.points else []
         return replace(record, annotations=points, attributes={})

@@ -170,16 +170,16 @@ class Night(NamedTuple):
     """What is shown of a night beside its stages."""
 
     endpoints: dict[str, EndpointValue]
-    spectrogram: Spectrogram | None
-    clock: float | None
+    spectrogram: Spectrogram | None = None
+    clock: float | None = None
 
 
-def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[Any]) -> Night | None:
-    """Endpoints, spectrogram and clock of sleep stages in epochs; None of another task."""
+def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[Any]) -> Night:
+    """Endpoints, spectrogram and clock of sleep stages in epochs; nothing of another task."""
     options = windows.options
     is_night = windows.task == "classification" and is_staging(windows.class_names)
     if not is_night or options.points or options.epoch is None:
-        return None
+        return Night({})
     epoch = float(options.epoch)
     onsets = windows.index["start"].to_numpy() + (options.length - epoch) / 2
     hypnogram = place_epochs(onsets, prediction.argmax(1), epoch, origin=0.0)
@@ -188,13 +188,16 @@ def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[An
     spectrogram = compute_spectrogram(
         first.channel, to_physical(first), first.rate, onsets - first.onset, epoch
     )
-    start = (
-        None
-        if record.start_time is None
-        else time.fromisoformat(record.start_time.rpartition("T")[2])
-    )
-    clock = None if start is None else start.hour * 3600 + start.minute * 60 + start.second
+    clock = _read_clock(record)
     return Night(endpoints, spectrogram, None if clock is None else clock + float(onsets[0]))
+
+
+def _read_clock(record: Record) -> float | None:
+    """Seconds from midnight to the start of a recording; None: not known."""
+    if record.start_time is None:
+        return None
+    start = time.fromisoformat(record.start_time.rpartition("T")[2])
+    return start.hour * 3600 + start.minute * 60 + start.second
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,12 +244,12 @@ class Predictor:
             confidence,
             sets,
             reach,
-            {} if night is None else night.endpoints,
+            night.endpoints,
             cut.findings,
             cut.placement,
             min(signal.rate for signal in record.signals),
-            spectrogram=night and night.spectrogram,
-            clock=night and night.clock,
+            night.spectrogram,
+            night.clock,
         )
 
     def predict(
