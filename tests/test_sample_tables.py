@@ -320,6 +320,19 @@ def test_a_clock_that_drifts_is_read_and_said(tmp_path: Path) -> None:
     assert "samples are treated as evenly spaced" in messages(tmp_path)
 
 
+@pytest.mark.parametrize(("digits", "rate"), [(5, 125), (4, 256), (5, 1000)])
+def test_times_of_few_significant_digits_give_the_rate(
+    tmp_path: Path, digits: int, rate: int
+) -> None:
+    """As MATLAB's dlmwrite and `%g` write them: 100.008 s is 100.01 s, and so is 100.012 s."""
+    values = np.random.default_rng(0).normal(size=140 * rate).round(3)
+    rows = [f"{k / rate:.{digits}g},{value}" for k, value in enumerate(values)]
+    record = read(tmp_path, "a.csv", "\n".join(["time (s),ECG (mV)", *rows]))
+    (signal,) = record.signals
+    assert (signal.rate, len(signal.samples)) == (rate, len(values))
+    assert "the times are rounded to" in messages(tmp_path)
+
+
 def test_times_rounded_to_seconds_give_the_rate(tmp_path: Path) -> None:
     text = lines("time,x\n", lambda i, v: f"2020-03-01 10:00:{(i + 20) // 50:02d},{v}")
     record = read(tmp_path, "a.csv", text)

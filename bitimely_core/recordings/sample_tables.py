@@ -181,6 +181,8 @@ def _time_signals(
     if clock is None or times is None:
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
+    remarks: list[Finding] = []
+    times = times._replace(seconds=timing.restore_rounded(times.seconds, remarks))
     is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         return _grid_signals(table, times, column, rate)
@@ -193,7 +195,7 @@ def _time_signals(
     if timed.used is not None:
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
-    return TimedSignals(signals, timed.findings, times.start, times.origin)
+    return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
 
 
 def _find_times(

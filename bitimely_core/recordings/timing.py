@@ -129,6 +129,27 @@ def _spread_equal_times(seconds: np.ndarray, findings: list[Finding]) -> np.ndar
     return np.asarray(spread - spread[0])
 
 
+def restore_rounded(seconds: np.ndarray, findings: list[Finding]) -> np.ndarray:
+    """The even clock whose times were written with too few digits, such as five significant ones:
+    0.008 s becomes 0.01 s after 100 s. Other times as they are.
+    """
+    steps = np.diff(seconds)
+    if len(seconds) < 4 or not (steps == 0).any():
+        return seconds
+    rate = round((len(seconds) - 1) / float(seconds[-1] - seconds[0]))
+    if not rate:
+        return seconds
+    even = seconds[0] + np.arange(len(seconds)) / rate
+    late = steps[-len(steps) // 10 :]  # the last times have the fewest digits behind the point
+    digits = -round(np.log10(late[late > 0].min(initial=1.0)))
+    is_written = np.abs(even - seconds) < 0.55 * 10.0**-digits
+    if not is_written.all():
+        return seconds
+    problem = f"the times are rounded to {10.0**-digits:g} s"
+    findings.append(input_warning(Reason.TIMESTAMPS, problem, f"the rows are even, at {rate} Hz"))
+    return even
+
+
 def _drop_repeats(
     seconds: np.ndarray, values: np.ndarray, findings: list[Finding], column: str, first: int
 ) -> np.ndarray | None:
