@@ -20,7 +20,13 @@ from bitimely_core.errors import (
     raise_differences,
     usage_error,
 )
-from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
+from bitimely_core.records import (
+    ResultManifest,
+    complete_results,
+    has_result,
+    is_listed,
+    write_results,
+)
 from bitimely_core.schemas.runs import (
     ReadingOptions,
     RunData,
@@ -149,7 +155,8 @@ class Run:
     def train_subjects(self) -> TrainSubjects | None:
         """Hashes of the training subjects; None for an unfinished training and an export."""
         path = self.folder / "train_subjects.json"
-        return TrainSubjects.load(path) if has_result(path) else None
+        # without them nobody would notice that people were trained on
+        return TrainSubjects.load(path) if has_result(path) or is_listed(path) else None
 
     def require_finished(self) -> Self:
         """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where

@@ -26,7 +26,7 @@ from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.recordings.points import PointTimes, read_times
-from bitimely_core.records import read_result_table
+from bitimely_core.records import describe_changes, read_result_table
 from bitimely_core.registry import Choices
 from bitimely_core.report.prediction_page import (
     collection_page,
@@ -103,6 +103,7 @@ class PredictResult(TypedDict, total=False):
     run: str
     out: str
     n: int
+    notices: list[str]  # altered files of the run
     recordings: list[Any]
     findings: list[dict[str, Any]]
     report: str
@@ -183,6 +184,7 @@ class Predictor:
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
+    changes: tuple[str, ...] = ()  # sentences on the altered files of the run
 
     def predict_record(
         self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto"
@@ -279,11 +281,12 @@ def from_pretrained(
             hint,
             field="RUN",
         )
+    changes = tuple(describe_changes(opened.folder))
     head = opened.load_head()
     fitted = find_calibration(opened, head) if calibrate else None
     if opened.record.data[0].vocabulary:
-        return HistoryPredictor(opened, head, opened.histories(), fitted)
-    return Predictor(opened, head, opened.preprocessing(), fitted)
+        return HistoryPredictor(opened, head, opened.histories(), fitted, changes=changes)
+    return Predictor(opened, head, opened.preprocessing(), fitted, changes=changes)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -319,7 +322,16 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
         calibration = calibrate_folds(first.run)
     elif calibrate:
         calibration = calibrate_run(first.run, [model.head for model in models])
-    return replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
+    changes = itertools.chain(
+        describe_changes(run.folder), *(member.changes for member in (first, *others))
+    )
+    return replace(
+        models[0],
+        run=run,
+        calibration=calibration,
+        others=tuple(models[1:]),
+        changes=tuple(changes),
+    )
 
 
 def predict(
@@ -387,6 +399,7 @@ def predict(
         "run": model.run.name,
         "out": str(target),
         "n": len(recordings),
+        "notices": list(model.changes),
     }
     if dry_run:
         return {**result, "recordings": [recording.name for recording in recordings]}
@@ -584,7 +597,8 @@ def _write_recording(
         series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
         files[f"{name}_timeseries.csv"] = series.write_csv().encode()
     confidence = prediction.confidence
-    page = recording_page(name, model.run.record, model.calibration, prediction, messages)
+    notices = [*model.changes, *messages]
+    page = recording_page(name, model.run.record, model.calibration, prediction, notices)
     report = write_report(folder, page, others=files)
     return {
         "recording": name,
@@ -657,6 +671,5 @@ def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRo
         "predictions.parquet": copy_tables,
         "dataset_description.json": storage.encode_json(about) + b"\n",
     }
-    return write_report(
-        target, collection_page(model.run.record, model.calibration, rows), others=others
-    )
+    page = collection_page(model.run.record, model.calibration, rows, model.changes)
+    return write_report(target, page, others=others)
