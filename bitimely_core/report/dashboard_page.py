@@ -149,11 +149,11 @@ class WorkspaceReader:
 
     def describe(self, folder: Path, spec: TableSpec) -> FolderEntry:
         """What the page says of a folder, from its records."""
-        changes: tuple[str, ...] = ()
+        changes: list[str] = []
         try:
             if spec.kind == "runs":
-                changes = tuple(describe_changes(folder))
-            return replace(spec.describe(folder), changes=changes)
+                changes += describe_changes(folder)
+            entry = spec.describe(folder)
         except (UserError, OSError, ValueError, LookupError) as error:
             raise_system_error(error)
             problem = safe_text(str(error))
@@ -161,12 +161,8 @@ class WorkspaceReader:
                 problem = f"{Path(error.file or folder).name} {error.problem}"
             rest = [None] * (len(spec.columns) - 2)
             cells: list[Cell] = [Link(folder.name), f"damaged: {problem}", *rest]
-            return FolderEntry(cells, damage=problem, changes=changes)
-
-    def list_names(self, is_listed: Callable[[FolderEntry], bool]) -> list[str]:
-        """Kind and name of the folders whose entries are listed so."""
-        entries = self.present.entries.items()
-        return [name for name, (_, entry) in entries if is_listed(entry)]
+            entry = FolderEntry(cells, damage=problem)
+        return replace(entry, changes=tuple(changes))
 
     def describe_run(self, folder: Path) -> FolderEntry:
         """FolderEntry of a run."""
@@ -409,8 +405,7 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
         ),
     )
     tables = list(itertools.chain.from_iterable(map(reader.make_table, specs)))
-    entries = [entry for _, entry in reader.present.entries.values()]
-    scores = [entry.score for entry in entries if entry.score]
+    scores = [entry.score for _, entry in reader.present.entries.values() if entry.score]
     page, best = PageBuilder("Workspace"), choose_scores(scores)
     if best:
         page.add(make_key_figure(best))
@@ -420,21 +415,23 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "The best of several runs on the split that ranks them is optimistic; bitimely report "
             "compares runs with corrected intervals."
         )
-    for entry in entries:
-        page.notice(*entry.changes)
-    damaged = [
-        f"{name} ({entry.damage})"
-        for name, (_, entry) in reader.present.entries.items()
-        if entry.damage
-    ]
-    unfinished = reader.list_names(lambda entry: entry.unfinished)
-    if damaged:
-        page.notice(f"Damaged, see bitimely verify: {', '.join(damaged)}.")
-    if unfinished:
-        names = ", ".join(name.removeprefix("runs/") for name in unfinished)
-        page.notice(f"Not finished: {names}. The command that started a run continues it.")
+    page.notice(*describe_faults(reader))
     sentences = [*count_tables(tables), *describe_best(best)]
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
+
+
+def describe_faults(reader: WorkspaceReader) -> list[str]:
+    """Sentences on altered files, on folders that are damaged and on runs that are not finished."""
+    entries = {name: entry for name, (_, entry) in reader.present.entries.items()}
+    lines = [line for entry in entries.values() for line in entry.changes]
+    damaged = [f"{name} ({entry.damage})" for name, entry in entries.items() if entry.damage]
+    if damaged:
+        lines.append(f"Damaged, see bitimely verify: {', '.join(damaged)}.")
+    names = [name.removeprefix("runs/") for name, entry in entries.items() if entry.unfinished]
+    if names:
+        stopped = ", ".join(names)
+        lines.append(f"Not finished: {stopped}. The command that started a run continues it.")
+    return lines
 
 
 def count_tables(tables: Sequence[Table]) -> list[str]:

@@ -248,7 +248,9 @@ def _add_risks(path: Path, frame: pl.DataFrame) -> None:
     """Add the risks to the table of raw and new ids that the ingest has written."""
     import polars as pl
 
-    ids = pl.read_csv(path, infer_schema=False).with_columns(pl.col("new").cast(pl.Int64))
+    ids = pl.read_csv(path, infer_schema=False, glob=False).with_columns(
+        pl.col("new").cast(pl.Int64)
+    )
     table = ids.join(frame, left_on="new", right_on="subject_id", maintain_order="left")
     table = table.with_columns(pl.col("subject_id").map_elements(quote_formula, pl.String))
     storage.write_bytes(path, table.drop("new").write_csv().encode())

@@ -281,12 +281,12 @@ def from_pretrained(
             hint,
             field="RUN",
         )
-    changes = tuple(describe_changes(opened.folder))
     head = opened.load_head()
     fitted = find_calibration(opened, head) if calibrate else None
+    lines = tuple(describe_changes(opened.folder))
     if opened.record.data[0].vocabulary:
-        return HistoryPredictor(opened, head, opened.histories(), fitted, changes=changes)
-    return Predictor(opened, head, opened.preprocessing(), fitted, changes=changes)
+        return HistoryPredictor(opened, head, opened.histories(), fitted, changes=lines)
+    return Predictor(opened, head, opened.preprocessing(), fitted, changes=lines)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -322,16 +322,17 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
         calibration = calibrate_folds(first.run)
     elif calibrate:
         calibration = calibrate_run(first.run, [model.head for model in models])
-    changes = itertools.chain(
-        describe_changes(run.folder), *(member.changes for member in (first, *others))
+    model = replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
+    return replace(model, changes=_gather_changes(model))
+
+
+def _gather_changes(model: Predictor) -> tuple[str, ...]:
+    """Sentences on the altered files of a run over folds or seeds and of its runs."""
+    members = (model, *model.others)
+    lines = itertools.chain(
+        describe_changes(model.run.folder), *(member.changes for member in members)
     )
-    return replace(
-        models[0],
-        run=run,
-        calibration=calibration,
-        others=tuple(models[1:]),
-        changes=tuple(changes),
-    )
+    return tuple(dict.fromkeys(lines))
 
 
 def predict(
