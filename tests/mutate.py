@@ -163,7 +163,10 @@ AREAS = {
         ("bitimely_core/evaluate/endpoints.py",),
         ("test_endpoints.py", "test_evaluate*.py", "test_predict*.py"),
     ),
-    "privacy": Area(("bitimely_core/privacy.py",), ("test_small_cohorts.py", "test_privacy*.py")),
+    "privacy": Area(
+        ("bitimely_core/privacy.py",),
+        ("test_privacy_rules.py", "test_small_cohorts.py", "test_privacy*.py"),
+    ),
     "disclosure": Area(
         ("bitimely_core/claims/disclosure.py", "bitimely_core/claims/protected_scores.py"),
         ("test_small_cohorts.py", "test_event_times.py", "test_privacy*.py"),
