@@ -185,7 +185,13 @@ AREAS = {
             "bitimely_core/report/text.py",
             "bitimely_core/report/score_blocks.py",
         ),
-        ("test_report.py", "test_verdicts.py", "test_results.py", "test_event_times.py"),
+        (
+            "test_page_numbers.py",
+            "test_report.py",
+            "test_verdicts.py",
+            "test_results.py",
+            "test_event_times.py",
+        ),
     ),
     "splits": Area(
         ("bitimely_core/tokens/splits.py", "bitimely_core/claims/splits.py"),
