@@ -95,3 +95,25 @@ def test_numbers_at_risk_are_those_of_the_horizons_and_of_about_four_days() -> N
     ]
     assert table.rows[0] == ["high", 210, 199, 198, 197, 195, 193]
     assert table.rows[1] == ["low", *["withheld"] * 6]
+
+
+def test_of_few_days_all_numbers_at_risk_are_shown() -> None:
+    groups = make_groups()
+    short = [g.model_copy(update={"points": g.points[:4]}) for g in groups.groups]
+    groups = groups.model_copy(update={"groups": short, "horizons": [300.0]})
+    table = score_blocks._at_risk_table("CHF", groups)
+    assert table.columns[2:] == ["day 100", "day 200", "day 300", "day 400"]
+
+
+def test_the_line_of_a_right_prediction_reaches_the_largest_risk() -> None:
+    groups = make_groups()
+    tenths = [g.model_copy(update={"points": [g.points[2], g.points[7]]}) for g in groups.groups]
+    groups = groups.model_copy(update={"deciles": tenths})
+    (figure,) = score_blocks._calibration_figures("CHF", groups)
+    assert isinstance(figure.data, page.LinePlot)
+    *lines, diagonal = figure.data.lines
+    assert [(list(line.x), list(line.y)) for line in lines] == [
+        ([12.5], pytest.approx([2.0])),
+        ([50.0], pytest.approx([7.0])),
+    ]
+    assert (list(diagonal.x), list(diagonal.y)) == ([0.0, 50.0], [0.0, 50.0])
