@@ -3,12 +3,14 @@
 import base64
 import csv
 import io
+import math
 
 import numpy as np
 import pytest
 
 from bitimely_core import page
 from bitimely_core.report import numbers, score_blocks
+from bitimely_core.report.text import to_json
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
 
@@ -111,9 +113,14 @@ def test_the_line_of_a_right_prediction_reaches_the_largest_risk() -> None:
     groups = groups.model_copy(update={"deciles": tenths})
     (figure,) = score_blocks._calibration_figures("CHF", groups)
     assert isinstance(figure.data, page.LinePlot)
-    *lines, diagonal = figure.data.lines
+    *lines, diagonal = figure.data.series
     assert [(list(line.x), list(line.y)) for line in lines] == [
         ([12.5], pytest.approx([2.0])),
         ([50.0], pytest.approx([7.0])),
     ]
     assert (list(diagonal.x), list(diagonal.y)) == ([0.0, 50.0], [0.0, 50.0])
+
+
+def test_json_has_null_for_what_is_no_finite_number() -> None:
+    values = {1: (1.5, math.nan, math.inf), "b": np.array([2.0, np.nan]), "c": {3, 1}, "d": "x"}
+    assert to_json(values) == {"1": [1.5, None, None], "b": [2.0, None], "c": [1, 3], "d": "x"}
