@@ -10,7 +10,7 @@ import pytest
 
 from bitimely_core import page
 from bitimely_core.report import numbers, score_blocks
-from bitimely_core.report.text import to_json
+from bitimely_core.report.text import make_slug, to_json
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
 
@@ -124,3 +124,11 @@ def test_the_line_of_a_right_prediction_reaches_the_largest_risk() -> None:
 def test_json_has_null_for_what_is_no_finite_number() -> None:
     values = {1: (1.5, math.nan, math.inf), "b": np.array([2.0, np.nan]), "c": {3, 1}, "d": "x"}
     assert to_json(values) == {"1": [1.5, None, None], "b": [2.0, None], "c": [1, 3], "d": "x"}
+
+
+def test_names_of_figures_are_short_and_differ() -> None:
+    used: set[str] = set()
+    slugs = [make_slug(name, used) for name in ("x" * 100, "Risk: CHF, %", "risk chf", "%%")]
+    assert slugs[0] == "x" * 60
+    assert slugs[1] == "risk-chf"
+    assert len(set(slugs)) == 4
