@@ -201,20 +201,26 @@ def draw_rate(
 
 
 def draw_rare(
-    subjects: int, rng: np.random.Generator, positives: float = 8.0, separation: float = 1.5
+    subjects: int,
+    rng: np.random.Generator,
+    positives: float = 8.0,
+    separation: float = 1.5,
+    rows: int = 1,
 ) -> Drawn:
-    """Average precision of a rare label: ten rows for each of `subjects`, each of a subject of its
-    own, with `positives` among 200 on average; scores are normal, `separation` apart.
+    """Average precision of a rare label: ten rows for each of `subjects`, of people with `rows`
+    each, with `positives` among 200 on average; scores are normal, `separation` apart, and of
+    several rows of one person half of the variance is theirs.
     """
     from scipy.stats import norm
 
     share = positives / 200
     y = (rng.random(10 * subjects) < share).astype(np.int64)
-    s = rng.normal(size=len(y)) + separation * y
+    people = np.arange(len(y)) // rows
+    common = 0.5 if rows > 1 else 0.0
+    s = np.sqrt(1 - common) * rng.normal(size=len(y)) + separation * y
+    s += np.sqrt(common) * rng.normal(size=len(y))[people]
     p = (1 / (1 + np.exp(-s)))[:, None]
-    auprc = score("multilabel", y[:, None], p, np.arange(len(y)), class_names=["a"]).metrics[
-        "auprc"
-    ]
+    auprc = score("multilabel", y[:, None], p, people, class_names=["a"]).metrics["auprc"]
     grid = np.linspace(-9.0, 9.0 + separation, 20_001)
     hit, alarm = share * norm.sf(grid - separation), (1 - share) * norm.sf(grid)
     density = norm.pdf(grid - separation)
@@ -281,6 +287,12 @@ OTHERS: dict[str, Callable[[int, np.random.Generator], Drawn]] = {
     "rare label: 8 of 200 positive": draw_rare,
     "rare label: 15 of 200 positive, little skill": partial(
         draw_rare, positives=15.0, separation=0.7
+    ),
+    # at 20: of 50 people
+    "rare label: 5 of 200, four rows a person": partial(draw_rare, positives=5.0, rows=4),
+    "rare label: 8 of 200, four rows a person": partial(draw_rare, rows=4),
+    "rare label: 15 of 200, four rows a person": partial(
+        draw_rare, positives=15.0, separation=0.7, rows=4
     ),
 }
 

@@ -81,6 +81,10 @@ class IngestOptions(OptionGroup):
     follow_symlinks: Annotated[
         bool, Option("--follow-symlinks", help="Follow links that leave SOURCE.")
     ] = False
+    exclude: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="Recording to leave out, as the report names it; repeatable."),
+    ] = None
     keep_phi: Annotated[
         bool, Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")
     ] = False

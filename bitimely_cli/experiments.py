@@ -360,6 +360,7 @@ def export(
     screen.result(
         result,
         [
+            *result["notices"],
             f"{len(result['files'])} files in {result['out']}",
             *filter(None, [result["next"] and f"next: {result['next']}"]),
         ],
@@ -384,7 +385,7 @@ def dashboard(
     from bitimely_core import workflows
 
     result = workflows.dashboard(workspace=common.workspace, out=out, dry_run=dry_run)
-    screen.result(result, [result["verdict"], f"page: {result['page']}"])
+    screen.result(result, [result["verdict"], *result["notices"], f"page: {result['page']}"])
     return Exit.OK
 
 

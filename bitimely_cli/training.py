@@ -634,7 +634,7 @@ def predict(
         lines = _show_recordings(recordings["recordings"])
         lines.append(f"{recordings['n']} recordings in {recordings['out']}")
     printed = {key: value for key, value in made.items() if key != "lines"}
-    screen.result(printed, [*lines, f"report: {made['report']}"])
+    screen.result(printed, [*made["notices"], *lines, f"report: {made['report']}"])
     return made["exit_code"]
 
 

@@ -10,7 +10,7 @@ import difflib
 import re
 import signal
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
@@ -192,6 +192,7 @@ URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?
 WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
+NAMES_LISTED = 60  # known names in an error; of more the first 20
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -482,10 +483,16 @@ def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserErr
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {str(name)!r}",
-        f"known are {', '.join(sorted(names)) or 'none yet'}",
+        f"known are {_list_names(sorted(names)) or 'none yet'}",
         f"Did you mean {' or '.join(close)}?" if close else "",
         code=Reason.UNKNOWN_NAME,
     )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """The names, of very many the first."""
+    rest = f" and {len(names) - 20:,} more" if len(names) > NAMES_LISTED else ""
+    return ", ".join(names[:20] if rest else names) + rest
 
 
 def check_choice(kind: str, value: str | None, names: Iterable[str]) -> None:

@@ -442,6 +442,12 @@ def has_result(path: Path) -> bool:
     return path.is_file() or _locate_result(path).path.is_file()
 
 
+def is_listed(path: Path) -> bool:
+    """Whether the manifest of its folder names a file, which may be missing."""
+    manifest = ResultManifest.find(path.parent)
+    return manifest is not None and path.name in manifest.files
+
+
 def read_result(path: Path) -> bytes:
     """The content of a file of results, compared with the manifest of its folder, if there is one.
 
@@ -563,14 +569,13 @@ def find_changes(folder: Path) -> list[Finding]:
 def describe_changes(folder: Path, parts: tuple[str, ...] = ("",)) -> list[str]:
     """A sentence that names the altered, missing and foreign files of a run and its model, or
     none; a folder without a manifest is left to `verify`. `parts`: what the paths of the files that
-    matter begin with.
+    matter begin with. Raises UserError: integrity (exit 5) for a damaged manifest.
     """
     names = []
     for part in (folder, folder / "model"):
-        if ResultManifest.find(part) is not None:
-            for finding in find_changes(part):
-                path = Path(finding.file or folder).relative_to(folder).as_posix()
-                names += [f"{path} ({finding.problem})"] if path.startswith(parts) else []
+        for finding in _find_alterations(part):
+            path = Path(finding.file or folder).relative_to(folder).as_posix()
+            names += [f"{path} ({finding.problem})"] if path.startswith(parts) else []
     if not names:
         return []
     listed = ", ".join(dict.fromkeys(names))
@@ -578,6 +583,18 @@ def describe_changes(folder: Path, parts: tuple[str, ...] = ("",)) -> list[str]:
         f"Of run {folder.resolve().name} these files are not as they were written: {listed}. "
         "Numbers and drawings from them may be wrong."
     ]
+
+
+def _find_alterations(folder: Path) -> list[Finding]:
+    """As `find_changes`, without changes that a command has not completed, its own or one that runs
+    at this moment.
+    """
+    manifest, before = ResultManifest.find(folder), None
+    findings: list[Finding] = []
+    while manifest is not None and manifest != before:
+        findings = [f for f in find_changes(folder) if f.code != Reason.INCOMPLETE]
+        manifest, before = ResultManifest.find(folder) if findings else None, manifest
+    return findings
 
 
 def _find_file_changes(manifest: ResultManifest, folder: Path, name: str) -> list[Finding]:

@@ -20,7 +20,13 @@ from bitimely_core.errors import (
     raise_differences,
     usage_error,
 )
-from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
+from bitimely_core.records import (
+    ResultManifest,
+    complete_results,
+    has_result,
+    is_listed,
+    write_results,
+)
 from bitimely_core.schemas.runs import (
     ReadingOptions,
     RunData,
@@ -32,6 +38,7 @@ from bitimely_core.schemas.runs import (
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import HistoryPreparation, Preprocessing
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.tokens.sets import name_subjects
 from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
@@ -149,7 +156,8 @@ class Run:
     def train_subjects(self) -> TrainSubjects | None:
         """Hashes of the training subjects; None for an unfinished training and an export."""
         path = self.folder / "train_subjects.json"
-        return TrainSubjects.load(path) if has_result(path) else None
+        # without them nobody would notice that people were trained on
+        return TrainSubjects.load(path) if has_result(path) or is_listed(path) else None
 
     def require_finished(self) -> Self:
         """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where
@@ -271,11 +279,14 @@ class Run:
         windows = self.windows()
         if windows.split == EXTERNAL:  # other pseudonyms, which cannot be compared
             return 0
-        shared = set(self.train_subjects.marks) & set(hash_subjects([windows], split))
+        marks = frozenset(self.train_subjects.marks)
+        subjects = sorted(set(windows[split].subjects()))
+        shared = [s for s in subjects if mark_subject(windows.dataset, s) in marks]
         if shared and windows.split not in {"random-window", "time"}:
             raise input_error(
                 Reason.SUBJECT_LEAKAGE,
-                f"{len(shared)} subjects of the {split} split were in the training of this run",
+                f"{len(shared)} subjects of the {split} split were in the training of this run: "
+                f"{name_subjects(shared)}",
                 "expected none",
                 "Tokenize all views with the same --seed and train again",
                 file=str(windows.name),

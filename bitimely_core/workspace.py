@@ -10,7 +10,7 @@ from typing import Literal
 
 from bitimely_core import registry, storage
 from bitimely_core.errors import Reason, safe_text, unknown_name_error, usage_error
-from bitimely_core.records import has_result
+from bitimely_core.records import has_result, is_listed
 
 FolderKind = Literal["cache", "tokens", "runs", "reports", "exports", "pipelines"]
 NOUNS: dict[str, str] = {
@@ -101,7 +101,8 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
     """The folder of an existing run, given by name or path, or of a model that comes with the
     package.
 
-    Raises UserError (not_found, exit 2) with the closest names.
+    Its record may be missing where a manifest names it: who reads it is told. Raises UserError
+    (not_found, exit 2) with the closest names.
     """
     name = str(run)
     folders = [Path(name)]
@@ -110,7 +111,7 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
         folders.append(registry.PRETRAINED / name)
     for folder in folders:
         with suppress(OSError, ValueError):  # too long, a NUL
-            if has_result(folder / "run.json"):
+            if has_result(folder / "run.json") or is_listed(folder / "run.json"):
                 return folder
     runs = sorted(path.parent.name for path in (workspace / "runs").glob("*/run.json"))
     runs += sorted(path.parent.name for path in registry.PRETRAINED.glob("*/run.json"))

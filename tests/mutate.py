@@ -163,7 +163,10 @@ AREAS = {
         ("bitimely_core/evaluate/endpoints.py",),
         ("test_endpoints.py", "test_evaluate*.py", "test_predict*.py"),
     ),
-    "privacy": Area(("bitimely_core/privacy.py",), ("test_small_cohorts.py", "test_privacy*.py")),
+    "privacy": Area(
+        ("bitimely_core/privacy.py",),
+        ("test_privacy_rules.py", "test_small_cohorts.py", "test_privacy*.py"),
+    ),
     "disclosure": Area(
         ("bitimely_core/claims/disclosure.py", "bitimely_core/claims/protected_scores.py"),
         ("test_small_cohorts.py", "test_event_times.py", "test_privacy*.py"),
@@ -182,7 +185,13 @@ AREAS = {
             "bitimely_core/report/text.py",
             "bitimely_core/report/score_blocks.py",
         ),
-        ("test_report.py", "test_verdicts.py", "test_results.py", "test_event_times.py"),
+        (
+            "test_page_numbers.py",
+            "test_report.py",
+            "test_verdicts.py",
+            "test_results.py",
+            "test_event_times.py",
+        ),
     ),
     "splits": Area(
         ("bitimely_core/tokens/splits.py", "bitimely_core/claims/splits.py"),

@@ -569,3 +569,38 @@ def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
     assert len([group for group in fewer if group not in groups]) <= 2
     big = units.group_units(made[:3], {"r00000": 5, "r00001": units.LARGE_UNIT, "r00002": 5})
     assert [len(group) for group in big] == [1, 1, 1]
+
+
+def test_recordings_are_left_out_by_name_and_come_back_without_it(
+    raw: Path, tmp_path: Path
+) -> None:
+    """The cache is that of a source without their files; the report says so."""
+    out, smaller = tmp_path / "out", tmp_path / "smaller"
+    ingest(raw, out)
+    report = ingest(raw, out, exclude=["b1"])
+    assert READ == ["a1", "b1", "c1"], "nothing is read again"
+    assert cache.open_cache(out).recording_ids() == ["a1", "c1"]
+    assert report["options"]["exclude"] == ["b1"]
+    (reason,) = report["reasons"]
+    assert (reason["code"], reason["level"], reason["file"]) == ("left_out", "info", "b1.json")
+    assert "'b1' is left out, as --exclude asks" in reason["message"]
+    stored = json.loads((out / "manifest.json").read_bytes())["report"]
+    assert (stored["options"]["exclude"], stored["reasons"]) == (["b1"], report["reasons"])
+    shutil.copytree(raw, smaller)
+    (smaller / "b1.json").unlink()
+    assert ingest(smaller, tmp_path / "clean")["content_sha256"] == report["content_sha256"]
+    assert ingest(raw, out)["counts"]["accepted"] == 3
+
+
+def test_an_unknown_recording_to_leave_out_is_refused(raw: Path, tmp_path: Path) -> None:
+    for dry_run in (True, False):
+        error = refused(raw, tmp_path / "out", exclude=["a1", "b2"], dry_run=dry_run)
+        assert (error.code, error.exit_code, error.field) == ("unknown_name", 2, "--exclude")
+        assert "'b2'" in error.problem
+        assert "Did you mean" in error.hint
+        assert "b1" in error.hint
+    for number in range(80):
+        put(raw, f"night{number:02d}", number)
+    error = refused(raw, tmp_path / "out", exclude=["night99"])
+    assert error.requirement.endswith("night16 and 63 more")
+    assert len(error.requirement) < 400

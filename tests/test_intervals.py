@@ -24,7 +24,8 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(name):
     """As often as one of coverage 0.93 to 0.98 in 99.9 % of such simulations."""
     cohorts = 1000 if name.startswith("rate") else 100
     share, absent = simulation.measure_other(name, 20, cohorts, seed=1)
-    assert absent < 0.15
+    # of 5 positives on average 44 % of cohorts have fewer, by Poisson's distribution
+    assert absent < (0.55 if name.startswith("rare label: 5 ") else 0.15)
     lowest, highest = (stats.binom.ppf(q, cohorts, p) for q, p in ((1e-3, 0.93), (0.999, 0.98)))
     assert lowest <= share * cohorts <= highest
 

@@ -429,9 +429,14 @@ def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(
     events = pl.read_csv(folder / f"{name}_events.tsv", separator="\t")
     assert events.columns[:3] == ["onset", "duration", "trial_type"]
     assert events["trial_type"].to_list() == frame["class"].to_list()
-    assert set(
-        json.loads((folder / f"{name}_events.json").read_text())["trial_type"]["Levels"]
-    ) == set(STAGES)
+    sidecar = json.loads((folder / f"{name}_events.json").read_text())
+    assert set(sidecar["trial_type"]["Levels"]) == set(STAGES)
+    assert (sidecar["confidence"]["Minimum"], sidecar["confidence"]["Maximum"]) == (0, 1)
+    np.testing.assert_allclose(events["confidence"], frame["confidence"], atol=1e-6)
+    (row,) = json.loads((tmp_path / "summary.json").read_text())["recordings"]
+    assert (row["windows"], row["status"]) == (len(frame), "predicted")
+    assert row["hours"] == pytest.approx((max(notes.onset) + 30) / 3600)
+    assert row["confidence"] == pytest.approx(frame["confidence"].mean())
     assert (
         json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"]
         == "derivative"

@@ -11,7 +11,7 @@ import small
 from bitimely_core import storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import ResultManifest, StoredRecord, write_results
-from bitimely_core.run import Run, hash_subjects
+from bitimely_core.run import Run, hash_subjects, mark_subject
 from bitimely_core.schemas.ingest import IngestReport
 from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects, TrialRecord
@@ -136,3 +136,8 @@ def test_subjects_of_the_training_are_counted_and_refused_in_a_held_out_split(ho
     with pytest.raises(UserError, match="3 subjects") as refused:
         run.count_shared_subjects("test")
     assert refused.value.code == Reason.SUBJECT_LEAKAGE
+    windows = tokens.open_tokens(home / "tokens" / run.data)
+    named = {s for s in windows["test"].subjects() if f"'{s}'" in refused.value.problem}
+    assert set(hash_subjects([windows], "test")[:3]) == {
+        mark_subject(windows.dataset, subject) for subject in named
+    }

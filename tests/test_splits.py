@@ -143,8 +143,9 @@ def test_official_names(tmp_path: Path) -> None:
 
 def test_official_without_folds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no official split") as error:
-        build([replace(record(0), attributes={})], tmp_path, split="official")
+        build([record(1), replace(record(0), attributes={})], tmp_path, split="official")
     assert error.value.exit_code == Exit.USAGE
+    assert record(0).recording_id in error.value.problem
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -153,6 +154,7 @@ def test_official_folds_that_share_a_subject_are_refused(tmp_path: Path) -> None
     with pytest.raises(UserError) as error:
         build(held, tmp_path, split="official")
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
+    assert f"split: '{held[0].subject_id}'" in error.value.problem
     assert [p.name for p in tmp_path.iterdir()] == [locks.LOCK_FILE]
 
 

@@ -229,6 +229,7 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     windows = build(records(), tmp_path)
     index = windows.index
     row = int(windows["test"].rows[0])
+    subject = index.filter(pl.col("window") == row)["subject_id"][0]
     moved = pl.when(pl.col("window") == row).then(pl.lit("train")).otherwise("split")
     index.with_columns(split=moved).write_parquet(tmp_path / "index.parquet")
     body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"})
@@ -240,6 +241,7 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     with pytest.raises(UserError) as error:
         tokens.open_tokens(tmp_path)
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
+    assert f"1 subjects are in more than one split: '{subject}'" in error.value.problem
 
 
 def test_without_verification_a_wrong_layout_is_still_noticed(tmp_path: Path) -> None:

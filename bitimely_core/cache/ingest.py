@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +65,7 @@ def ingest(
     max_bad: float = 0.5,
     shard: tuple[int, int] | None = None,
     follow_symlinks: bool = False,
+    exclude: Sequence[str] = (),
     keep_phi: bool = False,
     keep_dates: bool = False,
     encoding: str | None = None,
@@ -89,6 +90,7 @@ def ingest(
         shard: (k, n): do part k of n of the units (k from 1); the process that finds all parts done
             publishes.
         follow_symlinks: follow links that leave the source.
+        exclude: names of recordings to leave out, as the report has them; recorded there.
         keep_phi: keep identifying header fields, where the reader knows them.
         keep_dates: keep start times of recordings.
         encoding: of text tables without a byte order mark; None: UTF-8.
@@ -115,6 +117,7 @@ def ingest(
     entry = registry.datasets[dataset]
     resolved = _resolve_options(entry, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
+    _check_names(entry, exclude)
     kind = registry.data_kinds[entry.facts.kind]
     if staging.is_remote(source):
         with use_encoding(encoding):  # what is wrong is found before anything is downloaded
@@ -138,8 +141,7 @@ def ingest(
             resolved = _resolve_options(entry, {**recognized, **(options or {})})
         pinned = _pin_in_scratch(kind, resolved) if dry_run else kind.pin_options(resolved, folder)
         reading: Choices = {"keep_phi": keep_phi, "keep_dates": keep_dates}
-        if encoding is not None:
-            reading["encoding"] = encoding
+        reading |= _drop_empty({"encoding": encoding})
         run = IngestRun(
             dataset=entry,
             source=scanned,
@@ -152,6 +154,7 @@ def ingest(
                 "max_bad": max_bad,
                 "follow_symlinks": follow_symlinks,
                 "verify": verify,
+                **_drop_empty({"exclude": sorted(set(exclude))}),
             },
             jobs=jobs,
             progress=progress,
@@ -228,6 +231,21 @@ def _check_arguments(
             "expected a folder that all parts can read",
             "Ingest without --shard, or copy the files first",
         )
+
+
+def _check_names(entry: registry.Entry[registry.DatasetFacts], exclude: Sequence[str]) -> None:
+    """Raises UserError (config, exit 2) for names of recordings where there are none."""
+    if exclude and entry.facts.kind != "recordings":
+        problem, requirement = (
+            f"{entry.name} has no recordings",
+            "expected a data set of recordings",
+        )
+        raise usage_error(problem, requirement, "Leave it out", field="--exclude")
+
+
+def _drop_empty(options: Choices) -> Choices:
+    """The options that are given."""
+    return {name: value for name, value in options.items() if value}
 
 
 def _plan_ingest(run: IngestRun) -> Choices:

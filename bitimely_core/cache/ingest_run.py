@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,16 @@ from bitimely_core import __version__, storage
 from bitimely_core.cache import ingest_report, shards, source_use
 from bitimely_core.cache.units import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
-from bitimely_core.errors import Exit, Finding, Level, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Level,
+    Reason,
+    UserError,
+    check_choice,
+    input_error,
+    safe_text,
+)
 from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
 from bitimely_core.registry import Choices, DatasetFacts, Entry
 from bitimely_core.schemas.ingest import (
@@ -55,6 +64,7 @@ class IngestRun:
     checksum_status: ChecksumStatus = "absent"
     entries: dict[str, CachedUnit] = field(default_factory=dict)  # by name of the unit
     hashes: dict[str, str] = field(default_factory=dict)  # file -> SHA-256 as read
+    left_out: set[str] = field(default_factory=set)  # files of recordings that are excluded by name
 
     @property
     def settings(self) -> CacheSettings:
@@ -75,18 +85,24 @@ class IngestRun:
         for name, value in self.given_options.items():
             if value is not None and value != defaults.get(name):
                 words += [f"--{name.replace('_', '-')}", str(value)]
-        flags = ("keep_phi", "keep_dates", "strict", "follow_symlinks")
-        chosen = self.options | self.run_options
-        words += [f"--{name.replace('_', '-')}" for name in flags if chosen.get(name)]
-        if self.options.get("encoding"):
-            words += ["--encoding", self.options["encoding"]]
+        words += self._list_flags()
         if self.out.parent.name == "cache" and self.out.parent.parent != Path("workspace"):
             words += ["-w", str(self.out.parent.parent)]
         return shlex.join(words)
 
+    def _list_flags(self) -> list[str]:
+        """The words of the options that every data set has."""
+        flags = ("keep_phi", "keep_dates", "strict", "follow_symlinks")
+        chosen = self.options | self.run_options
+        words = [f"--{name.replace('_', '-')}" for name in flags if chosen.get(name)]
+        words += [f"--exclude={name}" for name in chosen.get("exclude", ())]
+        return words + (["--encoding", chosen["encoding"]] if chosen.get("encoding") else [])
+
     def restart(self) -> IngestRun:
         """A run with the same options that has found nothing yet."""
-        return replace(self, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
+        return replace(
+            self, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={}, left_out=set()
+        )
 
     def list_units(self) -> None:
         """Run the data set's function: units, rows of tables, findings.
@@ -106,11 +122,34 @@ class IngestRun:
                 problem = f"the unit {safe_text(unit.name)} is there twice"
                 file = next(iter(following.files), None)
                 raise input_error(Reason.DUPLICATE_KEY, problem, "expected one", file=file)
+        self.leave_out(self.run_options.get("exclude", ()))
         if self.source is not None:
-            named = self.unit_files | {reason.file for reason in self.reasons}
+            named = self.unit_files | self.left_out | {reason.file for reason in self.reasons}
             for name, fault in self.source.rejected.items():
                 if name not in named:
                     self.reasons.append(replace(fault, level="warning"))
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Drop the units with these names, and say so. Raises UserError: unknown_name (exit 2)."""
+        for name in names:
+            try:
+                check_choice("recording", name, [unit.name for unit in self.units])
+            except UserError as error:
+                error.field = "--exclude"
+                raise
+        dropped = [unit for unit in self.units if unit.name in names]
+        self.units = [unit for unit in self.units if unit.name not in names]
+        self.left_out = {file for unit in dropped for file in unit.files} - self.unit_files
+        self.reasons += [
+            Finding(
+                Reason.LEFT_OUT,
+                f"the recording {safe_text(unit.name)} is left out",
+                "as --exclude asks",
+                file=next(iter(unit.files), None),
+                level="info",
+            )
+            for unit in dropped
+        ]
 
     def read_checksums(self) -> None:
         """Read SHA256SUMS.txt of the source; a warning for each unlisted and each absent file."""
@@ -227,7 +266,7 @@ class IngestRun:
             options = self.dataset.facts.options or {}
             unread = source_use.group_unread(
                 self.sizes,
-                used,
+                used | self.left_out,
                 has_map=self.options.get("map") is not None,
                 is_open="map" in options,
             )

@@ -113,4 +113,4 @@ def list_deciles(fitted: pl.DataFrame) -> list[str]:
 def load_values(folder: Path) -> pl.DataFrame | None:
     """What `fit_values` gave for the token set in `folder`, if it reads numbers."""
     path = folder / VALUES
-    return pl.read_parquet(path) if path.is_file() else None
+    return pl.read_parquet(path, glob=False) if path.is_file() else None

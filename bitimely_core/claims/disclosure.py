@@ -149,7 +149,9 @@ def has_withheld_labels(folder: Path) -> bool:
 def _count_labels(folder: Path, manifest: SequenceManifest) -> Prevalence:
     """Label -> split -> sequences with a label, cases."""
     columns = ["split", *(f"y_{name}" for name in manifest.class_names)]
-    parts = [pl.read_parquet(folder / name, columns=columns) for name in manifest.shards]
+    parts = [
+        pl.read_parquet(folder / name, columns=columns, glob=False) for name in manifest.shards
+    ]
     return count_prevalence(pl.concat(parts), manifest.class_names)
 
 
@@ -162,7 +164,7 @@ def _has_controls(manifest: SequenceManifest) -> bool:
 
 def _count_ratio_groups(folder: Path, manifest: SequenceManifest) -> list[tuple[str, int, int]]:
     """Label, known subjects and cases behind the prevalence ratios of each label."""
-    ratios = pl.read_parquet(folder / "ratios.parquet")
+    ratios = pl.read_parquet(folder / "ratios.parquet", glob=False)
     groups = ratios.group_by("target", maintain_order=True).agg(pl.col("n_case", "n_ref").first())
     controls = _has_controls(manifest)
     return [
@@ -370,7 +372,7 @@ def list_ratio_rows(sequences: EventSequences, disclosure: CountDisclosure) -> l
     """The selected PheCodes by label: the printed ratios in falling order, then those that are
     withheld by code, which shows no order.
     """
-    ratios = pl.read_parquet(sequences.folder / "ratios.parquet").filter("selected")
+    ratios = pl.read_parquet(sequences.folder / "ratios.parquet", glob=False).filter("selected")
     controls = _has_controls(sequences.manifest)
     closed = set[tuple[str, str]]() if disclosure.exact else _find_closed_ratios(ratios, controls)
     rows = []

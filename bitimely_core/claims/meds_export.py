@@ -112,7 +112,9 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
     elif landmark is not None:
         when = pl.col("first") + pl.duration(days=landmark.landmark_days)
     if sequences.options.cohort is not None:
-        days = pl.read_parquet(sequences.folder / COHORT, columns=["subject_id", "index_day"])
+        days = pl.read_parquet(
+            sequences.folder / COHORT, columns=["subject_id", "index_day"], glob=False
+        )
         frame = frame.join(days, on="subject_id", how="left", maintain_order="left")
         when = _to_time(pl.col("index_day"))
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))

@@ -106,9 +106,9 @@ def merge_sorted(
     for low, high in itertools.pairwise(size * i // slices for i in range(slices + 1)):
         # a lazy filter, so that no file is in memory at once
         in_slice = (pl.col(column) >= low) & (pl.col(column) < high)
-        yield pl.concat([pl.scan_parquet(path).filter(in_slice).collect() for path in paths]).sort(
-            *by, maintain_order=True
-        )
+        yield pl.concat(
+            [pl.scan_parquet(path, glob=False).filter(in_slice).collect() for path in paths]
+        ).sort(*by, maintain_order=True)
 
 
 def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[str, StoredFile]:

@@ -69,7 +69,7 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
         raise input_error(Reason.NO_INPUT, "no .parquet in it", expected, **place)
     columns = [pl.col(name).cast(kind) for name, kind in LABEL_COLUMNS.items()]
     try:
-        parts = [pl.read_parquet(path, columns=list(LABEL_COLUMNS)) for path in paths]
+        parts = [pl.read_parquet(path, columns=list(LABEL_COLUMNS), glob=False) for path in paths]
         rows = pl.concat([part.select(columns) for part in parts])
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder, stored=False)
@@ -251,8 +251,8 @@ def _write_task(
         out,
         manifest,
         shards=files,
-        vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
-        ratios=pl.read_parquet(base.folder / "ratios.parquet"),
+        vocabulary=pl.read_parquet(base.folder / "vocab.parquet", glob=False),
+        ratios=pl.read_parquet(base.folder / "ratios.parquet", glob=False),
         values=fitted,
         statistics=statistics,
     )
@@ -337,7 +337,10 @@ def write_predictions(
     shards = [sequences.folder / name for name in sequences.manifest.shards]
     y = f"y_{sequences.class_names[0]}"
     frame = pl.concat(
-        [pl.read_parquet(shard, columns=["subject_id", "prediction_time", y]) for shard in shards]
+        [
+            pl.read_parquet(shard, columns=["subject_id", "prediction_time", y], glob=False)
+            for shard in shards
+        ]
     )[sequences.rows]
     if (id_table := read_id_table(ids)) is not None:
         frame = frame.join(

@@ -238,7 +238,7 @@ def _add_ratios(page: PageBuilder, sequences: EventSequences, disclosure: CountD
     """Selected codes with their ratios, some for each label."""
     import polars as pl
 
-    vocabulary = pl.read_parquet(sequences.folder / "vocab.parquet")
+    vocabulary = pl.read_parquet(sequences.folder / "vocab.parquet", glob=False)
     names = dict(vocabulary.select("code", "name").iter_rows())
     ratio = ("ratio", "95 % CI lower", "upper")
     counts = ("cases with", "cases", "reference with", "reference")

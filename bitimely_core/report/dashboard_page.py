@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -36,7 +36,7 @@ from bitimely_core.page import (
     Table,
     make_tables,
 )
-from bitimely_core.records import has_result, read_result
+from bitimely_core.records import describe_changes, has_result, read_result
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
@@ -82,11 +82,12 @@ class FolderEntry:
     cells: list[Cell]
     score: ScoreLine | None = None
     unfinished: bool = False
-    damaged: bool = False
+    damage: str = ""  # which record cannot be read, and why
+    changes: tuple[str, ...] = ()  # sentences on the altered files of a run
 
 
 FileState = tuple[str, int, int]
-"""Name, size and time of change in nanoseconds of a file in a folder."""
+"""Path in the folder, size and time of change in nanoseconds of a file."""
 
 
 class StoredEntries(BaseModel):
@@ -148,18 +149,20 @@ class WorkspaceReader:
 
     def describe(self, folder: Path, spec: TableSpec) -> FolderEntry:
         """What the page says of a folder, from its records."""
+        changes: list[str] = []
         try:
-            return spec.describe(folder)
+            if spec.kind == "runs":
+                changes += describe_changes(folder)
+            entry = spec.describe(folder)
         except (UserError, OSError, ValueError, LookupError) as error:
             raise_system_error(error)
-            problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
+            problem = safe_text(str(error))
+            if isinstance(error, UserError):
+                problem = f"{Path(error.file or folder).name} {error.problem}"
             rest = [None] * (len(spec.columns) - 2)
-            return FolderEntry([Link(folder.name), f"damaged: {problem}", *rest], damaged=True)
-
-    def list_names(self, is_listed: Callable[[FolderEntry], bool]) -> list[str]:
-        """Kind and name of the folders whose entries are listed so."""
-        entries = self.present.entries.items()
-        return [name for name, (_, entry) in entries if is_listed(entry)]
+            cells: list[Cell] = [Link(folder.name), f"damaged: {problem}", *rest]
+            entry = FolderEntry(cells, damage=problem)
+        return replace(entry, changes=tuple(changes))
 
     def describe_run(self, folder: Path) -> FolderEntry:
         """FolderEntry of a run."""
@@ -242,11 +245,16 @@ def read_score(folder: Path, run: str) -> tuple[ScoreLine | None, str | None]:
     return line, NAMES.get(name, name)
 
 
-def list_states(folder: Path) -> list[FileState]:
-    """The files and folders in `folder`, by name."""
+def list_states(folder: Path, prefix: str = "") -> list[FileState]:
+    """The files and folders in `folder` and below, by their paths in it."""
+    states = []
     with os.scandir(folder) as entries:
-        infos = ((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
-        return sorted((name, info.st_size, info.st_mtime_ns) for name, info in infos)
+        for entry in entries:
+            name, info = prefix + entry.name, entry.stat(follow_symlinks=False)
+            states.append((name, info.st_size, info.st_mtime_ns))
+            if entry.is_dir(follow_symlinks=False):
+                states += list_states(Path(entry.path), f"{name}/")
+    return sorted(states)
 
 
 def read_stored(path: Path) -> StoredEntries:
@@ -407,15 +415,23 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "The best of several runs on the split that ranks them is optimistic; bitimely report "
             "compares runs with corrected intervals."
         )
-    damaged = reader.list_names(lambda entry: entry.damaged)
-    unfinished = reader.list_names(lambda entry: entry.unfinished)
-    if damaged:
-        page.notice(f"Damaged, see bitimely verify: {', '.join(damaged)}.")
-    if unfinished:
-        names = ", ".join(name.removeprefix("runs/") for name in unfinished)
-        page.notice(f"Not finished: {names}. The command that started a run continues it.")
+    page.notice(*describe_faults(reader))
     sentences = [*count_tables(tables), *describe_best(best)]
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
+
+
+def describe_faults(reader: WorkspaceReader) -> list[str]:
+    """Sentences on altered files, on folders that are damaged and on runs that are not finished."""
+    entries = {name: entry for name, (_, entry) in reader.present.entries.items()}
+    lines = [line for entry in entries.values() for line in entry.changes]
+    damaged = [f"{name} ({entry.damage})" for name, entry in entries.items() if entry.damage]
+    if damaged:
+        lines.append(f"Damaged, see bitimely verify: {', '.join(damaged)}.")
+    names = [name.removeprefix("runs/") for name, entry in entries.items() if entry.unfinished]
+    if names:
+        stopped = ", ".join(names)
+        lines.append(f"Not finished: {stopped}. The command that started a run continues it.")
+    return lines
 
 
 def count_tables(tables: Sequence[Table]) -> list[str]:

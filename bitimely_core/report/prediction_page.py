@@ -269,10 +269,14 @@ def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> floa
 
 
 def collection_page(
-    record: RunRecord, calibration: Calibration | None, rows: Sequence[Mapping[str, Any]]
+    record: RunRecord,
+    calibration: Calibration | None,
+    rows: Sequence[Mapping[str, Any]],
+    notices: Sequence[str] = (),
 ) -> Page:
     """The page of all recordings of a call. `rows` are as in the result of `predict`."""
     page = PageBuilder(f"Predictions of {record.run}")
+    page.notice(*notices)
     predicted = [row for row in rows if row["status"] == "predicted"]
     refused = [row for row in rows if row["status"] == "refused"]
     page.fact("Run", describe_run(record))

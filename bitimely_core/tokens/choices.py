@@ -154,10 +154,7 @@ def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
     names = sorted(signals["channel"].unique()) if signals.height else []
     for channel in channels:
         if channel not in names:
-            error = unknown_name_error("channel", channel, names)
-            if len(names) > 20:
-                error.requirement = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
-            raise error
+            raise unknown_name_error("channel", channel, names)
 
 
 def _complete_view(cache: Cache, view: View) -> View:

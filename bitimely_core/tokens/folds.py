@@ -94,7 +94,7 @@ def _measure_training(windows: Windows, index: pl.DataFrame) -> Iterator[list[Mo
     """Moments of each channel in the training windows, recording by recording."""
     import polars as pl
 
-    affine = pl.read_parquet(windows.folder / "recordings.parquet")
+    affine = pl.read_parquet(windows.folder / "recordings.parquet", glob=False)
     of_recording = affine.partition_by("recording_id", as_dict=True)
     training = index.filter(pl.col("split") == "train")
     for (recording,), part in training.group_by("recording_id", maintain_order=True):

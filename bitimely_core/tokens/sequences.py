@@ -125,7 +125,7 @@ class EventSequences(TokenSet):
 
         if self.numbers is None:
             return {}
-        fitted = pl.read_parquet(self.folder / VALUES, columns=["code", "mean", "std"])
+        fitted = pl.read_parquet(self.folder / VALUES, columns=["code", "mean", "std"], glob=False)
         ids = {code: number for number, code in enumerate(self.vocabulary)}
         return {ids[code]: (mean, std) for code, mean, std in fitted.iter_rows() if code in ids}
 
@@ -224,7 +224,7 @@ def _read_shards(
             for name in kinds
         }
         for file in names:
-            part = pl.read_parquet(folder / file).with_columns(
+            part = pl.read_parquet(folder / file, glob=False).with_columns(
                 pl.col("split").cast(pl.String), length=pl.col("codes").list.len()
             )
             for name, kind in kinds.items():
@@ -328,7 +328,7 @@ def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
     ]
     parts = []
     for name in manifest.shards:
-        part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels])
+        part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels], glob=False)
         groups = part.group_by(pl.col("split").cast(pl.String))
         parts.append(groups.agg(count.cast(pl.Int64) for count in counts))
     total = pl.concat(parts).group_by("split").sum()
@@ -351,11 +351,15 @@ def count_carriers(folder: Path, codes: Mapping[str, str]) -> dict[str, dict[str
     import polars as pl
 
     manifest = SequenceManifest.read(folder)
-    ids = dict(pl.read_parquet(folder / "vocab.parquet").select("code", "id").iter_rows())
+    ids = dict(
+        pl.read_parquet(folder / "vocab.parquet", glob=False).select("code", "id").iter_rows()
+    )
     sums: Counter[tuple[str, str, int]] = Counter()
     for name in manifest.shards:
         part = pl.read_parquet(
-            folder / name, columns=["codes", "split", *(f"y_{label}" for label in codes)]
+            folder / name,
+            columns=["codes", "split", *(f"y_{label}" for label in codes)],
+            glob=False,
         )
         for label, code in codes.items():
             carriers = part.filter(pl.col("codes").list.contains(ids[code]))
@@ -385,7 +389,9 @@ def open_sequences(
         frame, events = _read_shards(
             folder, manifest.shards[:shards], mapped=mapped, numbered=numbered
         )
-        codes = pl.read_parquet(folder / "vocab.parquet", columns=["code"])["code"].to_list()
+        codes = pl.read_parquet(folder / "vocab.parquet", columns=["code"], glob=False)[
+            "code"
+        ].to_list()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
         wanted = "expected sequences and their vocabulary in Parquet"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, TypeVar, overload
@@ -25,6 +25,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.formats.text import list_first
 from bitimely_core.registry import Task, datasets
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
@@ -342,20 +343,27 @@ def token_error(path: Path, problem: str, requirement: str) -> UserError:
     return integrity_error(str(path), problem, requirement, "Tokenize again")
 
 
+def name_subjects(subjects: Iterable[object]) -> str:
+    """The first of some subjects, as the cache names them."""
+    return list_first([safe_text(str(subject)) for subject in subjects], 5)
+
+
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
     """Raises UserError (subject_leakage, exit 4) when a subject is in two splits.
 
     Some splits allow it (time, random-window).
     """
-    pairs = index.select("subject_id", "split").unique()
-    several = pairs.height - pairs["subject_id"].n_unique()
-    if several and split not in SHARED:
+    import polars as pl
+
+    splits = index.group_by("subject_id").agg(pl.col("split").n_unique())
+    several = splits.filter(pl.col("split") > 1)["subject_id"].cast(pl.String).sort()
+    if len(several) and split not in SHARED:
         raise input_error(
             Reason.SUBJECT_LEAKAGE,
-            f"{several:,} subjects are in more than one split",
+            f"{len(several):,} subjects are in more than one split: {name_subjects(several)}",
             "expected every subject in one",
             "Tokenize again with --split subject",
             file=str(folder),
-            found=str(several),
+            found=str(len(several)),
             expected="0",
         )

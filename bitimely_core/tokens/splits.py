@@ -200,7 +200,7 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     _check_folds(options, deals=is_dealt)
     if name == "official":
         return lambda subject, recording, attributes, starts: (
-            [_require_official_split(attributes, test_fold)] * len(starts)
+            [_require_official_split(recording, attributes, test_fold)] * len(starts)
         )
     if name == "time":
         return lambda subject, recording, attributes, starts: split_by_time(starts, options.length)
@@ -247,15 +247,15 @@ def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
-def _require_official_split(attributes: Attributes, test_fold: int | None) -> str:
+def _require_official_split(recording: str, attributes: Attributes, test_fold: int | None) -> str:
     """`read_official_split`. Raises UserError (config, exit 2) for a recording without one."""
     split = read_official_split(attributes, test_fold)
     if split is None:
         kind, names = ("folds", "'fold'") if test_fold else ("split", "'split' or 'fold'")
         raise usage_error(
-            f"this data set gives no official {kind}",
+            f"the recording {safe_text(recording)} has no official {kind}",
             f"expected an attribute {names} of every recording",
-            "Use --split subject",
+            "Use --split subject, or leave it out by --exclude of ingest",
             field="split",
             found=safe_text(attributes.get("fold")),
         )

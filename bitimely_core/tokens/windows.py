@@ -242,7 +242,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     folder = Path(folder)
     manifest = open_manifest(folder, WindowManifest, verify)
     options = manifest.options
-    index = pl.read_parquet(folder / "index.parquet")
+    index = pl.read_parquet(folder / "index.parquet", glob=False)
     check_subjects(index, options.split, folder)
     statistics = WindowStatistics.load(folder / "statistics.json")
     shape = (options.window, len(options.channels))
@@ -252,7 +252,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     count = sum(map(len, shards))
     if count != index.height:
         raise token_error(folder, f"{count} windows", f"the index has {index.height}")
-    affine = pl.read_parquet(folder / "recordings.parquet")
+    affine = pl.read_parquet(folder / "recordings.parquet", glob=False)
     recordings = affine["recording_id"].unique(maintain_order=True)
     scale, offset = affine["scale", "offset"].to_numpy().T.reshape(2, len(recordings), shape[1])
     return assemble_windows(

@@ -31,6 +31,7 @@ class DashboardResult(TypedDict):
     format_version: int
     page: str
     verdict: str
+    notices: list[str]
 
 
 def dashboard(
@@ -53,18 +54,23 @@ def dashboard(
         )
     path = workspace / INDEX if out is None else out if out.suffix == ".html" else out / INDEX
     if dry_run:
-        return {
-            "format_version": FORMAT,
-            "page": str(path),
-            "verdict": dashboard_page(WorkspaceReader(workspace, path.parent)).verdict,
-        }
+        return _describe(path, dashboard_page(WorkspaceReader(workspace, path.parent)))
     if not path.parent.is_dir():
         storage.make_folder(path.parent)
     # what is read here is not older than what another process writes
     with locks.take_turns(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
         page = _write_page(workspace, path, is_index=out is None)
-    return {"format_version": FORMAT, "page": str(path), "verdict": page.verdict}
+    return _describe(path, page)
+
+
+def _describe(path: Path, page: Page) -> DashboardResult:
+    return {
+        "format_version": FORMAT,
+        "page": str(path),
+        "verdict": page.verdict,
+        "notices": page.notices,
+    }
 
 
 def _write_page(workspace: Path, path: Path, *, is_index: bool) -> Page:

@@ -587,17 +587,17 @@ def _compare_runs(
 ) -> Comparison:
     """Paired differences of the predictions `first` to those of another run on the same windows."""
     second = find_run_folder(other, workspace)
-    path = second / "predictions.parquet"
+    path, record = second / "predictions.parquet", second / "scores.json"
     stored = Scores()
-    if has_result(second / "scores.json"):
-        stored = Scores.load(second / "scores.json")
+    if has_result(record):
+        stored = Scores.load(record)
     if not has_result(path) or (stored.data, stored.split) != (windows.name, scores.split):
         raise input_error(
             Reason.INCOMPLETE,
             f"no predictions on {windows.name}, split {scores.split}",
             "expected those of an earlier evaluation",
             f"Run: bitimely evaluate {other} --split {scores.split}",
-            file=str(second),
+            file=str(path if has_result(record) else record),
         )
     if first is None:
         raise usage_error(

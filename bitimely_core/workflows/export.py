@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, TypedDict
 from bitimely_core import manifests, storage
 from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.privacy import is_small
-from bitimely_core.records import has_result, list_results, read_result, write_results
+from bitimely_core.records import (
+    describe_changes,
+    has_result,
+    list_results,
+    read_result,
+    write_results,
+)
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import HISTORIES
@@ -33,6 +39,7 @@ class ExportResult(TypedDict, total=False):
     out: str
     files: list[str]
     next: str | None  # the command that reads it
+    notices: list[str]  # altered files of the run that the folder does not hold
     sha256: dict[str, str]
     pushed: str | None  # the repository
     revision: str | None  # the commit
@@ -75,6 +82,7 @@ def export(
         "out": str(target),
         "files": names,
         "next": _name_next(opened, target),
+        "notices": describe_changes(opened.folder),
         "pushed": push,
     }
     if dry_run:

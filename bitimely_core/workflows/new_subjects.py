@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
@@ -44,6 +44,7 @@ class SubjectsResult(TypedDict, total=False):
     run: str
     out: str
     labels: list[str]
+    notices: list[str]  # altered files of the run
     n: int | None
     people: dict[str, Any]
     calibrated: bool
@@ -88,6 +89,7 @@ class HistoryPredictor:
     calibration: Calibration | None = None
     # of each label, in the place of the calibration
     recalibrations: Sequence[Recalibration | None] | None = None
+    changes: tuple[str, ...] = ()  # sentences on the altered files of the run
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -209,6 +211,7 @@ def predict_subjects(
         "run": model.run.name,
         "out": str(target),
         "labels": list(model.class_names),
+        "notices": list(model.changes),
     }
     keep_ids = request.choose_options().get("keep_ids")
     ids = Path(keep_ids) if keep_ids else None
@@ -222,6 +225,7 @@ def predict_subjects(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
     page = new_subjects_page(model.run.record, model.describe_calibration(), made)
+    page = replace(page, notices=[*model.changes, *page.notices])
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )
@@ -244,7 +248,9 @@ def _add_risks(path: Path, frame: pl.DataFrame) -> None:
     """Add the risks to the table of raw and new ids that the ingest has written."""
     import polars as pl
 
-    ids = pl.read_csv(path, infer_schema=False).with_columns(pl.col("new").cast(pl.Int64))
+    ids = pl.read_csv(path, infer_schema=False, glob=False).with_columns(
+        pl.col("new").cast(pl.Int64)
+    )
     table = ids.join(frame, left_on="new", right_on="subject_id", maintain_order="left")
     table = table.with_columns(pl.col("subject_id").map_elements(quote_formula, pl.String))
     storage.write_bytes(path, table.drop("new").write_csv().encode())

@@ -29,7 +29,7 @@ from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.page import Spectrogram
 from bitimely_core.recordings.points import PointTimes, read_times
-from bitimely_core.records import read_result_table
+from bitimely_core.records import describe_changes, read_result_table
 from bitimely_core.registry import Choices
 from bitimely_core.report.prediction_page import (
     collection_page,
@@ -107,6 +107,7 @@ class PredictResult(TypedDict, total=False):
     run: str
     out: str
     n: int
+    notices: list[str]  # altered files of the run
     recordings: list[Any]
     findings: list[dict[str, Any]]
     report: str
@@ -211,6 +212,7 @@ class Predictor:
     preprocessing: Preprocessing
     calibration: Calibration | None = None
     others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
+    changes: tuple[str, ...] = ()  # sentences on the altered files of the run
 
     def predict_record(
         self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto"
@@ -312,9 +314,10 @@ def from_pretrained(
         )
     head = opened.load_head()
     fitted = find_calibration(opened, head) if calibrate else None
+    lines = tuple(describe_changes(opened.folder))
     if opened.record.data[0].vocabulary:
-        return HistoryPredictor(opened, head, opened.histories(), fitted)
-    return Predictor(opened, head, opened.preprocessing(), fitted)
+        return HistoryPredictor(opened, head, opened.histories(), fitted, changes=lines)
+    return Predictor(opened, head, opened.preprocessing(), fitted, changes=lines)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -350,7 +353,17 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
         calibration = calibrate_folds(first.run)
     elif calibrate:
         calibration = calibrate_run(first.run, [model.head for model in models])
-    return replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
+    model = replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
+    return replace(model, changes=_gather_changes(model))
+
+
+def _gather_changes(model: Predictor) -> tuple[str, ...]:
+    """Sentences on the altered files of a run over folds or seeds and of its runs."""
+    members = (model, *model.others)
+    lines = itertools.chain(
+        describe_changes(model.run.folder), *(member.changes for member in members)
+    )
+    return tuple(dict.fromkeys(lines))
 
 
 def predict(
@@ -418,6 +431,7 @@ def predict(
         "run": model.run.name,
         "out": str(target),
         "n": len(recordings),
+        "notices": list(model.changes),
     }
     if dry_run:
         return {**result, "recordings": [recording.name for recording in recordings]}
@@ -615,7 +629,8 @@ def _write_recording(
         series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
         files[f"{name}_timeseries.csv"] = series.write_csv().encode()
     confidence = prediction.confidence
-    page = recording_page(name, model.run.record, model.calibration, prediction, messages)
+    notices = [*model.changes, *messages]
+    page = recording_page(name, model.run.record, model.calibration, prediction, notices)
     report = write_report(folder, page, others=files)
     return {
         "recording": name,
@@ -688,6 +703,5 @@ def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRo
         "predictions.parquet": copy_tables,
         "dataset_description.json": storage.encode_json(about) + b"\n",
     }
-    return write_report(
-        target, collection_page(model.run.record, model.calibration, rows), others=others
-    )
+    page = collection_page(model.run.record, model.calibration, rows, model.changes)
+    return write_report(target, page, others=others)
