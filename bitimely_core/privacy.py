@@ -24,10 +24,10 @@ WITHHELD = "withheld"  # in the place of a number
 NOTICE = (
     f"Counts of 1 to {SMALL - 1} people are withheld, and so are counts and scores from which "
     f"they could be computed; counts of rows are rounded up to multiples of {ROUNDING}. "
-    "Show them with --small-counts, for synthetic or consented data only."
+    "They are shown of synthetic people, and with --small-counts, for consented data only."
 )
 SHOWN = (
-    "Counts below 11 are shown (--small-counts): for synthetic or consented data only. "
+    "Counts below 11 are shown: the people are synthetic, or have consented (--small-counts). "
     "Do not share this page otherwise."
 )
 # the number of `3 rows` or `3 of 40 stays` in a message

@@ -21,6 +21,7 @@ from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import (
     CountDisclosure,
     flow_table,
+    is_open_source,
     open_disclosure,
     shortcut_table,
 )
@@ -216,10 +217,13 @@ def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
 
 
 def protect_report(report: Choices) -> Choices:
-    """An ingest report as it is printed: rounded, unless its sequences are built with
-    `small_counts`.
+    """An ingest report as it is shared: rounded, unless its people are synthetic or its sequences
+    are built with `small_counts`.
     """
-    if "rows" not in report or (report.get("tokens") or {}).get("small_counts") == "shown":
+    if "rows" not in report:
+        return report
+    by_default = "shown" if is_open_source(report["dataset"], report["options"]) else "withheld"
+    if (report.get("tokens") or {}).get("small_counts", by_default) == "shown":
         return report
     path = Path("ingest_report.json")
     if "parts_missing" in report:

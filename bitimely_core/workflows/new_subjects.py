@@ -143,7 +143,7 @@ class HistoryPredictor:
             )
             people = new_subjects.mark_deaths(made.people, open_cache(cache, verify=False))
         frame = self._make_frame(people, probabilities, dated=made.manifest.clock == "calendar")
-        exact = is_open_source(made.manifest)
+        exact = is_open_source(made.manifest.dataset, made.manifest.settings.options)
         return SubjectsPrediction(frame, made.unknown, findings, exit_code, exact)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
