@@ -32,6 +32,7 @@ from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
+    from bitimely_core.registry import Choices
     from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
 
 UNITS_SHOWN = 30
@@ -144,7 +145,6 @@ def ingest(
     Example: bitimely ingest sleep-edf ./raw
     """
     from bitimely_core import workflows
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport
 
     source = parse_source(source)
     if choices.init_map is not None:
@@ -181,14 +181,10 @@ def ingest(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    result = find_data_kind(dataset).protect_report(result)
-    report = (
-        IngestPart.parse(result, where)
-        if "parts_missing" in result
-        else IngestReport.parse(result, where)
-    )
+    shared = find_data_kind(dataset).protect_report(result)
     if quarantine is not None:
-        _write_quarantine(quarantine, dataset, report.units)
+        _write_quarantine(quarantine, dataset, _parse_report(shared, where).units)
+    report = _parse_report(shared if screen.json else _open_report(result), where)
     told = {reason.message for reason in report.reasons}
     screen.print_findings(
         [
@@ -198,8 +194,24 @@ def ingest(
         ],
         str(where),
     )
-    screen.result(result, _show_ingest_report(report, where, has_page=not unpublished))
+    screen.result(shared, _show_ingest_report(report, where, has_page=not unpublished))
     return report.exit_code
+
+
+def _parse_report(result: Choices, where: Path) -> IngestReport | IngestPart:
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport
+
+    return (IngestPart if "parts_missing" in result else IngestReport).parse(result, where)
+
+
+def _open_report(result: Choices) -> Choices:
+    """The report of an ingest as the owner of the data sees it, with the counts of new sequences
+    and the findings on them.
+    """
+    if not result.get("tokens"):
+        return result
+    tokens = screen.choose(result["tokens"])
+    return {**result, "reasons": tokens.pop("reasons", result["reasons"]), "tokens": tokens}
 
 
 def _init_map(
@@ -371,16 +383,18 @@ def tokenize(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    screen.print_findings([FindingRecord(**finding) for finding in result.pop("findings", [])])
+    shown = screen.choose(result)
+    screen.print_findings([FindingRecord(**finding) for finding in shown.get("findings", [])])
+    result.pop("findings", None)
     class_names = result["class_names"]
     rows = []
-    for split, audit in result["audit"].items():
+    for split, audit in shown["audit"].items():
         classes = [audit["classes"].get(name, 0) for name in class_names]
         rows.append([split, *map(format_count, (audit["subjects"], audit["windows"], *classes))])
     screen.table(["split", "subjects", "windows", *class_names], rows)
-    if result.get("honesty"):
-        screen.table(*shortcut_rows(result["honesty"]))
-    text, verb = kind.describe_tokens(result)
+    if shown.get("honesty"):
+        screen.table(*shortcut_rows(shown["honesty"]))
+    text, verb = kind.describe_tokens(shown)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
     advice: list[str] = []
@@ -390,7 +404,7 @@ def tokenize(
         advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*result["notices"], text, *lines, *page, *advice, following])
+    screen.result(result, [*shown["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
 
 

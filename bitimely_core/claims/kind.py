@@ -32,7 +32,7 @@ from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
-from bitimely_core.privacy import format_count, round_message
+from bitimely_core.privacy import EXACT, choose_counts, format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest import IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
@@ -100,9 +100,10 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
         )
         return {"folder": str(out), "base": str(base), "rows": rows.height}
     plan = sequence_plan.resolve_plan(opened, **choices)
-    # beside the number of sequences it would show how few have none
-    n = opened.cohort().height if plan.small_counts else None
-    return {"folder": str(out), "options": plan.options, "subjects": n}
+    result: Choices = {"folder": str(out), "options": plan.options, "subjects": None}
+    # beside the number of sequences it shows how few have none
+    exact = {"subjects": opened.cohort().height}
+    return {**result, **(exact if plan.small_counts else {EXACT: exact})}
 
 
 def write_sequences(
@@ -149,9 +150,18 @@ def write_extras(cache: Path, folder: Path) -> Path | None:
 
 def summarize_sequences(folder: Path) -> Choices:
     """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which
-    may not fit into memory; None: withheld.
+    may not fit into memory; None: withheld, but not in `exact`.
     """
-    manifest, disclosure = SequenceManifest.read(folder), open_disclosure(folder)
+    disclosure = open_disclosure(folder)
+    summary = _summarize(folder, disclosure)
+    if not disclosure.exact:
+        summary[EXACT] = _summarize(folder, CountDisclosure())
+    return summary
+
+
+def _summarize(folder: Path, disclosure: CountDisclosure) -> Choices:
+    """The summary of sequences with what may be printed of them."""
+    manifest = SequenceManifest.read(folder)
     statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
     audit, exact = count_splits(folder), disclosure.exact
     windows = disclosure.get(sum(split["windows"] for split in audit.values()), "out", ALL)
@@ -222,6 +232,8 @@ def protect_report(report: Choices) -> Choices:
     """
     if "rows" not in report:
         return report
+    if report.get("tokens"):
+        report = {**report, "tokens": choose_counts(report["tokens"], owner=False)}
     by_default = "shown" if is_open_source(report["dataset"], report["options"]) else "withheld"
     if (report.get("tokens") or {}).get("small_counts", by_default) == "shown":
         return report

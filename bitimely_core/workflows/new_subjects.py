@@ -16,7 +16,7 @@ from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache import open_cache
 from bitimely_core.claims import new_subjects
 from bitimely_core.claims.disclosure import is_open_source
-from bitimely_core.claims.kind import protect_report
+from bitimely_core.claims.ingest_report import round_reason
 from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
 from bitimely_core.evaluate.predict import predict as predict_rows
@@ -50,7 +50,7 @@ class SubjectsResult(TypedDict, total=False):
     findings: list[dict[str, Any]]
     report: str
     exit_code: int
-    lines: list[str]  # exact counts, for the screen alone
+    exact: dict[str, Any]  # lines and findings as the owner of the data sees them
 
 
 class SubjectsRequest(NamedTuple):
@@ -177,8 +177,8 @@ class HistoryPredictor:
 
 
 def _list_findings(report: Mapping[str, Any]) -> list[FindingRecord]:
-    """The warnings and errors of an ingest, of its tables and of all, with rounded counts."""
-    parsed = IngestReport.parse(protect_report(dict(report)), Path("ingest_report.json"))
+    """The warnings and errors of an ingest, of its tables and of all."""
+    parsed = IngestReport.parse(dict(report), Path("ingest_report.json"))
     reasons = [reason for unit in parsed.units for reason in unit.reasons]
     return [reason for reason in (*reasons, *parsed.reasons) if reason.level != "info"]
 
@@ -228,15 +228,17 @@ def predict_subjects(
     if ids is not None:
         _add_risks(ids, made.frame)
     summary = SubjectsSummary.describe(made)
+    exact = [finding.model_dump() for finding in made.findings]
+    shared = [round_reason(finding).model_dump() for finding in made.findings]
     return {
         **result,
         "n": summary.protected["people"],
         "people": summary.protected,
         "calibrated": model.calibration is not None or model.recalibrations is not None,
-        "findings": [finding.model_dump() for finding in made.findings],
+        "findings": exact if made.exact else shared,
         "report": str(report),
         "exit_code": made.exit_code,
-        "lines": summary.lines,
+        "exact": {"lines": summary.lines, "findings": exact},
     }
 
 
