@@ -16,12 +16,14 @@ import numpy as np
 import polars as pl
 import pytest
 import sklearn.linear_model
+import torch
 from claims_folders import needs
 from samples import SAMPLES
 
 import bitimely
 from bitimely_cli.main import main
 from bitimely_core.errors import Exit
+from bitimely_core.heads import Head
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 CODES = ("428.0", "250.00", "496", "401.9", "585.9", "486", "414.01", "272.4", "530.81", "599.0")
@@ -91,7 +93,7 @@ def write_omop(folder: Path, stays: list[Stay]) -> None:
 
 def write_meds(folder: Path, stays: list[Stay]) -> None:
     people = list_people(stays)
-    rows = [(person, None, "GENDER//F", None) for person in people]
+    rows: list[tuple[object, ...]] = [(person, None, "GENDER//F", None) for person in people]
     rows += [(person, datetime(1940, 1, 1), "MEDS_BIRTH", None) for person in people]
     rows += [
         (stay.person, datetime.combine(stay.day, datetime.min.time()), f"ICD9CM//{code}", None)
@@ -215,7 +217,7 @@ def test_risks_are_those_of_evaluate(
 
 def test_a_folder_is_predicted_in_python_too(home: Path, expected: dict[str, pl.DataFrame]) -> None:
     predict(home, "trees", "omop")
-    model = bitimely.from_pretrained(home / "train/runs/trees", workspace=home / "p")
+    model = bitimely.Encoder.from_pretrained(home / "train/runs/trees", workspace=home / "p")
     table = model.predict(home / "new-omop", as_of=AS_OF)
     for label in LABELS:
         risk = f"risk_{label}"
@@ -293,3 +295,27 @@ def test_evaluate_recalibrates_by_the_people_of_another_place(
             assert stored["brier"]["value"] == pytest.approx(np.mean((y - risk) ** 2), abs=1e-5)
             fitted += 1
     assert fitted >= 2
+
+
+@pytest.mark.parametrize("kind", [pl.String, pl.Int64])
+def test_a_table_in_memory_gives_vectors_and_risks(
+    home: Path, expected: dict[str, pl.DataFrame], kind: type[pl.DataType]
+) -> None:
+    rows = [(s.person, s.day, code) for s in draw_stays(range(1001, 1061)) for code in s.codes]
+    table = pl.DataFrame(rows, schema=["person", "date", "code"], orient="row")
+    table = table.with_columns(pl.col("person").cast(kind), birth_date=BIRTH, sex=pl.lit("F"))
+    table = table.sample(fraction=1, shuffle=True, seed=0)
+    encoder = bitimely.Encoder.from_pretrained(home / "train/runs/net", workspace=home / "train")
+    risks = encoder.predict(table, as_of=AS_OF)
+    assert risks["subject_id"].to_list() == table["person"].unique().sort().to_list()
+    for column in (f"{name}_{label}" for name in ("p", "risk") for label in LABELS):
+        np.testing.assert_allclose(risks[column], expected["net"][column], atol=1e-6)
+    vectors = encoder.transform(table, as_of=AS_OF)
+    assert vectors["subject_id"].equals(risks["subject_id"])
+    head = encoder.head
+    assert isinstance(head, Head)
+    matrix = torch.from_numpy(vectors["embedding"].to_numpy().copy())
+    assert matrix.dtype == torch.float32
+    logits = head.linear(matrix).detach().numpy()
+    p = risks.select(f"p_{label}" for label in LABELS).to_numpy()
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), p, atol=1e-6)

@@ -93,6 +93,7 @@ def test_scores_and_analyses_on_the_own_screen(run: Run, tmp_path: Path) -> None
         target = table[f"target_{label}"].fill_nan(None)
         assert float(observed) == pytest.approx(target.mean(), abs=1e-4)
         risk = table.filter(target.is_not_null())[f"p_{label}"].mean()
+        assert isinstance(risk, float)
         assert float(mean) == pytest.approx(risk, rel=1e-3)
         assert shared["risk_calibration"][label]["predicted"] in (None, round(risk, 3))
     analyze = ("analyze", "calibration", "c")
