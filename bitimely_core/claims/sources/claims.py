@@ -36,6 +36,7 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.options import (
     LabelColumn,
+    parse_date_forms,
     parse_label_columns,
     parse_pairs,
     parse_switch_day,
@@ -182,9 +183,10 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
     # two digits of a year of birth are read by the last day of the claims
-    if not once or options.date_format:
+    forms = parse_date_forms(options)
+    if not once or any(forms.values()):
         survey.read_all(source_tables)
-    patients, advice = _read_patients(source, files, renamed, options.date_format, survey)
+    patients, advice = _read_patients(source, files, renamed, forms, survey)
     labels = _read_labels(source, files.labels, renamed, options, survey)
     map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
     is_wide = any(table.wide for table in source_tables)
@@ -251,7 +253,7 @@ def _open_events_table(
         wide=wide,
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
-        form=options.date_format,
+        form=parse_date_forms(options)["date"],
         since=since,
         constants=constants,
         whole_ids=whole_ids,
@@ -454,7 +456,7 @@ def _read_patients(
     source: Source,
     files: PlainFiles,
     renamed: Mapping[str, str],
-    form: str,
+    forms: Mapping[str, str],
     accounts: TableAccounts,
 ) -> tuple[pl.DataFrame | None, dict[str, str]]:
     """The registered subjects, if a table of them or the claims tell of them; and what to give for
@@ -464,7 +466,7 @@ def _read_patients(
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
     if not files.patients:
-        return _read_patients_of_claims(source, files.claims, wanted, renamed, form, accounts), {}
+        return _read_patients_of_claims(source, files.claims, wanted, renamed, forms, accounts), {}
     frames, names, columns = [], list[str](), dict[str, str]()
     for file in files.patients:
         table = open_table(
@@ -481,7 +483,7 @@ def _read_patients(
     file = files.patients[0]
     frame = keep_unique_rows(pl.concat(frames, how="diagonal"), file, accounts, "subject")
     advice = {key: _advise_column(key, names, columns, file) for key in ("birth", "sex")}
-    subjects = make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form)
+    subjects = make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, forms)
     return subjects, advice
 
 
@@ -515,7 +517,7 @@ def _read_patients_of_claims(
     files: Sequence[str],
     wanted: Mapping[str, Sequence[str]],
     renamed: Mapping[str, str],
-    form: str,
+    forms: Mapping[str, str],
     accounts: TableAccounts,
 ) -> pl.DataFrame | None:
     """What the claims themselves tell of their subjects on each row: birth, death and sex.
@@ -537,7 +539,7 @@ def _read_patients_of_claims(
     if not frames:
         return None
     facts = _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
-    return make_subjects(facts.rename({"subject": "subject_id"}), files[0], accounts, form)
+    return make_subjects(facts.rename({"subject": "subject_id"}), files[0], accounts, forms)
 
 
 def _read_claim_facts(
@@ -599,7 +601,7 @@ def _read_labels(
     frame = keep_unique_rows(frame, file, accounts)
     labels = parse_labels(frame, table.columns, list(names), accounts)
     if INDEX_DATE in table.columns:
-        labels = _read_index_dates(labels, options.date_format, accounts)
+        labels = _read_index_dates(labels, parse_date_forms(options)[INDEX_DATE], accounts)
     accounts.findings += report_spelling(file, table.columns, wanted)
     return labels.drop("row")
 

@@ -269,16 +269,19 @@ def report_spelling(
 
 
 def _advise_forms(samples: Sequence[str], name: str) -> str:
-    """The options that read some dates, those for numbers with the years that they give."""
+    """The options that read some dates, those for numbers with the years that they give; of dates
+    of subjects for their column alone, since those of the claims may have another form.
+    """
+    column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
     years = dates.list_number_forms(samples, dates.get_plausible(name))
     if years:
         flags = [
-            f"--date-format {form} (then they are of {first} to {last})"
+            f"--date-format {column}{form} (then they are of {first} to {last})"
             for form, (first, last) in years.items()
         ]
     else:
         forms = dates.suggest_forms(samples)[:3] or ["%d/%m/%Y"]
-        flags = [f"--date-format '{form}'" for form in forms]
+        flags = [f"--date-format '{column}{form}'" for form in forms]
     return " or ".join(flags)
 
 
