@@ -277,7 +277,7 @@ def _show_ingest_report(
     units, counts = report.units, report.counts
     _show_units(report)
     sequences = getattr(report, "tokens", None)  # of claims
-    if sequences is not None:
+    if sequences is not None and sequences["honesty"]:
         screen.table(*shortcut_rows(sequences["honesty"]))
     lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
     lines += _describe_unread(report)
@@ -299,6 +299,8 @@ def _show_ingest_report(
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
     data = suggest_tokens(report.dataset, where.parent) if report.published else report.dataset
+    if any(reason.code == Reason.NO_INPUT and reason.level == "error" for reason in report.reasons):
+        data += " --no-select"  # the default selection has left nothing
     return [*lines, f"next: bitimely tokenize {data}{name_workspace(where.parents[2])}"]
 
 

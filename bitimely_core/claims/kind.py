@@ -222,7 +222,11 @@ def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
     return SequenceChoices(
         leakage=options.leakage,
         landmark=Landmark() if options.landmark or is_incident else None,
-        **{name: stored[name] for name in ("min_codes", "min_codes_unit") if name in stored},
+        **{
+            name: stored[name]
+            for name in ("min_codes", "min_codes_unit", "select")
+            if name in stored
+        },
     )
 
 
