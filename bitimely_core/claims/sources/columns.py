@@ -17,15 +17,7 @@ from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.claims.unknown_dates import MISSING
-from bitimely_core.errors import (
-    Finding,
-    Place,
-    Reason,
-    UserError,
-    input_error,
-    input_warning,
-    safe_text,
-)
+from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
@@ -59,20 +51,16 @@ def open_table(
     optional: Collection[str] = (),
     *,
     codes: Collection[str] = (),
-    hint: str = "",
+    named: bool = False,
 ) -> OpenTable:
     """A table of text, whatever separates its cells, of Parquet, or of Stata, SAS or SPSS.
 
-    `codes`: names of columns of codes beside that with the key `code`; `hint`: what to do about
-    missing columns. Raises UserError: as `_match_columns` and `_check_types`.
+    `codes`: names of columns of codes beside that with the key `code`; `named`: `--col` gives
+    columns other names. Raises UserError: as `_match_columns` and `_check_types`.
     """
     path = source.path(file)
     mark = find_delimiter(path)
-    try:
-        columns = _match_columns(path, wanted, optional, mark)
-    except UserError as error:
-        error.hint = error.hint or (hint if error.code == Reason.SCHEMA else "")
-        raise
+    columns = _match_columns(path, wanted, optional, mark, named=named)
     names = {name: name for name in codes}
     _check_types(path, file, columns | names, {"code", *codes})
     return OpenTable(file, path, columns, mark)
@@ -101,7 +89,12 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
 
 
 def _match_columns(
-    path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ","
+    path: Path,
+    wanted: Mapping[str, Sequence[str]],
+    optional: Collection[str] = (),
+    mark: str = ",",
+    *,
+    named: bool = False,
 ) -> dict[str, str]:
     """Key -> name of its column in the file. Case, blanks and punctuation of names do not count.
 
@@ -110,30 +103,38 @@ def _match_columns(
     schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
-    chosen, missing = {}, []
+    chosen, missing = {}, dict[str, str]()
     for key, texts in wanted.items():
         accepted = [texts] if isinstance(texts, str) else texts
         if matches := find_names(names, accepted):
             chosen[key] = matches[0]
         elif key not in optional:
-            missing.append(" or ".join(accepted[:NAMES_SHOWN]))
+            missing[key] = " or ".join(accepted[:NAMES_SHOWN])
+    if not missing:
+        return chosen
+    expected, alike = ", ".join(missing.values()), dict[str, str]()
+    for key in missing if named else ():
+        free = [name for name in names if name not in {*chosen.values(), *alike.values()}]
+        if names_alike := words.find_lookalikes(key, free):
+            alike[key] = names_alike[0]
+    flags = " ".join(f"--col {key}={safe_text(alike.get(key, 'NAME'))}" for key in missing)
     # a first line without any is perhaps a patient's row: nothing of it is shown
-    if missing and chosen.keys() <= set(optional):
+    if chosen.keys() <= set(optional) and not alike:
         raise input_error(
             Reason.HEADER,
-            f"the first line has none of the expected columns ({', '.join(missing)})",
+            f"the first line has none of the expected columns ({expected})",
             "expected a header line with these names and a known separator",
+            f"If it is a header, name its columns: {flags}" if named else None,
             file=str(path),
         )
-    if missing:
-        raise input_error(
-            Reason.SCHEMA,
-            f"columns are missing: {', '.join(missing)}",
-            f"found {', '.join(map(safe_text, names[:60]))}",
-            field=missing[0],
-            file=str(path),
-        )
-    return chosen
+    raise input_error(
+        Reason.SCHEMA,
+        f"columns are missing: {expected}",
+        f"found {', '.join(map(safe_text, names[:60]))}",
+        f"Give their names, as {flags}" if named else None,
+        field=", ".join(missing),
+        file=str(path),
+    )
 
 
 def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:

@@ -29,8 +29,8 @@ def index_words(table: str) -> dict[str, str]:
 
 
 def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
-    """The names of columns that may hold what `key` stands for: births or sexes."""
-    beginnings = tuple(WORDS["looks"][key])
+    """The names of columns that may hold what `key` stands for."""
+    beginnings = tuple(WORDS["looks"].get(key, ()))
     return [
         name
         for name in names
