@@ -117,7 +117,8 @@ def _match_columns(
         free = [name for name in names if name not in {*chosen.values(), *alike.values()}]
         if names_alike := words.find_lookalikes(key, free):
             alike[key] = names_alike[0]
-    flags = " ".join(f"--col {key}={safe_text(alike.get(key, 'NAME'))}" for key in missing)
+    shown = {key: safe_text(name) for key, name in alike.items()}
+    flags = " ".join(f"--col {key}={shown.get(key, 'NAME')}" for key in missing)
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if chosen.keys() <= set(optional) and not alike:
         raise input_error(
