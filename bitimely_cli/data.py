@@ -385,18 +385,18 @@ def tokenize(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    shown = screen.choose(result)
-    screen.print_findings([FindingRecord(**finding) for finding in shown.get("findings", [])])
+    visible = screen.choose(result)
+    screen.print_findings([FindingRecord(**finding) for finding in visible.get("findings", [])])
     result.pop("findings", None)
     class_names = result["class_names"]
     rows = []
-    for split, audit in shown["audit"].items():
+    for split, audit in visible["audit"].items():
         classes = [audit["classes"].get(name, 0) for name in class_names]
         rows.append([split, *map(format_count, (audit["subjects"], audit["windows"], *classes))])
     screen.table(["split", "subjects", "windows", *class_names], rows)
-    if shown.get("honesty"):
-        screen.table(*shortcut_rows(shown["honesty"]))
-    text, verb = kind.describe_tokens(shown)
+    if visible.get("honesty"):
+        screen.table(*shortcut_rows(visible["honesty"]))
+    text, verb = kind.describe_tokens(visible)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
     advice: list[str] = []
@@ -406,7 +406,7 @@ def tokenize(
         advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*shown["notices"], text, *lines, *page, *advice, following])
+    screen.result(result, [*visible["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
 
 

@@ -624,14 +624,14 @@ def predict(
         )
     if score.dry_run:
         return _show_plan(made)
-    shown = screen.choose(made)
-    screen.print_findings([FindingRecord(**finding) for finding in shown["findings"]])
-    if "people" in shown:
-        lines = [*shown.get("lines", []), f"risks: {shown['out']}"]
+    visible = screen.choose(made)
+    screen.print_findings([FindingRecord(**finding) for finding in visible["findings"]])
+    if "people" in visible:
+        lines = [*visible.get("lines", []), f"risks: {visible['out']}"]
     else:
-        lines = _show_recordings(shown["recordings"])
-        lines.append(f"{shown['n']} recordings in {shown['out']}")
-    screen.result(made, [*lines, f"report: {shown['report']}"])
+        lines = _show_recordings(visible["recordings"])
+        lines.append(f"{visible['n']} recordings in {visible['out']}")
+    screen.result(made, [*lines, f"report: {visible['report']}"])
     return made["exit_code"]
 
 
@@ -721,8 +721,8 @@ def analyze(
     if read.dry_run:
         return _show_plan(result)
     result.pop("page")
-    shown = screen.choose(result)
-    screen.result(result, [shown["verdict"], *shown["notices"], f"report: {shown['report']}"])
+    visible = screen.choose(result)
+    screen.result(result, [visible["verdict"], *visible["notices"], f"report: {visible['report']}"])
     return int(result["exit_code"])
 
 

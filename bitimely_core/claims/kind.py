@@ -236,10 +236,11 @@ def protect_report(report: Choices) -> Choices:
     """
     if "rows" not in report:
         return report
-    if report.get("tokens"):
-        report = {**report, "tokens": choose_counts(report["tokens"], owner=False)}
-    by_default = "shown" if is_open_source(report["dataset"], report["options"]) else "withheld"
-    if (report.get("tokens") or {}).get("small_counts", by_default) == "shown":
+    is_open = is_open_source(report["dataset"], report["options"])
+    tokens = report.get("tokens") or {"small_counts": "shown" if is_open else "withheld"}
+    if "folder" in tokens:
+        report = {**report, "tokens": choose_counts(tokens, owner=False)}
+    if tokens["small_counts"] == "shown":
         return report
     path = Path("ingest_report.json")
     if "parts_missing" in report:

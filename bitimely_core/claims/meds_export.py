@@ -100,8 +100,8 @@ def _to_time(day: pl.Expr) -> pl.Expr:
 
 
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
-    """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known; none
-    of histories without labels.
+    """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known; of
+    histories without labels none.
     """
     if sequences.target is None:
         return {}

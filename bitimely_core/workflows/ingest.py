@@ -84,8 +84,8 @@ def ingest(
             report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
             if exact := built.get(EXACT):
                 reasons = [*report["reasons"], *exact["findings"]]
-                kept = {key: exact[key] for key in TOKEN_KEYS}
-                report["tokens"][EXACT] = {**kept, "reasons": reasons}
+                counts_of_owner = {key: exact[key] for key in TOKEN_KEYS}
+                report["tokens"][EXACT] = {**counts_of_owner, "reasons": reasons}
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise

@@ -110,29 +110,46 @@ def _match_columns(
             chosen[key] = matches[0]
         elif key not in optional:
             missing[key] = " or ".join(accepted[:NAMES_SHOWN])
-    if not missing:
-        return chosen
+    if missing:
+        is_header = not chosen.keys() <= set(optional)
+        unused = [name for name in names if name not in chosen.values()]
+        raise _refuse_missing(path, names, missing, unused if named else None, is_header=is_header)
+    return chosen
+
+
+def _refuse_missing(
+    path: Path,
+    names: Sequence[str],
+    missing: Mapping[str, str],
+    unused: Sequence[str] | None,
+    *,
+    is_header: bool,
+) -> UserError:
+    """The error about columns that are missing: key -> accepted names.
+
+    `unused`: columns of which `--col` may name one, which the advice does where a name is alike.
+    """
     expected, alike = ", ".join(missing.values()), dict[str, str]()
-    for key in missing if named else ():
-        free = [name for name in names if name not in {*chosen.values(), *alike.values()}]
+    for key in missing if unused is not None else ():
+        free = [name for name in unused or () if name not in alike.values()]
         if names_alike := words.find_lookalikes(key, free):
             alike[key] = names_alike[0]
-    shown = {key: safe_text(name) for key, name in alike.items()}
-    flags = " ".join(f"--col {key}={shown.get(key, 'NAME')}" for key in missing)
+    flags = {key: safe_text(alike[key]) if key in alike else "NAME" for key in missing}
+    advice = " ".join(f"--col {key}={name}" for key, name in flags.items())
     # a first line without any is perhaps a patient's row: nothing of it is shown
-    if chosen.keys() <= set(optional) and not alike:
-        raise input_error(
+    if not is_header and not alike:
+        return input_error(
             Reason.HEADER,
             f"the first line has none of the expected columns ({expected})",
             "expected a header line with these names and a known separator",
-            f"If it is a header, name its columns: {flags}" if named else None,
+            None if unused is None else f"If it is a header, name its columns: {advice}",
             file=str(path),
         )
-    raise input_error(
+    return input_error(
         Reason.SCHEMA,
         f"columns are missing: {expected}",
         f"found {', '.join(map(safe_text, names[:60]))}",
-        f"Give their names, as {flags}" if named else None,
+        None if unused is None else f"Give their names, as {advice}",
         field=", ".join(missing),
         file=str(path),
     )
