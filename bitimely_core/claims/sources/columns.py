@@ -17,7 +17,15 @@ from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.claims.unknown_dates import MISSING
-from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Place,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+)
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
