@@ -87,7 +87,7 @@ class SubjectsPrediction(NamedTuple):
     exact: bool  # whether pages show small counts: the people are synthetic
 
 
-class PeopleRead(NamedTuple):
+class NewPeople(NamedTuple):
     """Histories of new people with how they were read."""
 
     made: new_subjects.NewHistories
@@ -202,7 +202,7 @@ class HistoryPredictor:
     @contextmanager
     def _read(
         self, source: People, request: SubjectsRequest, place: Computation
-    ) -> Iterator[PeopleRead]:
+    ) -> Iterator[NewPeople]:
         """The histories of the people, in a folder that is there within the block."""
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as name:
             home, options = Path(name), request.choose_options()
@@ -225,7 +225,7 @@ class HistoryPredictor:
             )
             opened = open_cache(cache, verify=False)
             ids = None if table is None else _read_ids(home / "ids.csv", table, options)
-            yield PeopleRead(made, opened, findings, exit_code, ids)
+            yield NewPeople(made, opened, findings, exit_code, ids)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The risks [n, K] of the probabilities that the model gives."""
