@@ -82,10 +82,12 @@ class ClaimsFileOptions(OptionGroup):
         ),
     ] = None
     date_format: Annotated[
-        Text,
+        Texts,
         read_option(
             "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y; of numbers sas, stata, unix, r, "
-            "excel, excel-1904, year, yyyymm."
+            "excel, excel-1904, year, yyyymm. COLUMN=FORM: of date, birth, death, obs_start, "
+            "obs_end or index_date alone. May be repeated.",
+            "[COLUMN=]FORM",
         ),
     ] = None
     icd10_from: Annotated[
@@ -265,13 +267,13 @@ class ClaimsBuildOptions(OptionGroup):
         Text, build_option("polars in this process, or spark on a cluster: the same result.")
     ] = None
     small_counts: Annotated[
-        bool,
+        bool | None,
         build_option(
-            "Show counts of 1 to 10 people in pages and results: "
-            "for synthetic or consented data only.",
-            flag="--small-counts",
+            "Show counts of 1 to 10 people in pages and results, which may be shared: for "
+            "consented data only (default: of synthetic people).",
+            flag="--small-counts/--no-small-counts",
         ),
-    ] = False
+    ] = None
     individual_timelines: Annotated[
         bool,
         build_option(
@@ -283,6 +285,8 @@ class ClaimsBuildOptions(OptionGroup):
     def build_choices(self) -> dict[str, Any]:
         """The options that were given, under the names of the library."""
         values = self.collect()
+        if self.small_counts is False:  # said: synthetic people have it by default
+            values["small_counts"] = False
         return {**values, "select": False} if values.pop("no_select", False) else values
 
 

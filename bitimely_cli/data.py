@@ -32,6 +32,7 @@ from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
+    from bitimely_core.registry import Choices
     from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
 
 UNITS_SHOWN = 30
@@ -148,7 +149,6 @@ def ingest(
     Example: bitimely ingest sleep-edf ./raw
     """
     from bitimely_core import workflows
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport
 
     source = parse_source(source)
     if choices.init_map is not None:
@@ -185,14 +185,10 @@ def ingest(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    result = find_data_kind(dataset).protect_report(result)
-    report = (
-        IngestPart.parse(result, where)
-        if "parts_missing" in result
-        else IngestReport.parse(result, where)
-    )
+    shared = find_data_kind(dataset).protect_report(result)
     if quarantine is not None:
-        _write_quarantine(quarantine, dataset, report.units)
+        _write_quarantine(quarantine, dataset, _parse_report(shared, where).units)
+    report = _parse_report(shared if screen.json else _open_report(result), where)
     told = {reason.message for reason in report.reasons}
     screen.print_findings(
         [
@@ -202,8 +198,24 @@ def ingest(
         ],
         str(where),
     )
-    screen.result(result, _show_ingest_report(report, where, has_page=not unpublished))
+    screen.result(shared, _show_ingest_report(report, where, has_page=not unpublished))
     return report.exit_code
+
+
+def _parse_report(result: Choices, where: Path) -> IngestReport | IngestPart:
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport
+
+    return (IngestPart if "parts_missing" in result else IngestReport).parse(result, where)
+
+
+def _open_report(result: Choices) -> Choices:
+    """The report of an ingest as the owner of the data sees it, with the counts of new sequences
+    and the findings on them.
+    """
+    if not result.get("tokens"):
+        return result
+    tokens = screen.choose(result["tokens"])
+    return {**result, "reasons": tokens.pop("reasons", result["reasons"]), "tokens": tokens}
 
 
 def _init_map(
@@ -269,7 +281,7 @@ def _show_ingest_report(
     units, counts = report.units, report.counts
     _show_units(report)
     sequences = getattr(report, "tokens", None)  # of claims
-    if sequences is not None:
+    if sequences is not None and sequences["honesty"]:
         screen.table(*shortcut_rows(sequences["honesty"]))
     lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
     lines += _describe_unread(report)
@@ -291,6 +303,8 @@ def _show_ingest_report(
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
     data = suggest_tokens(report.dataset, where.parent) if report.published else report.dataset
+    if any(reason.code == Reason.NO_INPUT and reason.level == "error" for reason in report.reasons):
+        data += " --no-select"  # the default selection has left nothing
     return [*lines, f"next: bitimely tokenize {data}{name_workspace(where.parents[2])}"]
 
 
@@ -375,16 +389,18 @@ def tokenize(
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
-    screen.print_findings([FindingRecord(**finding) for finding in result.pop("findings", [])])
+    visible = screen.choose(result)
+    screen.print_findings([FindingRecord(**finding) for finding in visible.get("findings", [])])
+    result.pop("findings", None)
     class_names = result["class_names"]
     rows = []
-    for split, audit in result["audit"].items():
+    for split, audit in visible["audit"].items():
         classes = [audit["classes"].get(name, 0) for name in class_names]
         rows.append([split, *map(format_count, (audit["subjects"], audit["windows"], *classes))])
     screen.table(["split", "subjects", "windows", *class_names], rows)
-    if result.get("honesty"):
-        screen.table(*shortcut_rows(result["honesty"]))
-    text, verb = kind.describe_tokens(result)
+    if visible.get("honesty"):
+        screen.table(*shortcut_rows(visible["honesty"]))
+    text, verb = kind.describe_tokens(visible)
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
     advice: list[str] = []
@@ -394,7 +410,7 @@ def tokenize(
         advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*result["notices"], text, *lines, *page, *advice, following])
+    screen.result(result, [*visible["notices"], text, *lines, *page, *advice, following])
     return Exit.OK
 
 

@@ -164,10 +164,13 @@ def report_error(error: UserError) -> int:
         screen.silent = not distributed.claim_report(of_loss=error.code is Reason.INCOMPLETE)
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
-    details = [detail for detail in error.details if detail.message != error.finding.message]
+    first, *details = [error.finding, *error.details]
+    if error.exact and not screen.json:
+        first, *details = error.exact
+    details = [detail for detail in details if detail.message != first.message]
     report_name = "ingest_report.json" if error.report else "the message of --json"
     with suppress(OSError):  # the screen may be a file on a full disk
-        screen.print_findings([error.finding, *details], report_name)
+        screen.print_findings([first, *details], report_name)
         if screen.json:
             screen.result(error.report or make_error_object(error))
     return int(error.exit_code)

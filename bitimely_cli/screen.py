@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import UserError, clean
+from bitimely_core.privacy import choose_counts
 from bitimely_core.system_errors import is_later_process
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Screen:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
 
+    def choose(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The result for the reader: JSON may be shared, the lines are for who owns the data."""
+        return choose_counts(result, owner=not self.json)
+
     @contextmanager
     def show_partial(self, show: Callable[[Any], Sequence[str]]) -> Iterator[None]:
         """Show what was computed before a fault of the machine in this block, and then lines; under
@@ -86,11 +91,13 @@ class Screen:
             raise
 
     def result(self, result: Mapping[str, Any], lines: Sequence[str] = ()) -> None:
-        """The end of a verb: one JSON object under --json, else `lines`."""
+        """The end of a verb: one JSON object under --json, to be shared, else `lines`."""
         if self.silent:
             return
         if self.json:
-            text = json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True)
+            text = json.dumps(
+                self.choose(result), allow_nan=False, ensure_ascii=False, sort_keys=True
+            )
             sys.stdout.write(
                 "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n"
             )
@@ -104,7 +111,9 @@ class Screen:
         people.
         """
         return [
-            describe_fact(key, value) for key, value in result.items() if key != "format_version"
+            describe_fact(key, value)
+            for key, value in self.choose(result).items()
+            if key != "format_version"
         ]
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:

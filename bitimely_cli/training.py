@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -41,8 +41,6 @@ from bitimely_core.privacy import format_count
 if TYPE_CHECKING:
     from bitimely_core.schemas.scores import MetricValue, Scores
     from bitimely_core.workflows.jobs import TrainingResult
-    from bitimely_core.workflows.new_subjects import SubjectsResult
-    from bitimely_core.workflows.predict import PredictResult
 
 
 class ResamplingUnit(StrEnum):
@@ -453,6 +451,7 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the tables of scores; the lines below them."""
+    result = screen.choose(result)
     from bitimely_core.evaluate import describe_units
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas.scores import Scores
@@ -625,16 +624,14 @@ def predict(
         )
     if score.dry_run:
         return _show_plan(made)
-    screen.print_findings([FindingRecord(**finding) for finding in made["findings"]])
-    if "lines" in made:
-        subjects = cast("SubjectsResult", made)
-        lines = [*subjects["lines"], f"risks: {subjects['out']}"]
+    visible = screen.choose(made)
+    screen.print_findings([FindingRecord(**finding) for finding in visible["findings"]])
+    if "people" in visible:
+        lines = [*visible.get("lines", []), f"risks: {visible['out']}"]
     else:
-        recordings = cast("PredictResult", made)
-        lines = _show_recordings(recordings["recordings"])
-        lines.append(f"{recordings['n']} recordings in {recordings['out']}")
-    printed = {key: value for key, value in made.items() if key != "lines"}
-    screen.result(printed, [*made["notices"], *lines, f"report: {made['report']}"])
+        lines = _show_recordings(visible["recordings"])
+        lines.append(f"{visible['n']} recordings in {visible['out']}")
+    screen.result(made, [*visible["notices"], *lines, f"report: {visible['report']}"])
     return made["exit_code"]
 
 
@@ -724,7 +721,8 @@ def analyze(
     if read.dry_run:
         return _show_plan(result)
     result.pop("page")
-    screen.result(result, [result["verdict"], *result["notices"], f"report: {result['report']}"])
+    visible = screen.choose(result)
+    screen.result(result, [visible["verdict"], *visible["notices"], f"report: {visible['report']}"])
     return int(result["exit_code"])
 
 

@@ -357,6 +357,8 @@ class UserError(Exception):
     report: dict[str, Any] | None = None
     # what was computed before a fault of the machine, as the command prints it under --json
     result: object = None
+    # the lines as the owner of the data sees them, where those above have rounded counts of people
+    exact: list[Finding] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(self.finding.message)

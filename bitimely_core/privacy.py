@@ -21,13 +21,14 @@ FEASIBLE = 5  # least number of values that a withheld count can have, by all th
 ROUNDING = 10  # counts of rows are rounded up to multiples of it
 DECIMALS = 3  # of scores beside withheld counts
 WITHHELD = "withheld"  # in the place of a number
+EXACT = "exact"  # of a result: entries as the owner of the data sees them
 NOTICE = (
     f"Counts of 1 to {SMALL - 1} people are withheld, and so are counts and scores from which "
     f"they could be computed; counts of rows are rounded up to multiples of {ROUNDING}. "
-    "Show them with --small-counts, for synthetic or consented data only."
+    "They are shown of synthetic people, and with --small-counts, for consented data only."
 )
 SHOWN = (
-    "Counts below 11 are shown (--small-counts): for synthetic or consented data only. "
+    "Counts below 11 are shown: the people are synthetic, or have consented (--small-counts). "
     "Do not share this page otherwise."
 )
 # the number of `3 rows` or `3 of 40 stays` in a message
@@ -39,6 +40,14 @@ NUMBER_IN_TEXT = re.compile(r"(?<![\w.-])\d[\d,]*(?!\.?\w)")
 
 Key = TypeVar("Key", bound=Hashable)
 Sums = Sequence[tuple[Key, Sequence[Key]]]  # total, parts
+
+
+def choose_counts(result: Mapping[str, Any], *, owner: bool) -> dict[str, Any]:
+    """The result of a verb for its reader: who owns the data sees on the own screen the entries of
+    `exact` in the place of those that may be shared, nobody else does.
+    """
+    shared = {name: value for name, value in result.items() if name != EXACT}
+    return {**shared, **(result.get(EXACT) or {})} if owner else shared
 
 
 def is_small(count: int | None) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
@@ -586,3 +587,100 @@ def test_without_pyreadstat_the_way_out_is_named(
     ended = ingest(copy_case(raw, "31_stata"))
     assert ended.code == 2
     assert ended.has("error[missing_extra]", "pip install 'bitimely[stat]'")
+
+
+# --- the first fifteen minutes: person, date and code in a table that somebody has
+
+
+STRANGE = {
+    "german, windows-1252": (
+        ("Patientennummer", "Behandlungsdatum", "ICD"),
+        {"separator": ";", "format": "%d.%m.%Y"},
+        ["--encoding", "cp1252", "--date-format", "%d.%m.%Y"],
+    ),
+    "french": (
+        ("id_patient", "date_entree", "diagnostic_principal"),
+        {"separator": ";", "format": "%d/%m/%Y"},
+        ["--date-format", "%d/%m/%Y"],
+    ),
+    "canadian": (("HCN", "ADMDATE", "DIAG_CODE"), {"separator": ",", "format": "%Y%m%d"}, []),
+    "primary care": (("Patient ID", "Event Date", "Code Value"), {}, []),
+    "stays": (("member", "admission", "dx"), {}, []),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_columns_as_people_call_them(ingest: Ingest, raw: Path, name: str) -> None:
+    """The name of the icd9 column does not say the vocabulary: the codes are ICD-9 by default."""
+    columns, form, options = STRANGE[name]
+    table = read_control().select("patient_id", "date", "icd9")
+    table = table.rename(dict(zip(table.columns, columns, strict=True)))
+    day = pl.col(columns[1]).str.to_date().dt.strftime(form.get("format", "%Y-%m-%d"))
+    table = table.with_columns(day, Bemerkung=pl.lit("Störung, übrig"), Betrag=pl.lit("1.234,50"))
+    text = table.write_csv(separator=form.get("separator", ","))
+    (raw / "export.csv").write_bytes(text.encode("cp1252" if "--encoding" in options else "utf-8"))
+    copy_patients(raw)
+    ended = ingest(raw, "--col", "vocab=icd9", *options)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        (("PatKey", "DtOfEvent", "icd9"), "--col subject='PatKey' --col date='DtOfEvent'"),
+        (("key", "when", "icd9"), "--col subject=NAME --col date=NAME"),
+        (("patient_id", "Visit_Dt_Local", "MyDx"), "--col date='Visit_Dt_Local' --col code='MyDx'"),
+    ],
+)
+def test_columns_that_are_missing_are_asked_for_by_name(
+    ingest: Ingest, raw: Path, columns: Sequence[str], advice: str
+) -> None:
+    table = read_control().select("patient_id", "date", "icd9")
+    table.rename(dict(zip(table.columns, columns, strict=True))).write_csv(raw / "export.csv")
+    copy_patients(raw)
+    first = ingest(raw)
+    assert first.code == 4
+    assert first.has(advice), first.text
+    named = [
+        f"{key}={name}" for key, name in zip(("subject", "date", "code"), columns, strict=True)
+    ]
+    options = [word for text in named for word in ("--col", text)]
+    options += ["--col", "vocab=icd9"] if columns[2] != "icd9" else []
+    second = ingest(raw, *options, workspace="v")
+    assert (second.code, second.count_cases()) == (0, RIGHT)
+
+
+def test_deaths_in_a_table_apart(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    died = read_patients()["patient_id"].gather_every(7)
+    deaths = pl.DataFrame({"patient_id": died, "date": ["2007-12-31"] * len(died)})
+    deaths.write_csv(raw / "deaths.csv")
+    ended = ingest(raw, "--keep-dates")
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+    day = (date(2007, 12, 31) - date(1970, 1, 1)).days
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert cohort["death_day"].drop_nulls().to_list() == [day] * len(died)
+
+
+def test_further_columns_of_codes_are_named(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    claims = read_control().with_columns(dx_other=pl.lit("401.9"), diag_text=pl.lit("pressure"))
+    claims.write_csv(raw / "claims.csv")
+    first = ingest(raw)
+    assert first.has("columns of codes are not read", "'dx_other'", "--col code='icd9','dx_other'")
+    assert not first.has("columns of codes", "diag_text")
+    second = ingest(raw, "--col", "code=icd9,dx_other", workspace="v")
+    assert second.count_rows() > first.count_rows()
+
+
+def test_icd10_with_a_map_of_icd10_alone(raw: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{p},2015-01-{day:02d},E11.9" for p in range(12) for day in range(1, 7)]
+    (raw / "export.csv").write_text("\n".join(["person,date,code", *rows]) + "\n")
+    (raw / "map.csv").write_text("icd10,phecode\nE11.9,250.2\nI10,401.1\n")
+    home = raw.parent / "w"
+    words = ["ingest", "pophr", str(raw), "-w", str(home), "--phecode-map", str(raw / "map.csv")]
+    assert main(words) == 4
+    assert "Give --col vocab=icd10" in capfd.readouterr().err
+    words += ["--col", "vocab=icd10", "--rules", "none", "--no-select", "--min-codes", "1"]
+    assert main(words) == 0
+    assert open_cache(home / "cache" / "pophr").events_manifest.funnel.rows == 72

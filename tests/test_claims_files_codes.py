@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -566,3 +567,32 @@ def test_words_of_the_claims_and_claims_line_feed() -> None:
     words = reversals.list_words("CLM_ADJSMT_TYPE_CD")
     assert reversals.mark_reversals(frame, words)["reversal"].to_list() == [0, 1, 2, 0]
     assert codes.shape_text("E11.9 A") == "x99.9 x"
+
+
+def test_columns_of_one_source_have_forms_of_their_own(ingest: Ingest) -> None:
+    """Services in days of SAS, births as days of the United States: the advice is followed."""
+    start = date(1960, 1, 1)
+    first_day = (date(2005, 1, 1) - start).days
+    rows = [f"p{i},12/{i % 28 + 1:02d}/1950,{first_day + i},428.0" for i in range(40)]
+    run = partial(ingest, rows, header="patient_id,birth_date,service_date,icd9")
+    choices = ["--rules", "none", "--keep-dates", "--min-codes", "1"]
+    first = run(*choices)
+    assert first.code == 4
+    assert "Give their form, as --date-format 'birth=%m/%d/%Y'" in first.screen
+    second = run("--date-format", "birth=%m/%d/%Y", *choices)
+    assert second.code == 4
+    assert "--date-format sas (then they are of 2005 to 2005)" in second.screen
+    forms = ["--date-format", "sas", "--date-format", "birth=%m/%d/%Y"]
+    outcome = run(*forms, *choices)
+    assert outcome.code == 0
+    people = pl.concat(map(pl.read_parquet, outcome.cache.glob("subjects-*.parquet")))
+    births = {(date(1950, 12, day) - date(1970, 1, 1)).days for day in range(1, 29)}
+    assert set(people["birth_day"]) == births
+    expected = (date(2005, 1, 1) - date(1970, 1, 1)).days
+    assert outcome.list_days() == [expected + i for i in range(40)]
+
+
+def test_a_form_of_a_column_without_dates_is_refused(ingest: Ingest) -> None:
+    outcome = ingest("00_control", "--date-format", "brith=sas")
+    assert outcome.code == 2
+    assert "birth" in outcome.screen

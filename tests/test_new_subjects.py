@@ -8,7 +8,8 @@ import csv
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -25,6 +26,7 @@ from bitimely_cli.main import main
 from bitimely_core.claims import codes
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.evaluate import risk_calibration
+from bitimely_core.workflows import calibrate
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 CUT = "2009-06-30"
@@ -209,6 +211,19 @@ def test_labels_that_cannot_be_calibrated_say_why() -> None:
         np.repeat([0.2, 0.8], 15), np.repeat([0.0, 1.0], 15), np.arange(30)
     )
     assert apart.slope.value is None
+
+
+@pytest.mark.parametrize(
+    ("cases", "expected"), [(20, "nearly the same for all people"), (3, "no label has 10 people")]
+)
+def test_risks_that_cannot_be_recalibrated_say_why(
+    cases: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = (np.arange(40) < cases).astype(float)[:, None]
+    monkeypatch.setattr(calibrate, "predict_windows", lambda *_, **__: np.full((40, 1), 0.3))
+    rows: Any = SimpleNamespace(targets=lambda _: target)
+    with pytest.raises(UserError, match=expected):
+        calibrate.fit_recalibrations(cast("Any", None), rows, "north", calibrate.Computation())
 
 
 ROWS = """patient_id,date,icd9

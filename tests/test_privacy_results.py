@@ -1,4 +1,4 @@
-"""What is shared of runs on claims (pages, drawings, tables, cards, exports, recipes, the screen)
+"""What is shared of runs on claims (pages, drawings, tables, cards, exports, recipes, JSON)
 holds nothing that the scores withhold.
 """
 
@@ -63,7 +63,7 @@ def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, str]:
     """A workspace in which every verb has worked on claims with rare labels, and all that was
-    printed.
+    printed under `--json`; the lines without it are for who owns the data.
     """
     folder = tmp_path_factory.mktemp("shared")
     raw, home, screen = test_privacy.write_cohort(folder / "raw", request.param), folder / "w", []
@@ -71,7 +71,7 @@ def shared(
     recipe = folder / "claims.toml"
     recipe.write_text(RECIPE)
     for argv in list_commands(raw, recipe):
-        code = main([*argv, "-w", str(home)])
+        code = main([*argv, "-w", str(home), *([] if "--json" in argv else ["--json"])])
         screen.append(f"$ {' '.join(argv[:3])} -> {code}\n{capture()}")
         assert code in ({0, 2, 3, 4} if argv[0] == "analyze" else {0, 3}), screen[-1]
     return home, "\n".join(screen)

@@ -70,7 +70,8 @@ def _find_excluded(
     if not excluded:
         return []
     least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
-    hint = RARE_CODES if excluded > with_sequence else ""
+    hint = "Lower --min-codes" if choices.select is False else RARE_CODES
+    hint = hint if excluded > with_sequence else ""
     if {("out", ALL), key} & disclosure.withheld:
         problem, count = "some subjects have no sequence", 1
     else:

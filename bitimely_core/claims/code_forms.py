@@ -210,8 +210,10 @@ def _has_dagger(text: str) -> bool:
 
 
 def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
-    """Raises UserError (bad_code) where a full map knows too few of the codes."""
-    if not column.is_map_full:
+    """Raises UserError: wrong_vocabulary for codes of the other one, bad_code where a full map
+    knows too few of the codes.
+    """
+    if column.table and not column.is_map_full:
         return
     unknown = column.select(lambda text: not _is_known(text, form, column.table))
     if column.rows < LEAST_ROWS or unknown.rows <= max_bad * column.rows:
@@ -227,6 +229,8 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
             f"Give --col vocab={other}, or --col vocab=NAME of the column that states the "
             "vocabulary, or --icd10-from DATE",
         )
+    if not column.table:  # the rows may be for the label rules alone
+        return
     raise input_error(
         Reason.BAD_CODE,
         f"{unknown.rows} of {column.rows} rows hold no code of {name} that the map knows (they "

@@ -18,7 +18,7 @@ from bitimely_core import privacy
 from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas.ingest import AgreementCell, EventsManifest
+from bitimely_core.schemas.ingest import AgreementCell
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     PrevalenceCount,
@@ -39,6 +39,13 @@ Carriers = Mapping[str, Mapping[str, tuple[int, int]]]
 """Label -> split or all -> subjects with the best single code of the label, among the cases and
 among the others.
 """
+
+
+def is_open_source(dataset: str, options: Mapping[str, Any]) -> bool:
+    """Whether the people of a data set, ingested with these options, are synthetic: no count of
+    them is withheld, unless that is asked for.
+    """
+    return dataset == SYNTHETIC or options.get("source") in OPEN_LAYOUTS
 
 
 class CountSystem:
@@ -113,12 +120,6 @@ class CountDisclosure:
         cases_with, others_with = self.carriers[label][part]
         table = (cases_with, scores.cases[part], cases_with + others_with, scores.subjects[part])
         return self.get_score(score, label, part) if privacy.has_open_table(*table) else None
-
-
-def is_open_source(manifest: EventsManifest) -> bool:
-    """Whether the people of a cache are synthetic, so that no count of them is withheld."""
-    source = manifest.settings.options.get("source")
-    return manifest.dataset == SYNTHETIC or source in OPEN_LAYOUTS
 
 
 def open_disclosure(folder: Path) -> CountDisclosure:

@@ -30,7 +30,10 @@ HARMLESS = {
 TASK_LABELS = {"meds"}  # layouts whose labels come in folders of their own
 ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
 GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
-NO_LABELS = "For histories without labels give --rules none"
+NO_LABELS = (
+    "For dates and codes alone give --cohort diabetes-codes --no-select; for histories without "
+    "labels --rules none --no-select"
+)
 
 
 class LabelCounts(NamedTuple):

@@ -98,11 +98,14 @@ def ingest_events(
 
 @contextmanager
 def _round_refusal() -> Iterator[None]:
-    """An error about the data that leaves this block, and its details, have rounded counts."""
+    """An error about the data that leaves this block, and its details, have rounded counts; those
+    of `exact` are not rounded.
+    """
     try:
         yield
     except UserError as error:
         if error.exit_code == Exit.REFUSED:
+            error.exact = [error.finding, *error.details]
             error.problem, error.requirement = map(
                 round_message, (error.problem, error.requirement)
             )

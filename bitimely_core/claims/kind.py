@@ -21,6 +21,7 @@ from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import (
     CountDisclosure,
     flow_table,
+    is_open_source,
     open_disclosure,
     shortcut_table,
 )
@@ -31,7 +32,7 @@ from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
-from bitimely_core.privacy import format_count, round_message
+from bitimely_core.privacy import EXACT, choose_counts, format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest import IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
@@ -99,9 +100,10 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
         )
         return {"folder": str(out), "base": str(base), "rows": rows.height}
     plan = sequence_plan.resolve_plan(opened, **choices)
-    # beside the number of sequences it would show how few have none
-    n = opened.cohort().height if plan.small_counts else None
-    return {"folder": str(out), "options": plan.options, "subjects": n}
+    result: Choices = {"folder": str(out), "options": plan.options, "subjects": None}
+    # beside the number of sequences it shows how few have none
+    exact = {"subjects": opened.cohort().height}
+    return {**result, **(exact if plan.small_counts else {EXACT: exact})}
 
 
 def write_sequences(
@@ -148,9 +150,18 @@ def write_extras(cache: Path, folder: Path) -> Path | None:
 
 def summarize_sequences(folder: Path) -> Choices:
     """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which
-    may not fit into memory; None: withheld.
+    may not fit into memory; None: withheld, but not in `exact`.
     """
-    manifest, disclosure = SequenceManifest.read(folder), open_disclosure(folder)
+    disclosure = open_disclosure(folder)
+    summary = _summarize(folder, disclosure)
+    if not disclosure.exact:
+        summary[EXACT] = _summarize(folder, CountDisclosure())
+    return summary
+
+
+def _summarize(folder: Path, disclosure: CountDisclosure) -> Choices:
+    """The summary of sequences with what may be printed of them."""
+    manifest = SequenceManifest.read(folder)
     statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
     audit, exact = count_splits(folder), disclosure.exact
     windows = disclosure.get(sum(split["windows"] for split in audit.values()), "out", ALL)
@@ -211,15 +222,25 @@ def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
     return SequenceChoices(
         leakage=options.leakage,
         landmark=Landmark() if options.landmark or is_incident else None,
-        **{name: stored[name] for name in ("min_codes", "min_codes_unit") if name in stored},
+        **{
+            name: stored[name]
+            for name in ("min_codes", "min_codes_unit", "select")
+            if name in stored
+        },
     )
 
 
 def protect_report(report: Choices) -> Choices:
-    """An ingest report as it is printed: rounded, unless its sequences are built with
-    `small_counts`.
+    """An ingest report as it is shared: rounded, unless its people are synthetic or its sequences
+    are built with `small_counts`.
     """
-    if "rows" not in report or (report.get("tokens") or {}).get("small_counts") == "shown":
+    if "rows" not in report:
+        return report
+    is_open = is_open_source(report["dataset"], report["options"])
+    tokens = report.get("tokens") or {"small_counts": "shown" if is_open else "withheld"}
+    if "folder" in tokens:
+        report = {**report, "tokens": choose_counts(tokens, owner=False)}
+    if tokens["small_counts"] == "shown":
         return report
     path = Path("ingest_report.json")
     if "parts_missing" in report:

@@ -100,7 +100,11 @@ def _to_time(day: pl.Expr) -> pl.Expr:
 
 
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
-    """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known."""
+    """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known; of
+    histories without labels none.
+    """
+    if sequences.target is None:
+        return {}
     time, landmark = pl.col("time"), sequences.options.landmark
     ends = {"first": time.min(), "last": time.max()}
     events = pl.concat([frame.group_by("subject_id").agg(**ends) for frame in cache.events()])
@@ -118,7 +122,6 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
         frame = frame.join(days, on="subject_id", how="left", maintain_order="left")
         when = _to_time(pl.col("index_day"))
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
-    assert sequences.target is not None
     by_label = {}
     for k, name in enumerate(sequences.class_names):
         value = sequences.target[:, k]

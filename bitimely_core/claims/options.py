@@ -26,7 +26,8 @@ class ClaimsOptions:
     source_vocab: Sequence[str] = ()  # WORD=VOCABULARY
     code_pattern: Sequence[str] = ()
     default_source: str = ""
-    date_format: str = ""  # of `strptime`
+    # FORM of all dates, COLUMN=FORM of some (`sources.options.parse_date_forms`)
+    date_format: str | Sequence[str] = ()
     icd10_from: str = ""  # YYYY-MM-DD
     pad_undotted: bool = False
     admitting: bool = False

@@ -11,7 +11,7 @@ import polars as pl
 
 from bitimely_core import storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import code_values, cohorts, engines
+from bitimely_core.claims import code_values, cohorts, disclosure, engines
 from bitimely_core.claims.choices import PRESETS, SequenceChoices, parse_landmark
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.label_rules import RuleTable
@@ -139,7 +139,7 @@ def resolve_plan(
     seed: int | None = None,
     split_file: str | Path | None = None,
     engine: str = "polars",
-    small_counts: bool = False,
+    small_counts: bool | None = None,
     individual_timelines: bool = False,
     cohort: str | Path | None = None,
     vocabulary: str | Path | None = None,
@@ -155,7 +155,8 @@ def resolve_plan(
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
         engine: polars or spark, with the same result.
-        small_counts: pages and messages show counts below 11: for synthetic or consented data.
+        small_counts: what is made to be shared shows counts below 11, for people who have
+            consented; None: where the people are synthetic.
         individual_timelines: the page draws sequences of single subjects.
         cohort: a shipped definition or a file of one: its subjects up to their index days, with its
             outcome as the label.
@@ -175,6 +176,9 @@ def resolve_plan(
         name, chosen = prepared.options.preset, change_choices(prepared, preset=preset, **choices)
         if rules is None and prepared.options.cohort and not (landmark or landmark_date):
             rules = CohortRules.model_validate(prepared.options.cohort)
+    if small_counts is None:
+        settings = cache.events_manifest.settings
+        small_counts = disclosure.is_open_source(cache.dataset, settings.options)
     is_selected = any(choices.get(option) is not None for option in SELECTING)
     plan = SequencePlan(
         cache=cache,

@@ -58,6 +58,7 @@ class AnalysisResult(TypedDict, total=False):
     summary: Any
     leak_free: Any  # as measured
     exit_code: int  # 5 when a leak contradicts the stamp of the run
+    exact: dict[str, Any]  # of histories: verdict and notices as the owner of the data sees them
 
 
 def analyze(
@@ -116,14 +117,15 @@ def analyze(
     if data is not None and _reads_windows(entry, names):
         windows = prepare_windows(data, workspace, DataConfig(), verify=verify, progress=progress)
     if takes == "data":
-        page = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
+        page = exact = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
     else:
         arguments |= {"windows": windows} if windows is not None else {}
         runs = [
             open_run(run, workspace, data=data, verify=verify, progress=progress) for run in names
         ]
-        page = _add_changes(_analyze_runs(entry, runs, arguments), runs)
-    return _write_page(kind, page, target)
+        exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
+        page = _share_page(entry, exact, runs)
+    return _write_page(kind, page, target, exact)
 
 
 def _add_changes(page: Page, runs: list[Run]) -> Page:
@@ -132,8 +134,10 @@ def _add_changes(page: Page, runs: list[Run]) -> Page:
     return replace(page, notices=[*changes, *page.notices])
 
 
-def _write_page(kind: str, page: Page, folder: Path) -> AnalysisResult:
-    """Write the page into `folder`; the result of the analysis."""
+def _write_page(kind: str, page: Page, folder: Path, exact: Page) -> AnalysisResult:
+    """Write the page into `folder`; the result of the analysis. `exact`: the page with what it
+    withholds.
+    """
     from bitimely_core.report import write_report
 
     result: AnalysisResult = {
@@ -150,6 +154,9 @@ def _write_page(kind: str, page: Page, folder: Path) -> AnalysisResult:
         "page": page,
         "exit_code": int(Exit.INTEGRITY if page.summary.get("contradiction") else Exit.OK),
     }
+    if page is not exact:
+        hidden = [f"{name}: {exact.facts[name]}" for name in exact.facts.keys() - page.facts.keys()]
+        result["exact"] = {"verdict": exact.verdict, "notices": [*exact.notices, *sorted(hidden)]}
     if "leak_free" in page.summary:
         result["leak_free"] = page.summary["leak_free"]
     return result
@@ -182,22 +189,28 @@ def _check_subject(entry: registry.Entry[Any], names: list[str], data: str | Non
 
 
 def _analyze_runs(entry: registry.Entry[Any], runs: list[Run], arguments: Options) -> Page:
-    """The page of an analysis of runs, or of a model where there is none.
+    """The page of an analysis of runs, or of a model where there is none, with all counts.
 
-    The page is protected where runs read events whose small counts are withheld. Raises UserError
-    (subject_leakage, exit 4) where an analysis scores subjects that a training has seen.
+    Raises UserError (subject_leakage, exit 4) where an analysis scores subjects that a training has
+    seen.
     """
     if entry.facts.scores:  # it compares predictions with labels
         for run in runs:
             run.count_shared_subjects()
     page: Page = entry.function(runs or None, **arguments)
-    events = [run.windows() for run in runs if hides_counts(run.windows())]
-    if events:
-        from bitimely_core.claims.disclosure import has_withheld_labels
-
-        withheld = any(has_withheld_labels(windows.folder) for windows in events)
-        page = protect_page(page, withhold=entry.facts.scores and withheld)
     return _name_unit(page, {run.windows().subject_unit for run in runs})
+
+
+def _share_page(entry: registry.Entry[Any], page: Page, runs: list[Run]) -> Page:
+    """The page of an analysis, protected where runs read events whose small counts are withheld."""
+    events = [run.windows() for run in runs if hides_counts(run.windows())]
+    if not events:
+        return page
+    from bitimely_core.claims.disclosure import has_withheld_labels
+
+    withheld = any(has_withheld_labels(windows.folder) for windows in events)
+    shared = protect_page(page, withhold=entry.facts.scores and withheld)
+    return _name_unit(shared, {run.windows().subject_unit for run in runs})
 
 
 def protect_page(page: Page, *, withhold: bool = False) -> Page:

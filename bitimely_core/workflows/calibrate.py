@@ -182,20 +182,21 @@ def fit_recalibrations(
     target = rows.targets(None)
     assert target is not None, "histories of a fine-tuned run have labels"
     risks = predict_windows(head, rows, **place._asdict())
-    fitted = []
+    fitted, fewest = [], []
     for k in range(risks.shape[1]):
         labelled = np.isfinite(target[:, k])
-        fitted.append(fit_recalibration(risks[labelled, k], target[labelled, k].astype(np.float64)))
-    if not any(fitted):
-        raise input_error(
-            Reason.CLASS_MISSING,
-            f"no label has {LEAST} people with it and {LEAST} without",
-            "expected more, to recalibrate on",
-            "Give data of more people",
-            file=name,
-            field="--calibrate-on",
-        )
-    return fitted
+        y = target[labelled, k].astype(np.float64)
+        fitted.append(fit_recalibration(risks[labelled, k], y))
+        fewest.append(min(np.sum(y == 1), np.sum(y == 0)))
+    if any(fitted):
+        return fitted
+    problem, hint = f"no label has {LEAST} people with it and {LEAST} without", "Give more people"
+    if max(fewest) >= LEAST:
+        problem = "the risks of the run are nearly the same for all people, or separate the labels"
+        hint = "Train the run for more steps, or give more people"
+    expected = "expected labels and risks that a logistic regression can be fitted to"
+    field = "--calibrate-on"
+    raise input_error(Reason.CLASS_MISSING, problem, expected, hint, file=name, field=field)
 
 
 def calibrate_on(

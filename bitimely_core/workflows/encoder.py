@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -30,6 +31,7 @@ from bitimely_core.tokens import TokenSet
 from bitimely_core.train.devices import select_device
 from bitimely_core.train.loop import fit
 from bitimely_core.types import Batch
+from bitimely_core.workflows.new_subjects import HistoryPredictor
 
 Array = npt.NDArray[Any]
 
@@ -137,6 +139,28 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.random_state, self.device = random_state, device
         if settings:
             self._settings = settings
+
+    @staticmethod
+    def from_pretrained(
+        run: str | Path, *, workspace: Path = Path("workspace")
+    ) -> HistoryPredictor:
+        """The encoder of histories of a fine-tuned run or export: `transform(table)` gives vectors
+        and `predict(table)` risks, for a table with columns of people, dates and codes (polars), a
+        folder or a cache.
+
+        Raises UserError: as `bitimely.from_pretrained`; config (exit 2) for a run on recordings.
+        """
+        from bitimely_core.workflows.predict import from_pretrained
+
+        model = from_pretrained(run, workspace=workspace)
+        if isinstance(model, HistoryPredictor):
+            return model
+        raise usage_error(
+            f"{model.run.name} reads recordings",
+            "expected a run on histories",
+            "Use bitimely.from_pretrained(RUN).predict(files)",
+            field="run",
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters by name, the settings of the model among them."""

@@ -24,7 +24,7 @@ from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.methods import hazards
 from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
-from bitimely_core.privacy import is_small
+from bitimely_core.privacy import EXACT, is_small
 from bitimely_core.records import describe_changes, has_result, read_result_table
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
@@ -149,7 +149,7 @@ def evaluate(
     counts: dict[str, Any] = {"n": len(rows), "n_subjects": n_subjects}
     source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        return {**source, **_protect_counts(windows, counts), "folder": str(folder)}
+        return {**source, "folder": str(folder), **_protect_counts(windows, counts)}
     settings = EvaluationSettings(
         bootstrap=bootstrap,
         by=by,
@@ -197,8 +197,8 @@ def evaluate(
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
             scores = scores.model_copy(update={"comparison": comparison})
         files["scores.json"] = scores.encode()
-        if (printed := protect_scores(scores, windows)) != scores:
-            scores = printed
+        exact, scores = scores, protect_scores(scores, windows)
+        if scores != exact:
             files[Scores.SHARED] = scores.encode()
         files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
         report = write_report(
@@ -207,7 +207,13 @@ def evaluate(
             others=files,
             gone={Scores.SHARED} - files.keys(),
         )
-    return {**scores.to_json(), "report": str(report), "verdict": run_page.verdict_text(scores)}
+    return {"report": str(report), **describe_scores(scores, exact)}
+
+
+def describe_scores(scores: Scores, exact: Scores) -> dict[str, object]:
+    """Scores with the verdict, and under `exact` the same where scores are withheld."""
+    described = {**scores.to_json(), "verdict": run_page.verdict_text(scores)}
+    return described if scores == exact else {**described, EXACT: describe_scores(exact, exact)}
 
 
 def _score_head(
@@ -273,10 +279,10 @@ def _read_pooled(
     return {**scores.to_json(), "report": str(folder / "report.html"), "verdict": verdict}
 
 
-def _protect_counts(windows: Windows, counts: Mapping[str, int]) -> Mapping[str, int | None]:
+def _protect_counts(windows: Windows, counts: Mapping[str, int]) -> Mapping[str, object]:
     """The numbers of rows and subjects, withheld where they are of few people."""
     is_withheld = hides_counts(windows) and is_small(counts["n_subjects"])
-    return dict.fromkeys(counts) if is_withheld else counts
+    return {**dict.fromkeys(counts), EXACT: counts} if is_withheld else counts
 
 
 def _check_arguments(

@@ -278,7 +278,9 @@ def open_view(
         raise usage_error(
             f"{name} has no labels",
             "expected a labelled view",
-            "See: bitimely list views",
+            "Tokenize with a --cohort, or ingest with --rules or --label-column"
+            if windows.vocabulary
+            else "See: bitimely list views",
             field="--data",
         )
     windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)
@@ -288,7 +290,7 @@ def open_view(
             Reason.NO_INPUT,
             f"{windows.name} has no training windows",
             "expected at least one",
-            "Ingest more recordings",
+            "Tokenize with a lower --min-codes" if windows.vocabulary else "Ingest more recordings",
         )
     _require_cases(train)
     return windows, tuning.TrainValidation(train, windows["validation"])

@@ -12,6 +12,7 @@ from bitimely_core import storage
 from bitimely_core.cache import open_cache
 from bitimely_core.cache.ingest_run import REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.privacy import EXACT
 from bitimely_core.records import write_results
 from bitimely_core.registry import Choices
 from bitimely_core.tokens.open_views import suggest_view
@@ -81,6 +82,10 @@ def ingest(
             # the report is the same in every workspace
             place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()
             report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
+            if exact := built.get(EXACT):
+                reasons = [*report["reasons"], *exact["findings"]]
+                counts_of_owner = {key: exact[key] for key in TOKEN_KEYS}
+                report["tokens"][EXACT] = {**counts_of_owner, "reasons": reasons}
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import manifests, storage
 from bitimely_core.analyses.reliability import apply_temperature
-from bitimely_core.cache import open_cache
+from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import new_subjects
 from bitimely_core.claims.disclosure import is_open_source
-from bitimely_core.claims.kind import protect_report
+from bitimely_core.claims.ingest_report import round_reason
+from bitimely_core.claims.sources.claims import SUBJECT_NAMES
+from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
+from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.predict import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
@@ -31,10 +35,15 @@ from bitimely_core.workflows.calibrate import Computation
 
 if TYPE_CHECKING:
     import polars as pl
+    from torch import Tensor
 
     from bitimely_core.heads import Head
     from bitimely_core.methods.contract import FittedMethod
     from bitimely_core.tokens import Windows
+    from bitimely_core.types import Batch
+
+    # what the histories of new people are read from: a folder, a cache, or a table in memory
+    People: TypeAlias = str | Path | pl.DataFrame
 
 
 class SubjectsResult(TypedDict, total=False):
@@ -51,7 +60,7 @@ class SubjectsResult(TypedDict, total=False):
     findings: list[dict[str, Any]]
     report: str
     exit_code: int
-    lines: list[str]  # exact counts, for the screen alone
+    exact: dict[str, Any]  # lines and findings as the owner of the data sees them
 
 
 class SubjectsRequest(NamedTuple):
@@ -77,6 +86,25 @@ class SubjectsPrediction(NamedTuple):
     findings: list[FindingRecord]  # of the ingest
     exit_code: int  # of the ingest: 3 where rows are quarantined
     exact: bool  # whether pages show small counts: the people are synthetic
+
+
+class NewPeople(NamedTuple):
+    """Histories of new people with how they were read."""
+
+    made: new_subjects.NewHistories
+    cache: Cache
+    findings: list[FindingRecord]  # of the ingest
+    exit_code: int
+    ids: pl.DataFrame | None  # of a table: raw and new ids
+
+    def name_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with the ids of the table, in rising order, in the place of those of the
+        cache.
+        """
+        if self.ids is None:
+            return frame
+        named = self.ids.join(frame, left_on="new", right_on="subject_id")
+        return named.drop("new").rename({"raw": "subject_id"}).sort("subject_id")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,43 +138,96 @@ class HistoryPredictor:
 
     def predict(
         self,
-        source: str | Path,
+        source: People,
         *,
         as_of: str | None = None,
         options: Choices | None = None,
         batch_size: int | None = None,
         device: str = "auto",
     ) -> pl.DataFrame:
-        """The risks of the people in a folder of claims, OMOP, MEDS or MIMIC tables, or in a cache
-        (`SubjectsPrediction.frame`); writes nothing.
+        """The risks of the people in a folder of claims, OMOP, MEDS or MIMIC tables, in a cache, or
+        in a table with columns of people, dates and codes (`SubjectsPrediction.frame`); writes
+        nothing. Of a table `subject_id` is the id that it has.
 
         `as_of`: index day, YYYY-MM-DD (default: `claims.new_subjects.build_new_histories`);
         `options`: of the ingest, in the place of those of the run.
         """
         request = SubjectsRequest(as_of, options or {})
-        return self.predict_subjects(Path(source), request, Computation(batch_size, device)).frame
+        return self.predict_subjects(source, request, Computation(batch_size, device)).frame
+
+    def transform(
+        self,
+        source: People,
+        *,
+        as_of: str | None = None,
+        options: Choices | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+    ) -> pl.DataFrame:
+        """The vectors that the head reads, in the rows of `predict`: subject_id, embedding float32
+        [D]. Raises UserError (config, exit 2) for a method without a network.
+        """
+        import polars as pl
+
+        from bitimely_core.heads import compute_vectors
+
+        self.run.require_network()
+        head, place = cast("Head", self.head), Computation(batch_size, device)
+
+        def compute(batch: Batch) -> Tensor:
+            return compute_vectors(head.model, batch, head.readout, head.layers, head.layer_merge)
+
+        with self._read(source, SubjectsRequest(as_of, options or {}), place) as people:
+            sequences = cast("Windows", people.made.sequences)
+            vectors = np.concatenate(
+                map_batches(head, compute, sequences, "embed", **place._asdict())
+            )
+            column = pl.Series(vectors, dtype=pl.Array(pl.Float32, vectors.shape[1]))
+            frame = people.made.people.select("subject_id").with_columns(embedding=column)
+            return people.name_rows(frame)
 
     def predict_subjects(
-        self, source: Path, request: SubjectsRequest, place: Computation
+        self, source: People, request: SubjectsRequest, place: Computation
     ) -> SubjectsPrediction:
         """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
-        with tempfile.TemporaryDirectory(prefix="bitimely-people-") as home:
-            cache, findings, exit_code = source, list[FindingRecord](), int(Exit.OK)
-            if not (source / manifests.MANIFEST).is_file():
-                cache, report = new_subjects.ingest_new_subjects(
-                    source, self.run.folder, Path(home), request.choose_options(), place.progress
-                )
-                findings, exit_code = _list_findings(report), report["exit_code"]
-            made = new_subjects.build_new_histories(
-                cache, self.prepared, Path(home) / "sequences", request.as_of
-            )
+        with self._read(source, request, place) as people:
+            made = people.made
             probabilities = predict_rows(
                 self.head, cast("Windows", made.sequences), **place._asdict()
             )
-            people = new_subjects.mark_deaths(made.people, open_cache(cache, verify=False))
-        frame = self._make_frame(people, probabilities, dated=made.manifest.clock == "calendar")
-        exact = is_open_source(made.manifest)
-        return SubjectsPrediction(frame, made.unknown, findings, exit_code, exact)
+            rows = new_subjects.mark_deaths(made.people, people.cache)
+            frame = self._make_frame(rows, probabilities, dated=made.manifest.clock == "calendar")
+            frame = people.name_rows(frame)
+        exact = is_open_source(made.manifest.dataset, made.manifest.settings.options)
+        return SubjectsPrediction(frame, made.unknown, people.findings, people.exit_code, exact)
+
+    @contextmanager
+    def _read(
+        self, source: People, request: SubjectsRequest, place: Computation
+    ) -> Iterator[NewPeople]:
+        """The histories of the people, in a folder that is there within the block."""
+        with tempfile.TemporaryDirectory(prefix="bitimely-people-") as name:
+            home, options = Path(name), request.choose_options()
+            findings, exit_code = list[FindingRecord](), int(Exit.OK)
+            table = None if isinstance(source, str | Path) else source
+            if isinstance(source, str | Path):
+                folder = Path(source)
+            else:
+                folder = storage.make_folder(home / "table")
+                source.write_parquet(folder / "claims.parquet")
+                options = {**options, "keep_ids": str(home / "ids.csv")}
+            cache = folder
+            if not (folder / manifests.MANIFEST).is_file():
+                cache, report = new_subjects.ingest_new_subjects(
+                    folder, self.run.folder, home / "workspace", options, place.progress
+                )
+                findings, exit_code = _list_findings(report), report["exit_code"]
+            made = new_subjects.build_new_histories(
+                cache, self.prepared, home / "sequences", request.as_of
+            )
+            opened = open_cache(cache, verify=False)
+            ids = None if table is None else _read_ids(home / "ids.csv", table, options)
+            yield NewPeople(made, opened, findings, exit_code, ids)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The risks [n, K] of the probabilities that the model gives."""
@@ -178,9 +259,19 @@ class HistoryPredictor:
         return frame.with_columns(**columns)
 
 
+def _read_ids(path: Path, table: pl.DataFrame, options: Choices) -> pl.DataFrame:
+    """Raw ids, in the type that the table has, and new ones: the table of `--keep-ids`."""
+    import polars as pl
+
+    stated = dict(text.split("=", 1) for text in options.get("col") or ())
+    name = stated.get("subject") or find_names(table.columns, SUBJECT_NAMES)[0]
+    ids = pl.read_csv(path, schema_overrides={"subject_id": pl.String})
+    return ids.select(pl.col("subject_id").cast(table[name].dtype).alias("raw"), "new")
+
+
 def _list_findings(report: Mapping[str, Any]) -> list[FindingRecord]:
-    """The warnings and errors of an ingest, of its tables and of all, with rounded counts."""
-    parsed = IngestReport.parse(protect_report(dict(report)), Path("ingest_report.json"))
+    """The warnings and errors of an ingest, of its tables and of all."""
+    parsed = IngestReport.parse(dict(report), Path("ingest_report.json"))
     reasons = [reason for unit in parsed.units for reason in unit.reasons]
     return [reason for reason in (*reasons, *parsed.reasons) if reason.level != "info"]
 
@@ -232,15 +323,17 @@ def predict_subjects(
     if ids is not None:
         _add_risks(ids, made.frame)
     summary = SubjectsSummary.describe(made)
+    exact = [finding.model_dump() for finding in made.findings]
+    shared = [round_reason(finding).model_dump() for finding in made.findings]
     return {
         **result,
         "n": summary.protected["people"],
         "people": summary.protected,
         "calibrated": model.calibration is not None or model.recalibrations is not None,
-        "findings": [finding.model_dump() for finding in made.findings],
+        "findings": exact if made.exact else shared,
         "report": str(report),
         "exit_code": made.exit_code,
-        "lines": summary.lines,
+        "exact": {"lines": summary.lines, "findings": exact},
     }
 
 

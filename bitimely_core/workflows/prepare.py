@@ -215,7 +215,9 @@ def ingest_cache(
         report = cache.ingest(dataset, source, out, **arguments)
     except UserError as error:
         if error.report is not None and error.exit_code == Exit.REFUSED:
-            error.details = [*error.details, *write_ingest_page(out, protect(error.report))]
+            error.report = protect(error.report)
+            faults = write_ingest_page(out, error.report)
+            error.details, error.exact = [*error.details, *faults], [*error.exact, *faults]
         raise
     if report.get("published"):  # not of a shard or a dry run
         extend(report)

@@ -9,7 +9,7 @@ from bitimely_core import manifests
 from bitimely_core.records import has_result
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.tokens import HistoryPreparation
-from bitimely_core.tokens.sequences import HISTORIES
+from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
 from bitimely_core.workspace import (
@@ -31,7 +31,8 @@ def apply_vocabulary(
     run: str | Path, data: str, workspace: Path, *, progress: Progress | None = None
 ) -> str:
     """The name of tokens of `data` with the vocabulary of a run on histories, which are made where
-    they are missing; `data` itself for other runs, and where its tokens have that vocabulary.
+    they are missing; `data` itself for other runs, and where its tokens are prepared as those of
+    the training.
     """
     stored = find_run_folder(run, workspace) / HISTORIES
     folder = locate(workspace, "tokens", name_tokens(data))
@@ -42,7 +43,10 @@ def apply_vocabulary(
     if has_tokens:
         histories = HistoryPreparation.load(folder / HISTORIES)
         dataset = histories.options.dataset
-        if histories.vocabulary == HistoryPreparation.load(stored).vocabulary:
+        trained = HistoryPreparation.load(stored)
+        # people of another cache have other pseudonyms: their tokens have no split
+        is_placed = histories.cache == trained.cache or histories.options.split == EXTERNAL
+        if is_placed and histories.vocabulary == trained.vocabulary:
             return data
     if not (locate(workspace, "tokens", name) / manifests.MANIFEST).is_file():
         options = {"vocabulary": stored.parent}

@@ -19,11 +19,10 @@ from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.predict import predict
 from bitimely_core.evaluate.vectors import EncoderVectors, count_declared_subjects, read_vectors
 from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
-from bitimely_core.privacy import is_small, round_rows
+from bitimely_core.privacy import EXACT, is_small, round_rows
 from bitimely_core.records import refuse_other_manifest
 from bitimely_core.report.encoder_page import encoder_page
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.run_page import verdict_text
 from bitimely_core.report.text import make_slug
 from bitimely_core.run import SPLITS, Run, flatten_compared
 from bitimely_core.schemas.runs import RunRecord
@@ -38,6 +37,7 @@ from bitimely_core.workflows.evaluate import (
     Predictions,
     ScoredWindows,
     Unit,
+    describe_scores,
     predict_shortcuts,
     protect_scores,
     score_endpoints,
@@ -140,22 +140,22 @@ def evaluate_vectors(
     probed = _select_windows(windows, rows, settings)
     if dry_run:
         hidden = hides_counts(windows) and is_small(probed.n_subjects)
-        counts = (None, None) if hidden else (len(probed.scored), probed.n_subjects)
+        counts = {"n": len(probed.scored), "n_subjects": probed.n_subjects}
         return {
             "encoders": list(encoders),
             "data": windows.name,
-            "n": counts[0],
-            "n_subjects": counts[1],
             "folder": str(folder),
+            **({**dict.fromkeys(counts), EXACT: counts} if hidden else counts),
         }
     probes = {name: probed.fit(encoder) for name, encoder in encoders.items()}
     models, controls = _predict_others(probed, probes, opened, batch_size, device, progress)
-    scores = _score_encoder(probed, encoders, probes, opened, models, controls)
+    exact = _score_encoder(probed, encoders, probes, opened, models, controls)
+    scores = protect_scores(exact, windows)
     columns = {"target": probed.target["test"], "prediction": probes[first].prediction}
     with attach_result(scores.to_json):
         page = encoder_page(probed.scored, scores, columns if probed.is_complete else {})
         report = write_report(folder, page, others={"scores.json": scores.encode()})
-    return {**scores.to_json(), "report": str(report), "verdict": verdict_text(scores)}
+    return {"report": str(report), **describe_scores(scores, exact)}
 
 
 def _select_windows(
@@ -209,7 +209,7 @@ def _score_encoder(
     models: Predictions,
     controls: Predictions,
 ) -> Scores:
-    """The scores of the first encoder beside all others, as they are printed."""
+    """The scores of the first encoder beside all others."""
     windows, hidden = probed.windows, hides_counts(probed.windows)
     first, encoder = next(iter(encoders.items()))
     prediction = probes[first].prediction
@@ -226,7 +226,7 @@ def _score_encoder(
             windows, probed.scored, probed.settings.bootstrap, rows.target, prediction
         )
     fitted = {} if hidden else {split: len(probed.rows[split]) for split in SPLITS[:2]}
-    scores = Scores(
+    return Scores(
         **{
             **dict(task),
             "baselines": {name: row for name, row in task.baselines.items() if name not in models},
@@ -248,7 +248,6 @@ def _score_encoder(
         ),
         **endpoints,
     )
-    return protect_scores(scores, windows)
 
 
 def _open_windows(

@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 import polars as pl
 
 from bitimely_core.claims import dates, reversals
+from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
@@ -36,6 +37,7 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.options import (
     LabelColumn,
+    parse_date_forms,
     parse_label_columns,
     parse_pairs,
     parse_switch_day,
@@ -92,7 +94,6 @@ CODE_COLUMN = re.compile(r"icd_?((?:9|10)(?:cm)?).*", re.IGNORECASE)  # whose na
 FLOAT_ID = r"^(\d+)\.0+$"
 ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
-GIVE_COLUMNS = "Give their names, as --col date=NAME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +183,10 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
     # two digits of a year of birth are read by the last day of the claims
-    if not once or options.date_format:
+    forms = parse_date_forms(options)
+    if not once or any(forms.values()):
         survey.read_all(source_tables)
-    patients, advice = _read_patients(source, files, renamed, options.date_format, survey)
+    patients, advice = _read_patients(source, files, renamed, forms, survey)
     labels = _read_labels(source, files.labels, renamed, options, survey)
     map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
     is_wide = any(table.wide for table in source_tables)
@@ -240,7 +242,7 @@ def _open_events_table(
     }
     wanted = {key: accepted for key, accepted in wanted.items() if key not in unneeded}
     table = open_table(
-        source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, hint=GIVE_COLUMNS
+        source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
     )
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
@@ -251,7 +253,7 @@ def _open_events_table(
         wide=wide,
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
-        form=options.date_format,
+        form=parse_date_forms(options)["date"],
         since=since,
         constants=constants,
         whole_ids=whole_ids,
@@ -270,6 +272,7 @@ def _open_events_table(
     findings = [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(file, names, table.columns, wanted, renamed),
+        *([] if wide or "code" in renamed else _report_other_codes(table, names)),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
@@ -389,6 +392,34 @@ def _report_choice(
     return findings
 
 
+def _report_other_codes(table: OpenTable, names: Sequence[str]) -> list[Finding]:
+    """A warning of columns that are called as diagnoses and hold codes, but are not read."""
+    unread = set(names) - set(table.columns.values())
+    alike = {name: name for name in words.find_lookalikes("diagnosis", sorted(unread))}
+    if not alike:
+        return []
+    first = next(iter(table._replace(columns=alike).read_blocks()), pl.DataFrame())
+    others = [name for name in alike if name in first.columns and _holds_codes(first[name])]
+    read = safe_text(table.columns["code"])
+    listed = " and ".join(map(safe_text, others))
+    return warn_of_rows(
+        len(others),
+        Reason.HEADER,
+        "columns of codes are not read",
+        f"{listed}; the code is read from {read}",
+        hint=f"Give --col code={','.join([read, *map(safe_text, others)])} to read all of them",
+        file=table.file,
+        row=1,
+    )
+
+
+def _holds_codes(cells: pl.Series) -> bool:
+    """Whether most of the first texts of a column have the form of a code of a diagnosis."""
+    texts = cells.cast(pl.String).drop_nulls().head(ID_ROWS).to_list()
+    coded = [text for text in texts if any(normalise_code(text, vocab)[0] for vocab in FAMILIES)]
+    return 2 * len(coded) > len(texts)
+
+
 def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
     """Raises UserError: schema for a table with columns for both ICD-9 and ICD-10."""
     both = [name for name in names if name.lower() in {"icd9", "icd10"}]
@@ -454,7 +485,7 @@ def _read_patients(
     source: Source,
     files: PlainFiles,
     renamed: Mapping[str, str],
-    form: str,
+    forms: Mapping[str, str],
     accounts: TableAccounts,
 ) -> tuple[pl.DataFrame | None, dict[str, str]]:
     """The registered subjects, if a table of them or the claims tell of them; and what to give for
@@ -463,26 +494,68 @@ def _read_patients(
     wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
-    if not files.patients:
-        return _read_patients_of_claims(source, files.claims, wanted, renamed, form, accounts), {}
+    file, advice = files.claims[0], dict[str, str]()
+    frame: pl.DataFrame | None
+    if files.patients:
+        file = files.patients[0]
+        frame, advice = _read_patient_tables(source, files.patients, wanted, renamed, accounts)
+    else:
+        frame = _read_patients_of_claims(source, files.claims, wanted, renamed, accounts)
+    if files.deaths:
+        frame = _add_deaths(frame, _read_deaths(source, files.deaths, wanted, accounts))
+    if frame is None:
+        return None, {}
+    frame = frame.rename({"subject": "subject_id"})
+    return make_subjects(frame, file, accounts, forms), advice
+
+
+def _read_patient_tables(
+    source: Source,
+    files: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+    renamed: Mapping[str, str],
+    accounts: TableAccounts,
+) -> tuple[pl.DataFrame, dict[str, str]]:
+    """A row a subject, and what to give for the facts that are not told."""
     frames, names, columns = [], list[str](), dict[str, str]()
-    for file in files.patients:
+    for file in files:
         table = open_table(
-            source,
-            file,
-            wanted,
-            set(PATIENT_COLUMNS) - {"subject", *renamed},
-            hint="Give their names, as --col birth=NAME",
+            source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed}, named=True
         )
         frames.append(_read_ids(table, "subject", accounts))
         accounts.findings += report_spelling(file, table.columns, wanted)
         names = list(tables.read_names(table.path, delimiter=table.delimiter))
         columns = table.columns
-    file = files.patients[0]
-    frame = keep_unique_rows(pl.concat(frames, how="diagonal"), file, accounts, "subject")
-    advice = {key: _advise_column(key, names, columns, file) for key in ("birth", "sex")}
-    subjects = make_subjects(frame.rename({"subject": "subject_id"}), file, accounts, form)
-    return subjects, advice
+    frame = keep_unique_rows(pl.concat(frames, how="diagonal"), files[0], accounts, "subject")
+    advice = {key: _advise_column(key, names, columns, files[0]) for key in ("birth", "sex")}
+    return frame, advice
+
+
+def _read_deaths(
+    source: Source,
+    files: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+    accounts: TableAccounts,
+) -> pl.DataFrame:
+    """Subject and death of the tables of deaths."""
+    columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
+    frames = [
+        _read_ids(open_table(source, file, columns, named=True), "subject", accounts)
+        for file in files
+    ]
+    return keep_unique_rows(pl.concat(frames), files[0], accounts, "subject").drop("row")
+
+
+def _add_deaths(frame: pl.DataFrame | None, deaths: pl.DataFrame) -> pl.DataFrame:
+    """The subjects with the deaths of a table apart, where they have none themselves, and those
+    whom only this table has.
+    """
+    if frame is None:
+        return deaths
+    joined = frame.join(deaths, on="subject", how="full", coalesce=True, suffix="_apart")
+    if "death" not in frame.columns:
+        return joined
+    return joined.with_columns(pl.coalesce("death", "death_apart")).drop("death_apart")
 
 
 def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFrame:
@@ -515,7 +588,6 @@ def _read_patients_of_claims(
     files: Sequence[str],
     wanted: Mapping[str, Sequence[str]],
     renamed: Mapping[str, str],
-    form: str,
     accounts: TableAccounts,
 ) -> pl.DataFrame | None:
     """What the claims themselves tell of their subjects on each row: birth, death and sex.
@@ -536,8 +608,7 @@ def _read_patients_of_claims(
         )
     if not frames:
         return None
-    facts = _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
-    return make_subjects(facts.rename({"subject": "subject_id"}), files[0], accounts, form)
+    return _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
 
 
 def _read_claim_facts(
@@ -599,7 +670,7 @@ def _read_labels(
     frame = keep_unique_rows(frame, file, accounts)
     labels = parse_labels(frame, table.columns, list(names), accounts)
     if INDEX_DATE in table.columns:
-        labels = _read_index_dates(labels, options.date_format, accounts)
+        labels = _read_index_dates(labels, parse_date_forms(options)[INDEX_DATE], accounts)
     accounts.findings += report_spelling(file, table.columns, wanted)
     return labels.drop("row")
 

@@ -59,20 +59,16 @@ def open_table(
     optional: Collection[str] = (),
     *,
     codes: Collection[str] = (),
-    hint: str = "",
+    named: bool = False,
 ) -> OpenTable:
     """A table of text, whatever separates its cells, of Parquet, or of Stata, SAS or SPSS.
 
-    `codes`: names of columns of codes beside that with the key `code`; `hint`: what to do about
-    missing columns. Raises UserError: as `_match_columns` and `_check_types`.
+    `codes`: names of columns of codes beside that with the key `code`; `named`: `--col` gives
+    columns other names. Raises UserError: as `_match_columns` and `_check_types`.
     """
     path = source.path(file)
     mark = find_delimiter(path)
-    try:
-        columns = _match_columns(path, wanted, optional, mark)
-    except UserError as error:
-        error.hint = error.hint or (hint if error.code == Reason.SCHEMA else "")
-        raise
+    columns = _match_columns(path, wanted, optional, mark, named=named)
     names = {name: name for name in codes}
     _check_types(path, file, columns | names, {"code", *codes})
     return OpenTable(file, path, columns, mark)
@@ -101,7 +97,12 @@ def find_table(source: Source, stem: str, *, needed: bool = True) -> str:
 
 
 def _match_columns(
-    path: Path, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), mark: str = ","
+    path: Path,
+    wanted: Mapping[str, Sequence[str]],
+    optional: Collection[str] = (),
+    mark: str = ",",
+    *,
+    named: bool = False,
 ) -> dict[str, str]:
     """Key -> name of its column in the file. Case, blanks and punctuation of names do not count.
 
@@ -110,30 +111,56 @@ def _match_columns(
     schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
-    chosen, missing = {}, []
+    chosen, missing = {}, dict[str, str]()
     for key, texts in wanted.items():
         accepted = [texts] if isinstance(texts, str) else texts
         if matches := find_names(names, accepted):
             chosen[key] = matches[0]
         elif key not in optional:
-            missing.append(" or ".join(accepted[:NAMES_SHOWN]))
-    # a first line without any is perhaps a patient's row: nothing of it is shown
-    if missing and chosen.keys() <= set(optional):
-        raise input_error(
-            Reason.HEADER,
-            f"the first line has none of the expected columns ({', '.join(missing)})",
-            "expected a header line with these names and a known separator",
-            file=str(path),
-        )
+            missing[key] = " or ".join(accepted[:NAMES_SHOWN])
     if missing:
-        raise input_error(
-            Reason.SCHEMA,
-            f"columns are missing: {', '.join(missing)}",
-            f"found {', '.join(map(safe_text, names[:60]))}",
-            field=missing[0],
+        is_header = not chosen.keys() <= set(optional)
+        unused = [name for name in names if name not in chosen.values()]
+        raise _refuse_missing(path, names, missing, unused if named else None, is_header=is_header)
+    return chosen
+
+
+def _refuse_missing(
+    path: Path,
+    names: Sequence[str],
+    missing: Mapping[str, str],
+    unused: Sequence[str] | None,
+    *,
+    is_header: bool,
+) -> UserError:
+    """The error about columns that are missing: key -> accepted names.
+
+    `unused`: columns of which `--col` may name one, which the advice does where a name is alike.
+    """
+    expected, alike = ", ".join(missing.values()), dict[str, str]()
+    for key in missing if unused is not None else ():
+        free = [name for name in unused or () if name not in alike.values()]
+        if names_alike := words.find_lookalikes(key, free):
+            alike[key] = names_alike[0]
+    flags = {key: safe_text(alike[key]) if key in alike else "NAME" for key in missing}
+    advice = " ".join(f"--col {key}={name}" for key, name in flags.items())
+    # a first line without any is perhaps a patient's row: nothing of it is shown
+    if not is_header and not alike:
+        return input_error(
+            Reason.HEADER,
+            f"the first line has none of the expected columns ({expected})",
+            "expected a header line with these names and a known separator",
+            None if unused is None else f"If it is a header, name its columns: {advice}",
             file=str(path),
         )
-    return chosen
+    return input_error(
+        Reason.SCHEMA,
+        f"columns are missing: {expected}",
+        f"found {', '.join(map(safe_text, names[:60]))}",
+        None if unused is None else f"Give their names, as {advice}",
+        field=", ".join(missing),
+        file=str(path),
+    )
 
 
 def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
@@ -269,16 +296,19 @@ def report_spelling(
 
 
 def _advise_forms(samples: Sequence[str], name: str) -> str:
-    """The options that read some dates, those for numbers with the years that they give."""
+    """The options that read some dates, those for numbers with the years that they give; of dates
+    of subjects for their column alone, since those of the claims may have another form.
+    """
+    column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
     years = dates.list_number_forms(samples, dates.get_plausible(name))
     if years:
         flags = [
-            f"--date-format {form} (then they are of {first} to {last})"
+            f"--date-format {column}{form} (then they are of {first} to {last})"
             for form, (first, last) in years.items()
         ]
     else:
         forms = dates.suggest_forms(samples)[:3] or ["%d/%m/%Y"]
-        flags = [f"--date-format '{form}'" for form in forms]
+        flags = [f"--date-format '{column}{form}'" for form in forms]
     return " or ".join(flags)
 
 

@@ -23,6 +23,7 @@ from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table, warn_of_rows
+from bitimely_core.claims.sources.options import parse_date_forms
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -116,7 +117,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     are texts), codes. Raises UserError: what cannot be read or trusted (exit 4), options that are
     not understood (exit 2).
     """
-    others, form = options.codes == "all", options.date_format
+    others, forms = options.codes == "all", parse_date_forms(options)
     meanings = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source), others)
     files = [
         path
@@ -130,12 +131,13 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     wanted = COLUMNS | ({"value": "numeric_value"} if others else {})
     opened = [open_table(source, file, wanted, {"source", "value"}) for file in files]
     source_tables = [
-        SourceTable(table=table, shape=meanings, form=form, others=others) for table in opened
+        SourceTable(table=table, shape=meanings, form=forms["date"], others=others)
+        for table in opened
     ]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups"
     survey = SourceSurvey(hint=f"{hint} vocab and code")
     survey.read_all(source_tables)
-    persons, spread = _read_persons(opened, form, survey.last)
+    persons, spread = _read_persons(opened, forms, survey.last)
     survey.findings += warn_of_rows(
         spread, Reason.METADATA, "subjects are in several files", "expected each in one file"
     )
@@ -231,7 +233,7 @@ def _read_splits(source: Source) -> pl.DataFrame | None:
 
 
 def _read_persons(
-    opened: Sequence[OpenTable], form: str, last: int | None
+    opened: Sequence[OpenTable], forms: Mapping[str, str], last: int | None
 ) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and the number of subjects in several
     files.
@@ -245,7 +247,7 @@ def _read_persons(
     listed = pl.concat(parts)
     persons = _take_first(listed).sort("subject_id")
     spread = listed.height - persons.height
-    return make_subjects(persons, opened[0].file, TableAccounts(last=last), form), spread
+    return make_subjects(persons, opened[0].file, TableAccounts(last=last), forms), spread
 
 
 def _take_first(facts: pl.DataFrame) -> pl.DataFrame:

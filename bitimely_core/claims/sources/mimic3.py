@@ -12,6 +12,7 @@ import polars as pl
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
+from bitimely_core.claims.sources.options import parse_date_forms
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
@@ -43,20 +44,17 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
             ("patients", PERSON),
         )
     )
-    survey = SourceSurvey()
+    survey, forms = SourceSurvey(), parse_date_forms(options)
     discharges = keep_unique_rows(stays.read(), stays.file, survey, "claim")
     persons = keep_unique_rows(cohort.read(), cohort.file, survey)
     shape = partial(date_at_discharge, stays=discharges.select("claim", "date"))
     table = SourceTable(
-        table=diagnoses,
-        shape=shape,
-        dated=(stays.file, stays.columns["date"]),
-        form=options.date_format,
+        table=diagnoses, shape=shape, dated=(stays.file, stays.columns["date"]), form=forms["date"]
     )
     survey.read_all([table])
     return ClaimsSource(
         events=EventReader([table]),
-        subjects=make_subjects(persons, cohort.file, survey, options.date_format),
+        subjects=make_subjects(persons, cohort.file, survey, forms),
         source="inpatient",
         survey=survey,
         facts={"dates": "time of discharge"},

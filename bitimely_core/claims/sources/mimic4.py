@@ -18,6 +18,7 @@ from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
+from bitimely_core.claims.sources.options import parse_date_forms
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
@@ -57,7 +58,7 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Option: date_format, for copies whose dates are written in another form. Raises UserError: what
     cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
-    form = options.date_format
+    forms = parse_date_forms(options)
     cohort = open_table(source, find_table(source, "patients"), PERSON)
     survey = SourceSurvey()
     persons = keep_unique_rows(cohort.read(), cohort.file, survey)
@@ -70,11 +71,11 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     for module in (HOSPITAL, EMERGENCY):
         file = find_table(source, module.diagnoses, needed=module is HOSPITAL)
         if file:
-            source_tables.append(_open_module(source, module, file, persons, form, survey))
+            source_tables.append(_open_module(source, module, file, persons, forms["date"], survey))
         else:
             absent.append(module.diagnoses)
     survey.read_all(source_tables)
-    persons = persons.with_columns(_reformat_near_dates(persons, "death", form))
+    persons = persons.with_columns(_reformat_near_dates(persons, "death", forms["death"]))
     subjects = make_subjects(persons, cohort.file, survey)
     return ClaimsSource(
         events=EventReader(source_tables),

@@ -27,7 +27,11 @@ from bitimely_core.claims.sources.columns import (
     reformat_dates,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.options import parse_switch_day, parse_vocabularies
+from bitimely_core.claims.sources.options import (
+    parse_date_forms,
+    parse_switch_day,
+    parse_vocabularies,
+)
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -98,7 +102,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
     (exit 2).
     """
-    form, since = options.date_format, parse_switch_day(options)
+    forms, since = parse_date_forms(options), parse_switch_day(options)
     others = options.codes == "all"
     vocabularies = words.fold_keys(VOCABULARIES | parse_vocabularies(options))
     concepts, visits = _read_concepts(source, vocabularies), _read_visits(source)
@@ -110,7 +114,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
             shape=_BlockShaper(
                 concepts=concepts,
                 visits=visits,
-                form=form,
+                form=forms["date"],
                 since=since,
                 only_lettered=name != "condition_occurrence",
                 tokens=tokens,
@@ -125,7 +129,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     )
     survey.read_all(source_tables)
     survey.findings += _report_unused(source, survey)
-    persons, periods = _read_persons(source, form, survey)
+    persons, periods = _read_persons(source, forms, survey)
     absent = [name for name in EVENTS if name not in opened]
     survey.findings += warn_of_rows(
         len(absent),
@@ -133,7 +137,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         f"tables are missing: {', '.join(absent)}",
         "V, E and Z codes may be (insulin use, status after): OMOP routes them by domain",
     )
-    subjects = make_subjects(persons, find_table(source, "person"), survey, form)
+    subjects = make_subjects(persons, find_table(source, "person"), survey, forms)
     facts = {
         "absent": absent,
         "concepts": "no table of concepts: source values are read as ICD-9-CM"
@@ -411,7 +415,7 @@ def _read_periods(frame: pl.DataFrame, file: str, accounts: TableAccounts) -> pl
 
 
 def _read_persons(
-    source: Source, form: str, accounts: TableAccounts
+    source: Source, forms: Mapping[str, str], accounts: TableAccounts
 ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
     """Subjects with birth, sex, death, start of the first and end of the last observation; and the
     periods of those who were observed several times.
@@ -431,7 +435,7 @@ def _read_persons(
         if file := find_table(source, name, needed=False):
             frame = open_table(source, file, SUBJECT | columns).read()
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
-            read = frame.with_columns(reformat_dates(frame[key], form) for key in columns)
+            read = frame.with_columns(reformat_dates(frame[key], forms[key]) for key in columns)
             if name == "observation_period":
                 periods = _read_periods(read, file, accounts)
             spans = read.group_by("subject_id").agg(

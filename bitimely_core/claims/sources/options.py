@@ -15,6 +15,7 @@ from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.map_files import is_map_path, locate_map
 from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS
 from bitimely_core.claims.sources.words import NO_DIAGNOSIS
 from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error
 
@@ -33,6 +34,7 @@ REFUSED = {  # layout -> options that have no meaning in it
     "mimic4": MIMIC_REFUSED,
     "meds": ("col", "icd10_from", "source_value", "source_vocab", "label_column"),
 }
+DATE_COLUMNS = ("date", *SUBJECT_DATE_COLUMNS, "index_date")  # that may have forms of their own
 SAMPLE_DATE = datetime(2009, 12, 31, tzinfo=UTC)  # by which a form of dates is tried
 
 
@@ -50,6 +52,25 @@ def parse_switch_day(options: ClaimsOptions) -> int | None:
     if day is None:
         raise usage_error(f"--icd10-from {safe_text(text)} is not a date", "expected YYYY-MM-DD")
     return day
+
+
+def parse_date_forms(options: ClaimsOptions) -> dict[str, str]:
+    """`--date-format FORM` and `--date-format COLUMN=FORM`: the form of each of `DATE_COLUMNS`,
+    empty where none is stated.
+
+    Raises UserError: unknown_name (exit 2) for a column that has no dates.
+    """
+    texts = options.date_format
+    general, forms = "", dict[str, str]()
+    for text in [texts] if isinstance(texts, str) else texts:
+        key, equals, form = text.partition("=")
+        if not equals:
+            general = text
+        elif key not in DATE_COLUMNS:
+            raise unknown_name_error("column of --date-format", key, DATE_COLUMNS)
+        else:
+            forms[key] = form
+    return {name: forms.get(name, general) for name in DATE_COLUMNS}
 
 
 def _check_date_form(form: str) -> None:
@@ -129,7 +150,8 @@ def check_options(options: ClaimsOptions) -> None:
     check_choice("--time-unit", options.time_unit or None, ("day", "minute"))
     _refuse_combinations(options)
     parse_switch_day(options)
-    _check_date_form(options.date_format)
+    for form in set(parse_date_forms(options).values()):
+        _check_date_form(form)
     for kind in (options.default_source, *parse_pairs(options, "source_value").values()):
         check_choice("kind of claims", kind or None, KINDS)
     parse_label_columns(options)

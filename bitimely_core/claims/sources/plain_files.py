@@ -22,7 +22,7 @@ from bitimely_core.formats.source import Source
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
-ROLES = ("patients", "labels")
+ROLES = ("patients", "labels", "deaths")
 LISTED = 5  # files that a message names
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
 
@@ -33,6 +33,7 @@ class PlainFiles(NamedTuple):
     claims: list[str]
     patients: list[str]
     labels: list[str]
+    deaths: list[str]  # a row a subject who died
     unread: list[str]  # other tables
 
 
@@ -76,10 +77,12 @@ def find_plain_files(
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
     groups = _group_tables(source, others)
-    patients, labels = (_find_group(groups, words.WORDS["tables"][key]) for key in ROLES)
-    rest = {name: files for name, files in groups.items() if files not in (patients, labels)}
+    patients, labels, deaths = roles = [
+        _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
+    ]
+    rest = {name: files for name, files in groups.items() if files not in roles}
     claims = _choose_claims(source, rest, wanted)
-    for files in (claims, patients, labels):
+    for files in (claims, *roles):
         _refuse_copies(files)
     if not claims:
         raise input_error(
@@ -90,7 +93,7 @@ def find_plain_files(
             "columns: --col subject=NAME --col date=NAME --col code=NAME",
         )
     unread = set(itertools.chain(*rest.values())) - set(claims)
-    return PlainFiles(claims, patients, labels, sorted(unread))
+    return PlainFiles(claims, patients, labels, deaths, sorted(unread))
 
 
 def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
@@ -157,5 +160,5 @@ def report_unread(files: PlainFiles) -> list[Finding]:
     listed = ", ".join(map(safe_text, files.unread[:LISTED]))
     rest = f" and {len(files.unread) - LISTED} more" if len(files.unread) > LISTED else ""
     text = f"not read: {listed}{rest}"
-    why = "beside the claims, but neither claims, patients nor labels by name"
+    why = "beside the claims, but neither claims, patients, deaths nor labels by name"
     return [Finding(Reason.NO_INPUT, text, why, level="info", count=len(files.unread))]

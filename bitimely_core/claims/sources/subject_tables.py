@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import polars as pl
 
@@ -99,7 +100,10 @@ def keep_unique_rows(
 
 
 def make_subjects(
-    frame: pl.DataFrame, file: str, accounts: TableAccounts, form: str = ""
+    frame: pl.DataFrame,
+    file: str,
+    accounts: TableAccounts,
+    forms: Mapping[str, str] = MappingProxyType({}),
 ) -> pl.DataFrame:
     """`ClaimsSource.subjects` from a table with any of its columns.
 
@@ -111,7 +115,7 @@ def make_subjects(
         file: that of the dates.
         accounts: grow. A birth with two digits of its year is in the hundred years up to their last
             day.
-        form: of the dates.
+        forms: column -> form of its dates.
     """
     last = accounts.last
     absent = {*SUBJECT_DATE_COLUMNS, "sex"}.difference(frame.columns)
@@ -127,7 +131,7 @@ def make_subjects(
             file=file,
             field=name,
         )
-        written = reformat_dates(frame[name], dates.YEAR if is_year else form, near)
+        written = reformat_dates(frame[name], dates.YEAR if is_year else forms.get(name, ""), near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)

@@ -21,7 +21,7 @@ import polars as pl
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table, warn_of_rows
-from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
+from bitimely_core.claims.sources.options import LabelColumn, parse_date_forms, parse_label_columns
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -182,7 +182,9 @@ def _open_table(
     segments = _read_segments(table, wide)
     table.columns.pop("segment", None)
     shape = partial(_shape_block, wide=wide, kind=KIND[file.content], segments=segments)
-    return SourceTable(table=table, shape=shape, wide=wide, form=options.date_format), segments
+    return SourceTable(
+        table=table, shape=shape, wide=wide, form=parse_date_forms(options)["date"]
+    ), segments
 
 
 def _find_code_columns(names: Sequence[str], *, admitting: bool) -> tuple[str, ...]:
@@ -278,7 +280,7 @@ def _read_beneficiaries(
         "the first is used",
         file=path,
     )
-    subjects = make_subjects(persons, path, accounts, options.date_format)
+    subjects = make_subjects(persons, path, accounts, parse_date_forms(options))
     return subjects, by_subject.agg(map(_flag_value, wanted)) if wanted else None
 
 

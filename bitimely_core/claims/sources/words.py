@@ -28,13 +28,16 @@ def index_words(table: str) -> dict[str, str]:
     return {word: key for key, words in WORDS[table].items() for word in words}
 
 
+NAME_PARTS = re.compile(r"[\W_\d]+|(?<=[a-z])(?=[A-Z])")  # what separates the words of a name
+
+
 def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
-    """The names of columns that may hold what `key` stands for: births or sexes."""
-    beginnings = tuple(WORDS["looks"][key])
+    """The names of columns that may hold what `key` stands for."""
+    beginnings = tuple(WORDS["looks"].get(key, ()))
     return [
         name
         for name in names
-        if any(word.startswith(beginnings) for word in re.split(r"[\W_\d]+", name.lower()))
+        if any(word.lower().startswith(beginnings) for word in NAME_PARTS.split(name))
     ]
 
 

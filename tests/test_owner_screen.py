@@ -1,0 +1,130 @@
+"""Who owns the data sees exact counts on the screen; JSON, pages and files have those that may be
+shared. Of synthetic people nothing is withheld.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import test_privacy
+
+from bitimely_cli.main import main
+from bitimely_core.claims.disclosure import is_open_source
+from bitimely_core.tokens.sequences import open_sequences
+
+CHOICES = ("--no-select", "--min-codes", "2")
+RARE = ("chf_source", "flu")  # labels of the columns, with 1 to 10 cases
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """What a command prints on stdout."""
+
+    def call(*words: str, folder: str = "w") -> str:
+        capsys.readouterr()
+        assert main([*words, "-w", str(tmp_path / folder)]) in {0, 3}
+        return capsys.readouterr().out
+
+    return call
+
+
+def read_cells(text: str, row: str) -> list[str]:
+    """The cells of the first row of that name in the tables of a text."""
+    (line, *_) = re.findall(rf"^ {re.escape(row)} +(.+?) *$", text, flags=re.M)
+    return re.split(r" {2,}", line)
+
+
+def count_cases(folder: Path, split: str | None = None) -> dict[str, int]:
+    """Label -> cases, counted in the shards."""
+    frame = pl.concat([pl.read_parquet(path) for path in folder.glob("sequences-*.parquet")])
+    if split:
+        frame = frame.filter(pl.col("split").cast(pl.String) == split)
+    return {
+        name.removeprefix("y_"): int((frame[name] == 1).sum())
+        for name in frame.columns
+        if name.startswith("y_")
+    }
+
+
+def test_the_owner_sees_exact_counts_and_others_do_not(run: Run, tmp_path: Path) -> None:
+    raw = test_privacy.write_cohort(tmp_path / "raw", 1)
+    read = ("ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician")
+    screen, shared = run(*read, *CHOICES), json.loads(run(*read, *CHOICES, "--json"))
+    tokens = tmp_path / "w/tokens/pophr"
+    cases = count_cases(tokens)
+    claims = pl.read_csv(raw / "claims.csv", infer_schema=False)
+    assert read_cells(screen, "claims.csv")[1] == f"{claims.height:,}"
+    (table,) = [row for row in shared["rows"] if row["file"] == "claims.csv"]
+    assert table["seen"] % 10 == 0
+    honest = {row["label"]: row["cases"] for row in shared["tokens"]["honesty"]}
+    for label in RARE:
+        assert 0 < cases[label] < 11
+        assert read_cells(screen, label)[0] == str(cases[label])
+        assert honest[label] is None
+    assert "exact" not in shared["tokens"]
+    assert "withheld" in (tokens / "report.html").read_text("utf-8")
+
+    screen = run("tokenize", "pophr", *CHOICES)
+    shared = json.loads(run("tokenize", "pophr", *CHOICES, "--json"))
+    train = count_cases(tokens, "train")
+    names = open_sequences(tokens).class_names
+    assert read_cells(screen, "train")[2:] == [str(train[name]) for name in names]
+    assert shared["audit"]["train"]["classes"]["flu"] is None
+    assert "exact" not in shared
+
+
+def test_scores_and_analyses_on_the_own_screen(run: Run, tmp_path: Path) -> None:
+    raw = test_privacy.write_cohort(tmp_path / "raw", 1)
+    read = ("ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician")
+    run(*read, *CHOICES)
+    run("train", "counts", "--data", "pophr", "--run", "c")
+    words = ("evaluate", "c", "--bootstrap", "0", "--baselines", "cheap")
+    screen, shared = run(*words), json.loads(run(*words, "--json"))
+    table = pl.read_parquet(tmp_path / "w/runs/c/predictions.parquet")
+    for label in RARE:
+        observed, mean = read_cells(screen, label)[:2]
+        target = table[f"target_{label}"].fill_nan(None)
+        assert float(observed) == pytest.approx(target.mean(), abs=1e-4)
+        risk = table.filter(target.is_not_null())[f"p_{label}"].mean()
+        assert isinstance(risk, float)
+        assert float(mean) == pytest.approx(risk, rel=1e-3)
+        assert shared["risk_calibration"][label]["predicted"] in (None, round(risk, 3))
+    analyze = ("analyze", "calibration", "c")
+    assert "Subjects: " in run(*analyze)
+    assert "Subjects: " not in run(*analyze, "--json")
+    assert "Withheld" in (tmp_path / "w/reports/calibration-c/report.html").read_text("utf-8")
+
+
+def test_nothing_is_withheld_of_synthetic_people(run: Run, tmp_path: Path) -> None:
+    words = ("synthetic-claims", *CHOICES)
+    made = json.loads(run("ingest", *words, "--subjects", "60", "--seed", "1", "--json"))
+    tokens = tmp_path / "w/tokens/synthetic-claims"
+    cases = count_cases(tokens)
+    assert {row["label"]: row["cases"] for row in made["tokens"]["honesty"]} == cases
+    assert any(0 < n < 11 for n in cases.values())
+    assert "subjects" in {row["kind"] for row in made["rows"]}
+    for folder in (tokens, tmp_path / "w/cache/synthetic-claims"):
+        assert "withheld" not in (folder / "report.html").read_text("utf-8")
+    closed = json.loads(run("tokenize", *words, "--no-small-counts", "--name", "c", "--json"))
+    assert None in {row["cases"] for row in closed["honesty"]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "expected"),
+    [
+        ("synthetic-claims", {}, True),
+        ("pophr", {"source": "synpuf"}, True),
+        ("pophr", {"source": "claims"}, False),
+        ("pophr", {"source": "omop"}, False),
+        ("pophr", {}, False),
+    ],
+)
+def test_which_people_are_synthetic(dataset: str, options: dict[str, Any], expected: bool) -> None:
+    assert is_open_source(dataset, options) is expected
