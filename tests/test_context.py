@@ -9,16 +9,19 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from short_nights import write_nights
 
 from bitimely_cli.main import main
 from bitimely_core import models
 from bitimely_core.data import batch_sequences, collate, order_sequences
+from bitimely_core.errors import UserError
 from bitimely_core.evaluate.predict import predict, predict_rows
 from bitimely_core.heads import Head, losses
 from bitimely_core.models.context import Context, choose_distances, find_sides
 from bitimely_core.run import Run
 from bitimely_core.train import fit
 from bitimely_core.types import RECORDING, Batch
+from bitimely_core.workflows.finetune import complete_settings
 from bitimely_core.workflows.predict import Predictor, from_pretrained
 
 REACH = 5
@@ -31,10 +34,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a run with context, evaluated and exported."""
     root = tmp_path_factory.mktemp("context")
     work = ["-w", str(root / "ws")]
-    data = ["--data", "synthetic/staging", "--context", "3"]
+    data = ["--data", "generic/staging", "--context", "3"]
     options = [*data, "--steps", "3", "--batch-size", "32"]
     clock = ["--set", "finetune.context_clock=true"]
-    assert main(["ingest", "synthetic", "--size", "small", *work]) == 0
+    write_nights(root / "raw", 6)
+    assert main(["ingest", "generic", str(root / "raw"), *work]) == 0
     assert main(["train", "resnet", *options, *clock, "--run", "stager", *work]) == 0
     assert main(["evaluate", "stager", "--bootstrap", "0", "--baselines", "cheap", *work]) == 0
     assert main(["export", "stager", "--out", str(root / "model"), *work]) == 0
@@ -141,9 +145,9 @@ def test_a_window_farther_away_than_the_context_changes_nothing(home: Path) -> N
     run, head = open_head(home)
     windows = run.windows()
     rows = np.flatnonzero(windows.recording == windows.recording[0])
-    # the same windows, that of row 0 with the values of another one
+    # the same windows, the first one with the values of another one
     shard = np.array(windows.shards[0])
-    shard[rows[0]] = shard[rows[20]][::-1]
+    shard[rows[0]] = shard[rows[10]][::-1]
     changed = replace(windows, shards=(shard, *windows.shards[1:]))
     before, after = (predict_rows(head, part, rows, "p") for part in (windows, changed))
     is_same = np.abs(before - after).max(1) < 1e-7
@@ -153,7 +157,7 @@ def test_a_window_farther_away_than_the_context_changes_nothing(home: Path) -> N
 
 def test_predict_and_an_exported_folder_give_the_predictions_of_evaluate(home: Path) -> None:
     scored = pl.read_parquet(home / "ws" / "runs" / "stager" / "predictions.parquet")
-    cache = home / "ws" / "cache" / "synthetic"
+    cache = home / "ws" / "cache" / "generic"
     for name in ("stager", str(home / "model")):
         model = from_pretrained(name, workspace=home / "ws")
         assert isinstance(model, Predictor)
@@ -174,14 +178,12 @@ def test_a_run_says_its_context_and_has_no_graph(
     assert "without --context" in capsys.readouterr().err
 
 
-def test_data_without_neighbours_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work = ["-w", str(tmp_path)]
-    assert main(["ingest", "synthetic-claims", "--subjects", "60", *work]) in {0, 3}
-    options = ["--data", "synthetic-claims", "--context", "3", "--steps", "1"]
-    assert main(["train", "bitimelygpt", *options, *work]) == 2
-    assert "more than one window" in capsys.readouterr().err
+def test_data_without_neighbours_are_refused(home: Path) -> None:
+    run, head = open_head(home)
+    windows = run.windows()
+    single = windows.subset(windows.index["recording_id"].is_first_distinct().to_numpy())
+    with pytest.raises(UserError, match="more than one window"):
+        complete_settings(run.record.settings, head.model, single)
 
 
 class NoisyNights:
