@@ -324,7 +324,7 @@ def train(
         str | None,
         Argument(
             help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
-            "irregular times, bitimelygpt for histories). Methods without a network: kernels, "
+            "irregular times, trees for histories). Methods without a network: kernels, "
             "features, signal, counts, trees.",
             metavar="MODEL",
             autocompletion=complete("models"),

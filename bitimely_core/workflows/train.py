@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from bitimely_core.train.tuning import TrainValidation
 
 PRESET = "tiny"
-# kind of data -> the model that is trained where none is named
-RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "bitimelygpt"}
+# kind of data -> the model or method that is trained where none is named; docs/pophr.md has the
+# measurement of histories
+RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "trees"}
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
 BUDGET: Flags = {
     "steps": 1500,
