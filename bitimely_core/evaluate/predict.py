@@ -135,10 +135,10 @@ def _predict_in_context(
             parts = vectors[start:stop], places[needed[start:stop]]
             predicted = head.predict_in_context(*(torch.from_numpy(x).to(place) for x in parts))
             out.append(predicted.cpu().numpy())
-    found = np.concatenate(out)
+    predictions = np.concatenate(out)
     position = np.empty(len(places), np.int64)
     position[needed] = np.arange(len(needed))
-    return found[position[rows]]
+    return predictions[position[rows]]
 
 
 def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "auto") -> TrialScores:

@@ -88,8 +88,9 @@ def train(
     training subjects.
 
     `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 1,500 steps, with
-    context 400 larger ones, unless epochs, steps or minutes are given. With `folds` or `seeds` it is trained and scored for each
-    test fold by subject and each seed, which are pooled as one run (`workflows.members`).
+    context 400 larger ones, unless epochs, steps or minutes are given. With `folds` or `seeds` it
+    is trained and scored for each test fold by subject and each seed, which are pooled as one run
+    (`workflows.members`).
 
     Raises UserError: as `finetune`; config (exit 2) for more folds than subjects.
     """
