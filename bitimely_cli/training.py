@@ -95,6 +95,9 @@ Augment = Annotated[
 ]
 
 
+Context = Annotated[int | None, declare_setting(FinetuneConfig, "context", metavar="K")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(OptionGroup):
     """How a run is fine-tuned."""
@@ -104,6 +107,7 @@ class FinetuneOptions(OptionGroup):
     freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False
     from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False
     augment: Augment = None
+    context: Context = None
     fraction: Annotated[
         float | None,
         declare_setting(
@@ -127,6 +131,7 @@ class HeadOptions(OptionGroup):
     ] = None
     readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
     augment: Augment = None
+    context: Context = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
     folds: Annotated[
         int | None,
@@ -317,7 +322,7 @@ def train(
         str | None,
         Argument(
             help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
-            "irregular times, bitimelygpt for histories). Methods without a network: kernels, "
+            "irregular times, trees for histories). Methods without a network: kernels, "
             "features, signal, counts, trees.",
             metavar="MODEL",
             autocompletion=complete("models"),
@@ -342,7 +347,7 @@ def train(
     Example: bitimely train resnet --data epilepsy/five --folds 5
     """
     flags = collect_settings(
-        finetune={"readout": head.readout, "augment": head.augment},
+        finetune={"readout": head.readout, "augment": head.augment, "context": head.context},
         data={"fraction": head.fraction},
         **training.sections(),
     )

@@ -391,6 +391,18 @@ class FinetuneConfig(Section):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before the head; none: 0.1 with patch-cnn, else 0."
     )
+    context: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Windows before and after a window that its prediction also reads, of the same "
+        "recording.",
+    )
+    context_clock: bool = Field(
+        False,
+        description="With context: the prediction also reads how many windows after the start of "
+        "its recording a window is, for recordings of one night.",
+    )
     hazard: Literal["discrete", "piecewise-exponential"] = Field(
         "discrete", description="Time to event: shares of intervals, or constant rates."
     )

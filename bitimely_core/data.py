@@ -20,7 +20,7 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.registry import row_readers
 from bitimely_core.tokens import TokenSet, Windows
 from bitimely_core.tokens.splits import hash_to_share
-from bitimely_core.types import SPLITS, Batch, Batches
+from bitimely_core.types import RECORDING, SPLITS, Batch, Batches
 
 BLOCK = 1024  # rows that are copied to a device at once
 Rows = TypeVar("Rows", bound=TokenSet)
@@ -36,6 +36,9 @@ class EpochBatches:
     shuffle: bool
     ties: str = "canonical"
     least: int = 1  # rows below which the short last batch is left out
+    sequence: int = 0  # windows of a recording that follow each other; 0: in any order
+    # of the rows of the index of each set, see `Batch.place`; without `sequence` none
+    places: tuple[np.ndarray, ...] = field(init=False)
     # set -> values and affine of its rows, on a device
     resident: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     # global batches an epoch, the short last one of each set included
@@ -44,6 +47,8 @@ class EpochBatches:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"expected a batch of at least 1 row, found {self.size}")
+        sets = [part for part in self.sets if self.sequence and isinstance(part, Windows)]
+        self.places = tuple(part.find_places() for part in sets)
         self.steps = sum(
             len(windows) // self.size + (len(windows) % self.size >= max(self.least, 1))
             for windows in self.sets
@@ -55,6 +60,9 @@ class EpochBatches:
         blocks = []
         for number, windows in enumerate(self.sets):
             rows = draw.permutation(len(windows)) if self.shuffle else np.arange(len(windows))
+            if self.places:
+                places = self.places[number][windows.rows]
+                rows = order_sequences(places, self.sequence, draw if self.shuffle else None)
             for i in range(0, len(rows), self.size):
                 block = rows[i : i + self.size]
                 if len(block) >= min(self.least, self.size):
@@ -66,9 +74,8 @@ class EpochBatches:
     def __call__(
         self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each.
-
-        Of a short last one these are possibly none.
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each,
+        of sequences as many in a row. Of a short last one these are possibly none.
         """
         return self._read(epoch, start, rank, world, narrow=False)
 
@@ -106,6 +113,8 @@ class EpochBatches:
     ) -> Iterator[Batch]:
         for number, block in self.order(epoch)[start:]:
             windows, positions = self.sets[number], block[rank::world]
+            if self.places:
+                positions = np.array_split(block, world)[rank]
             rows = windows.rows[positions]
             if narrow and number in self.resident:
                 place = torch.from_numpy(positions)
@@ -120,6 +129,8 @@ class EpochBatches:
             else:
                 draw = (self.seed, epoch) if self.ties == "shuffle" else None
                 batch = collate(windows, rows, draw=draw, narrow=narrow)
+            if self.places:
+                batch = batch._replace(place=torch.from_numpy(self.places[number][rows]))
             if len(self.sets) > 1:
                 before = sum(earlier.whole_index.height for earlier in self.sets[:number])
                 assert batch.index is not None
@@ -171,6 +182,35 @@ def batches(
     return EpochBatches(
         (sample_subjects(windows, fraction, seed),), size, seed, shuffle, ties, least
     )
+
+
+def batch_sequences(
+    windows: Windows, size: int, sequence: int, *, seed: int = 0, shuffle: bool = True
+) -> Batches:
+    """As `batches`, of windows that follow each other: `sequence` of a recording, then as many of
+    another one, with `Batch.place`. Each epoch cuts the recordings at other windows.
+    """
+    return EpochBatches((windows,), size, seed, shuffle, sequence=sequence)
+
+
+def order_sequences(
+    places: np.ndarray, length: int, draw: np.random.Generator | None
+) -> np.ndarray:
+    """Positions of windows at `places` [n] (`Batch.place`) in sequences, int64 [n].
+
+    Each sequence holds up to `length` windows of one recording in the order of time. With `draw`
+    the first cut of each recording and the order of the sequences are random.
+    """
+    order = np.argsort(places, kind="stable")
+    recording = places[order] // RECORDING
+    first = np.searchsorted(recording, recording)
+    ranks = np.arange(len(order)) - first
+    if draw is None:
+        return order
+    ranks += draw.integers(length, size=len(order))[first]
+    is_first = (np.diff(recording, prepend=-1) != 0) | (ranks % length == 0)
+    sequences = np.split(order, np.flatnonzero(is_first)[1:])
+    return np.concatenate([sequences[i] for i in draw.permutation(len(sequences))])
 
 
 def mix_batches(

@@ -23,6 +23,7 @@ from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models import factory, survival
 from bitimely_core.models.adapters import PERSON
 from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_model
+from bitimely_core.models.context import Context
 from bitimely_core.models.contract import Which
 from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops.fused import widen
@@ -217,6 +218,9 @@ def choose_head(tuned: FinetuneConfig, config: ModelConfig) -> FinetuneConfig:
 class Head(nn.Module):
     """A model and a linear head on one vector a sequence; `readout` None: the model's own.
 
+    With `context` K the head also reads the vectors of up to K windows before and after
+    (`models.context`), of those in the batch whose `Batch.place` says where they are.
+
     Raises UserError: a readout that the model does not have (config, exit 2).
 
     Attributes:
@@ -246,6 +250,8 @@ class Head(nn.Module):
         freeze: bool = False,
         dropout: float = 0.0,
         grid: Sequence[Any] | None = None,
+        context: int = 0,
+        context_clock: bool = False,
     ) -> None:
         super().__init__()
         self.grid = survival.HazardGrid(grid[0], tuple(grid[1]), tuple(grid[2])) if grid else None
@@ -264,7 +270,9 @@ class Head(nn.Module):
         width = outputs
         if self.grid is not None:
             width = outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
-        self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), width)
+        vector_width = _vector_width(model, self.readout, layers, layer_merge)
+        self.context = Context(vector_width, context, clock=context_clock) if context else None
+        self.linear = nn.Linear(self.context.width if self.context else vector_width, width)
         # age and sex of events, where the model itself has no place for them
         self.person: nn.Linear | None = None
         if model.config.person and getattr(model, "person_map", None) is None:
@@ -290,17 +298,34 @@ class Head(nn.Module):
         """Logits, for regression standardised values, [B, K]; of hazards [B, labels * 2 *
         intervals].
         """
-        vectors = compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
+        vectors = self.compute_vectors(batch)
+        if self.context is not None:
+            place = batch.place
+            if place is None:  # no neighbours
+                place = torch.arange(len(vectors), device=vectors.device) << 32
+            vectors = self.context(vectors, place)
         out = self.linear(self.dropout(vectors))
         if self.person is None or batch.person is None:
             return out
         return out + self.person(batch.person.to(out.dtype))
 
+    def compute_vectors(self, batch: Batch) -> Tensor:
+        """The vectors [B, D] of the rows themselves."""
+        return compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
+
     def predict(self, batch: Batch | Tensor | Mapping[str, Tensor]) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B,
         K].
         """
-        out = self(batch).float()
+        return self._scale_outputs(self(batch).float())
+
+    def predict_in_context(self, vectors: Tensor, places: Tensor) -> Tensor:
+        """As `predict`, of vectors [M, D] by `compute_vectors` of windows at `places` [M]."""
+        assert self.context is not None, "the caller has asked"
+        return self._scale_outputs(self.linear(self.context(vectors, places)).float())
+
+    def _scale_outputs(self, out: Tensor) -> Tensor:
+        """Predictions of what `forward` returns."""
         if self.task == "classification":
             return out.softmax(-1)
         if self.task == "multilabel":
@@ -363,6 +388,8 @@ class Head(nn.Module):
             for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")
         }
         head |= {"dropout": self.dropout.p} if self.dropout.p else {}
+        head |= {"context": self.context.reach} if self.context else {}
+        head |= {"context_clock": True} if self.context and self.context.clock else {}
         return {
             **self.model.describe(),
             "head": head | ({} if self.grid is None else {"grid": self.grid}),

@@ -117,6 +117,13 @@ def encode_onnx(model: Model | Head, *, field: str = "format") -> bytes:
             "share the folder without it",
             field=field,
         )
+    if isinstance(model, Head) and model.context is not None:
+        raise usage_error(
+            "no ONNX graph of a run with context",
+            "expected a run that reads each window alone",
+            "Share the folder without it, or train without --context",
+            field=field,
+        )
     module, length = OnnxModel(model).eval(), inner.config.length
     draw = torch.Generator().manual_seed(0)
     example = torch.randn(2, length, inner.config.channels, generator=draw)

@@ -118,6 +118,9 @@ class IngestUnit:
     findings: tuple[Finding, ...] = ()
 
 
+RECORDING = 1 << 32  # between the places of the first windows of two recordings
+
+
 class Batch(NamedTuple):
     """What a model reads. All but `values` may be None. mask: True = observed."""
 
@@ -139,6 +142,9 @@ class Batch(NamedTuple):
     numbers: Tensor | None = None  # [B, N] of events, in their own units; NaN: none
     # [B, 2, V] centre and factor, of values that are still int16: (value - centre) * factor
     affine: Tensor | None = None
+    # [B] int64, for heads with context: windows from the first one of the recording, plus
+    # `RECORDING` for each recording before it
+    place: Tensor | None = None
 
 
 class LabelledRow(NamedTuple):

@@ -36,7 +36,7 @@ from bitimely_core.analyses.reliability import (
 )
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import conformal
-from bitimely_core.evaluate.predict import map_batches
+from bitimely_core.evaluate.predict import predict_rows as predict_network
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.methods.contract import FittedMethod, MethodRows
 from bitimely_core.page import (
@@ -73,10 +73,7 @@ def predict_rows(
     if isinstance(head, FittedMethod):
         part = windows.subset(np.isin(windows.rows, rows))
         return head.predict(MethodRows(part))[np.searchsorted(part.rows, rows)]
-    parts = map_batches(
-        head, head.predict, windows, label, device=device, rows=rows, progress=progress
-    )
-    return np.concatenate(parts) if parts else np.zeros((0, max(windows.classes, 1)), np.float32)
+    return predict_network(head, windows, rows, label, device=device, progress=progress)
 
 
 @analyses(

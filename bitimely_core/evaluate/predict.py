@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,16 +79,66 @@ def predict(
     """
     if isinstance(model, FittedMethod):
         return model.predict(MethodRows(windows, None if record is None else (record,)))
-    out = map_batches(
-        model,
-        model.predict,
-        windows,
-        "predict",
-        batch_size=batch_size,
-        device=device,
-        progress=progress,
+    return predict_rows(
+        model, windows, None, "predict", batch_size=batch_size, device=device, progress=progress
     )
-    return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
+
+
+def predict_rows(
+    head: Any,
+    windows: Windows,
+    rows: np.ndarray | None,
+    action: str,
+    *,
+    batch_size: int | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """As `predict`, of the windows at `rows`, positions in the full index (None: all), by a network
+    `head`; `action` names it on the screen.
+
+    With context the neighbours of a window are those of its recording in the full index, in
+    whatever split; their labels are not read.
+    """
+    if not len(windows.rows if rows is None else rows):
+        return np.zeros((0, max(windows.classes, 1)), np.float32)
+    compute = partial(
+        map_batches, head, action=action, batch_size=batch_size, device=device, progress=progress
+    )
+    if head.context is None:
+        return np.concatenate(compute(head.predict, windows, rows=rows))
+    return _predict_in_context(head, windows, windows.rows if rows is None else rows, compute)
+
+
+def _predict_in_context(
+    head: Any, windows: Windows, rows: np.ndarray, compute: Callable[..., list[np.ndarray]]
+) -> np.ndarray:
+    """The vectors of all windows that are needed, once each, then the predictions recording by
+    recording.
+    """
+    import torch
+
+    places, reach = windows.find_places(), head.context.reach
+    wanted = np.sort(places[rows])
+    before = wanted[np.maximum(np.searchsorted(wanted, places, "right") - 1, 0)]
+    after = wanted[np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)]
+    near = np.minimum(np.abs(places - before), np.abs(after - places))
+    needed = np.flatnonzero(near <= reach)
+    needed = needed[np.argsort(places[needed], kind="stable")]
+    everything = replace(windows, rows=np.arange(len(places)))
+    vectors = np.concatenate(compute(head.compute_vectors, everything, rows=needed))
+    first = np.flatnonzero(np.diff(windows.recording[needed], prepend=-1))
+    place = next(head.parameters()).device
+    out: list[np.ndarray] = []
+    with torch.inference_mode():
+        for start, stop in pairwise([*first, len(needed)]):
+            parts = vectors[start:stop], places[needed[start:stop]]
+            predicted = head.predict_in_context(*(torch.from_numpy(x).to(place) for x in parts))
+            out.append(predicted.cpu().numpy())
+    predictions = np.concatenate(out)
+    position = np.empty(len(places), np.int64)
+    position[needed] = np.arange(len(needed))
+    return predictions[position[rows]]
 
 
 def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "auto") -> TrialScores:

@@ -184,6 +184,8 @@ def randomise_run(run: Run, seed: int) -> tuple[nn.Module, nn.Module | None]:
             readout=old.readout,
             layers=old.layers,
             layer_merge=old.layer_merge,
+            context=old.context.reach if old.context else 0,
+            context_clock=bool(old.context and old.context.clock),
         )
     scales = {name: part for name, part in old.state_dict().items() if name.startswith("target_")}
     head.load_state_dict(scales, strict=False)

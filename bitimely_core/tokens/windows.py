@@ -26,6 +26,7 @@ from bitimely_core.schemas.tokens import (
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.moments import compute_normalisation
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
+from bitimely_core.types import RECORDING
 
 if TYPE_CHECKING:
     import polars as pl
@@ -178,6 +179,23 @@ class Windows(TokenSet):
             "values": self._gather(rows, np.int16),
             "affine": np.stack((self.centre[recording], self.factor[recording]), 1),
         }
+
+    def find_places(self) -> np.ndarray:
+        """`Batch.place` of all rows of the index, whatever the subset, [all rows] int64.
+
+        Of windows around points the place is their rank in time.
+        """
+        start, options = self.whole_index["start"].to_numpy(), self.options
+        order = np.lexsort((start, self.recording))
+        recording, start = self.recording[order], start[order]
+        first = np.searchsorted(recording, recording)
+        if options.points:
+            steps = np.arange(len(order)) - first
+        else:
+            steps = np.rint((start - start[first]) / (options.epoch or options.stride / self.rate))
+        places = np.empty(len(order), np.int64)
+        places[order] = recording.astype(np.int64) * RECORDING + steps.astype(np.int64)
+        return places
 
     def read_stored(self, rows: np.ndarray) -> np.ndarray:
         """The stored values [n, T, V] int16 or float32 of the windows of one recording."""

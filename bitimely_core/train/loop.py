@@ -9,9 +9,9 @@ weighted by it, so that together they give the gradient of the global batch.
 
 The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a
 checkpoint needs weights, moments and s. Masks, gaps and noise are drawn by row of the global batch
-(`draws`). Dropout also depends on the micro-batch and the process, the views of a contrastive
-objective on the process; apart from them, gradient accumulation and the number of processes change
-rounding alone.
+(`draws`). Dropout and the neighbours that a head with context sees also depend on the micro-batch
+and the process, the views of a contrastive objective on the process; apart from them, gradient
+accumulation and the number of processes change rounding alone.
 """
 
 from __future__ import annotations

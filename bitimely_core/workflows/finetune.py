@@ -51,6 +51,9 @@ OTHER_PSEUDONYMS = (
     "cannot be told."
 )
 
+# windows of a recording that a training with context reads in a row, for each of its reach
+SEQUENCE = 2
+
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
@@ -144,7 +147,21 @@ def complete_settings(settings: Settings, model: Model, windows: Windows) -> Set
     from bitimely_core.augment.batches import resolve_augmentation
 
     tuned = resolve_augmentation(heads.choose_head(settings.finetune, model.config), windows)
+    if tuned.context:
+        _require_neighbours(windows)
     return settings.model_copy(update={"model": model.config, "finetune": tuned})
+
+
+def _require_neighbours(windows: Windows) -> None:
+    """Raises UserError (config, exit 2) where no row has another one of its recording beside it."""
+    is_cut = windows.inputs == "signals" and windows.index["recording_id"].is_duplicated().any()
+    if not is_cut:
+        raise usage_error(
+            f"{windows.name} has no recording with more than one window",
+            "expected windows that follow each other for --context",
+            "Leave it out, or tokenize with a shorter --window",
+            field="--context",
+        )
 
 
 def make_job(
@@ -155,18 +172,17 @@ def make_job(
     """
     from bitimely_core import heads
     from bitimely_core.augment.batches import augment_batches
+    from bitimely_core.data import batch_sequences
     from bitimely_core.data import batches as make_batches
 
     settings, train, size = record.settings, record.settings.train, record.settings.train.batch_size
+    make = partial(make_batches, ties=settings.model.ties)
+    if reach := settings.finetune.context:
+        make = partial(batch_sequences, sequence=SEQUENCE * reach)
     batches = augment_batches(
-        make_batches(view.train, size, seed=train.seed, ties=settings.model.ties),
-        view.train,
-        settings.finetune,
-        train.seed,
+        make(view.train, size, seed=train.seed), view.train, settings.finetune, train.seed
     )
-    validation = (
-        make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
-    )
+    validation = make(view.validation, size, shuffle=False) if len(view.validation) else None
     measure = partial(measure_task, device=train.device)
     target = view.train.targets(None)
     assert target is not None, "a view with a task has targets"
@@ -387,6 +403,8 @@ def build_head(
         freeze=tuned.freeze,
         dropout=tuned.dropout or 0.0,
         grid=_make_grid(settings, windows, target),
+        context=tuned.context,
+        context_clock=tuned.context_clock,
     )
     heads.standardise(head, target)
     return head

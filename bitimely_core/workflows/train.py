@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from bitimely_core.train.tuning import TrainValidation
 
 PRESET = "tiny"
-# kind of data -> the model that is trained where none is named
-RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "bitimelygpt"}
+# kind of data -> the model or method that is trained where none is named; docs/pophr.md has the
+# measurement of histories
+RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "trees"}
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
 BUDGET: Flags = {
     "steps": 3000,
@@ -61,6 +62,8 @@ BUDGET: Flags = {
     "clip": 1.0,
     "checkpoint": "best",
 }
+# of heads with context: windows of one recording are alike, so a step takes many recordings
+CONTEXT_BUDGET: Flags = {"steps": 400, "batch_size": 512}
 
 
 def train(
@@ -84,9 +87,10 @@ def train(
     """Train `model` with a head on the labelled view `data`, from random weights and on all
     training subjects.
 
-    `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 3,000 steps unless
-    epochs, steps or minutes are given. With `folds` or `seeds` it is trained and scored for each
-    test fold by subject and each seed, which are pooled as one run (`workflows.members`).
+    `model` None: the one of `RECOMMENDED` for the kind of data. The budget is 3,000 steps, with
+    context 400 larger ones, unless epochs, steps or minutes are given. With `folds` or `seeds` it
+    is trained and scored for each test fold by subject and each seed, which are pooled as one run
+    (`workflows.members`).
 
     Raises UserError: as `finetune`; config (exit 2) for more folds than subjects.
     """
@@ -202,6 +206,8 @@ def _collect_defaults(
     if is_events and "tokenizer" not in choices:
         dimensions = adapt_to_events(preset, entry.name, choices)
     budget = {**BUDGET, "lr": facts.lr}
+    if chosen.get("finetune", {}).get("context"):
+        budget |= CONTEXT_BUDGET
     if {"epochs", "minutes"} & chosen.get("train", {}).keys():
         del budget["steps"]
     return {
