@@ -253,33 +253,42 @@ def _group_files(
     They are joined by the group `recording` of the map; without a map by what the folders hold.
     """
     is_stated = "files" in chosen.model_fields_set
-    if is_stated:
-        keys = _match_recordings(recordings)
-    else:
-        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
-        folders = {} if is_bids(source) else find_channel_folders(source, kinds)
-        keys = {rel: ("", name) for rel, name in folders.items()}
-    subjects = Counter(recording for _, recording in set(keys.values()))
+    keys = name_joined(source, recordings, is_stated=is_stated)
     members: dict[tuple[str, str, str], list[str]] = {}
     for rel in recordings:
-        subject, recording = keys.get(rel, ("", names[rel]))
-        name = recording if subjects[recording] < 2 else f"{subject}/{recording}"
+        subject, name = keys.get(rel, ("", names[rel]))
         members.setdefault((name, rel if rel not in keys else "", subject), []).append(rel)
     several = {name: rels for (name, *_), rels in members.items() if rels[1:]}
     findings = [report_joined(several, is_stated=is_stated)] if several else []
     return [(name, rels) for (name, *_), rels in members.items()], findings
 
 
-def _match_recordings(
+def name_joined(
+    source: Source,
     recordings: Mapping[str, tuple[Format, FileRule]],
+    *,
+    is_stated: bool,
+    least: int = 2,
 ) -> dict[str, tuple[str, str]]:
-    """File -> subject and recording, of the files whose path names a recording."""
+    """File -> subject and name of its recording, of files that are joined.
+
+    They are joined by the group `recording` of `match` (`is_stated`), else where at least `least`
+    folders hold a file a channel.
+    """
+    if not is_stated:
+        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
+        folders = {} if is_bids(source) else find_channel_folders(source, kinds, least=least)
+        return {rel: ("", name) for rel, name in folders.items()}
     keys: dict[str, tuple[str, str]] = {}
     for rel, (_, rule) in recordings.items():
         groups = _match_path(rel, rule.match)
         if "recording" in groups:
             keys[rel] = (groups.get("subject", ""), groups["recording"])
-    return keys
+    subjects = Counter(recording for _, recording in set(keys.values()))
+    return {
+        rel: (subject, name if subjects[name] < 2 else f"{subject}/{name}")
+        for rel, (subject, name) in keys.items()
+    }
 
 
 def _make_recording(
