@@ -141,7 +141,9 @@ def refuse_tables_alone(source: Source) -> None:
     bare = [rel for rel, kind in kinds.items() if kind == "npy" or _is_bare(rel, facts.get(rel))]
     if bare:
         rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
-        problem = f"states no sampling rate{rest}"
+        first = facts.get(bare[0])
+        is_timed = first is not None and bool(first.found_rate)
+        problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
         raise input_error(
             Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=bare[0]
         )
@@ -518,6 +520,7 @@ def describe_recording(
         series=rule.series,
         columns=_list_columns(rule),
         delimiter=rule.delimiter,
+        missing=rule.missing,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
         events=rule.events,
