@@ -237,8 +237,10 @@ def _read_codes(signal: Signal) -> np.ndarray:
     values = digital * signal.scale + signal.offset
     whole = np.rint(values)
     is_digital = signal.samples.dtype.kind == "i"
-    near = max(0.02, min(0.25, 0.51 * abs(signal.scale))) if is_digital else 0.02
-    if np.nanmax(np.abs(values - whole), initial=0.0) > near and is_digital:
+    # half a step of the converter, and what the rounding of its limits in the header adds
+    near = np.minimum(0.51 * abs(signal.scale) + 1e-4 * np.abs(values), 0.25)
+    near = near if is_digital else np.full(len(values), 0.02)
+    if is_digital and (np.abs(values - whole) > near).any():
         return digital.astype(np.int64)  # of a file that scales them like a voltage
     is_code = np.isfinite(values) & (np.abs(values - whole) <= near)
     return np.where(is_code, np.where(is_code, whole, 0), NO_CODE).astype(np.int64)
