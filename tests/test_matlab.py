@@ -60,7 +60,9 @@ def test_what_is_no_array_of_real_numbers_is_named_and_not_built(
             read_array(tmp_path / "x.mat", name)
         assert caught.value.code == "schema"
         assert "x.mat" in str(caught.value)
-    scipy.io.savemat(tmp_path / "x.mat", {"sig": value, "b": [1.0, 2.0], "c": [3.0]})
+    scipy.io.savemat(
+        tmp_path / "x.mat", {"sig": value, "b": [1.0, 2.0], "c": [3.0], "d": [4.0, 5.0]}
+    )
     assert read_array(tmp_path / "x.mat", "c").tolist() == [[3.0]]
     with pytest.raises(UserError, match="b \\(double\\)"):
         read_array(tmp_path / "x.mat")

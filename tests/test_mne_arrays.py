@@ -491,3 +491,30 @@ def test_an_archive_of_arrays(folder: Path) -> None:
     assert [note.label for note in record.annotations] == ["on", "off", "on", "on", "off"]
     pieces = list_pieces(record, "channel 2")
     np.testing.assert_array_equal([samples for _, samples in pieces], values[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["npz", "mat"])
+def test_a_rate_in_a_file_of_arrays_is_used(folder: Path, kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 700))
+    content = {"data": values, "fs": 250.0}
+    if kind == "npz":
+        np.savez(folder / "a.npz", **content)
+        record = read_folder(folder)["a"]  # without a map
+    else:
+        scipy.io.savemat(folder / "a.mat", content)
+        with pytest.raises(UserError) as caught:
+            read_folder(folder)
+        assert 'files = [{pattern = "*.mat"}]' in str(caught.value.details)
+        (folder.parent / "map.toml").write_text('files = [{pattern = "*.mat"}]\n')
+        record = read_folder(folder, options={"map": str(folder.parent / "map.toml")})["a"]
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(250.0, 700)] * 4
+    np.testing.assert_array_equal([s.samples for s in record.signals], values.astype(np.float32))
+    (folder.parent / "other.toml").write_text(f"files = [{{pattern = '*.{kind}', rate = 100}}]\n")
+    report = ingest(
+        "generic",
+        folder,
+        folder.parent / "other",
+        options={"map": str(folder.parent / "other.toml")},
+    )
+    (warning,) = (r for r in report["units"][0]["reasons"] if r["code"] == "sampling_rate")
+    assert "holds a rate of 250 Hz, the map states 100" in warning["message"]

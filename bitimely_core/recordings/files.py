@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import find_label_arrays, read_npy
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
 from bitimely_core.recordings.joining import (
     describe_part,
@@ -138,7 +140,10 @@ def refuse_tables_alone(source: Source) -> None:
     facts = {rel: sniff_file(source, rel) for rel, kind in kinds.items() if kind == "table"}
     if any(map(is_timed_table, facts.values())):
         return
-    bare = [rel for rel, kind in kinds.items() if kind == "npy" or _is_bare(rel, facts.get(rel))]
+    arrays = [rel for rel, kind in kinds.items() if kind == "npy"]
+    if any(_states_rate(source, rel) for rel in arrays):
+        return
+    bare = [rel for rel in kinds if rel in arrays or _is_bare(rel, facts.get(rel))]
     if bare:
         rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
         first = facts.get(bare[0])
@@ -385,12 +390,19 @@ def _find_unfilled(
 def _drop_other_tables(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]], *, has_map: bool
 ) -> dict[str, tuple[Format, FileRule]]:
-    """The recordings without the tables that are none."""
+    """The recordings without the tables that are none, and without a map the arrays that state no
+    rate.
+    """
     return {
         rel: (kind, rule)
         for rel, (kind, rule) in recordings.items()
-        if kind != "table" or is_sample_table(source, rel, rule, has_map=has_map)
+        if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
+        and (kind != "npy" or has_map or _states_rate(source, rel))
     }
+
+
+def _states_rate(source: Source, rel: str) -> bool:
+    return rel not in source.rejected and find_rate(source.path(rel)) is not None
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
@@ -451,6 +463,14 @@ def _make_faulty_unit(rel: str, name: str, fault: Finding) -> IngestUnit:
     return IngestUnit(name=name, files=(rel,), read=None, findings=(fault,))
 
 
+@cache
+def read_advice() -> dict[str, str]:
+    """Ending of files that are not read -> what to do with them."""
+    text = resources.files("bitimely_core.formats").joinpath("foreign.toml").read_text("utf-8")
+    rules = tomllib.loads(text)["advice"]
+    return {ending: rule["text"] for rule in rules for ending in rule["endings"]}
+
+
 def _report_unclaimed(
     source: Source, units: Sequence[IngestUnit], passed_over: set[str]
 ) -> Iterator[Finding]:
@@ -459,7 +479,8 @@ def _report_unclaimed(
     for rel in source.files:
         if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems:
             claimed.add(rel)  # a copy
-    yield from report_unclaimed(source, {"": {rel: rel for rel in claimed}}, LAYOUT)
+    units_of = {"": {rel: rel for rel in claimed}}
+    yield from report_unclaimed(source, units_of, LAYOUT, read_advice())
 
 
 def _report_unmatched(
@@ -582,6 +603,8 @@ def make_unit(
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
+    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=find_rate(path))
     if kind in {"npy", "mat"} and info.rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
         raise usage_error(problem, wanted, suggest_map(source))

@@ -19,7 +19,7 @@ from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables,
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, split_mark
 from bitimely_core.formats.wfdb_annotations import read_annotations
-from bitimely_core.recordings.arrays import find_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.joining import find_channel_folders
@@ -335,10 +335,10 @@ def _describe_group(source: Source, rels: Sequence[str], texts: Counter[LabelWor
     kind = SUFFIXES[find_suffix(rels[0])]
     if kind == "table":
         return _describe_columns(source, rels)
-    if kind == "mat":
-        return [VARIABLE_LINE, RATE_LINE, ARRAY_LINE]
-    if kind == "npy":
-        return [RATE_LINE, ARRAY_LINE]
+    if kind in {"mat", "npy"}:
+        rates = [find_rate(source.path(rel)) for rel in rels[:NIGHTS] if rel in source.files]
+        rate = [] if rates and all(rates) else [RATE_LINE]
+        return [*([VARIABLE_LINE] if kind == "mat" else []), *rate, ARRAY_LINE]
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:

@@ -35,7 +35,7 @@ from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
-from bitimely_core.recordings.arrays import find_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
 from bitimely_core.recordings.joining import describe_part, join_units
 from bitimely_core.recordings.labels import find_labels, holds_annotations_alone
@@ -381,6 +381,8 @@ def _make_unit(
     source: Source, rel: str, kind: Format, info: RecordingInfo, plan: ReadingPlan
 ) -> IngestUnit:
     """The file, bound to the reader of its format. Raises UserError: sampling_rate."""
+    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=find_rate(source.path(rel)))
     if kind in {"npy", "mat"} and info.rate is None:
         raise input_error(
             Reason.SAMPLING_RATE,
