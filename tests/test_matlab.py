@@ -330,7 +330,7 @@ def test_a_map_names_variable_and_rate_of_a_matlab_file(tmp_path: Path, *, turne
     for i in range(3):
         scipy.io.savemat(
             tmp_path / "raw" / f"p{i}.mat",
-            {"eeg": (values + i).T if turned else values + i, "fs": 90.0},
+            {"eeg": (values + i).T if turned else values + i, "fs": 90.0, "t": np.arange(900.0)},
         )
     (tmp_path / "map.toml").write_text(
         '[[files]]\npattern = "*.mat"\nvariable = "eeg"\nrate = 90\nchannels = ["left", "right"]\n'
