@@ -25,6 +25,7 @@ from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceR
 
 # numbers that programs write for a missing value
 SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
+MOST_CHANNELS = 64  # of a table that may have fewer rows
 FAR = 2.0  # times the range of the others, and their size
 
 
@@ -55,6 +56,11 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
         remarks = [] if info.missing is not None else _drop_sentinels(content.values, names)
+        width = len(facts.list_channels())
+        if width > max(MOST_CHANNELS, len(content.values)):
+            problem = f"has {width} columns of {len(content.values)} samples"
+            hint = "Turn the table, or give `series` in [[files]] where a row is a recording"
+            raise input_error(Reason.DIMENSIONS, problem, "a row may be a channel", hint)
         table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
         timed = _time_signals(table, facts, clock, rate, content, info)
     missing = report_missing(timed.signals, "cells are empty")

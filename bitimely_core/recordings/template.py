@@ -172,7 +172,12 @@ def _describe_groups(
     """Lines of [[files]]; the texts of annotations are counted in `texts`."""
     rels = chain.from_iterable(contents.groups.values())
     joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
-    for (folder, ending), members in contents.groups.items():
+    for (folder, ending), same in contents.groups.items():
+        untimed = _list_untimed(source, same)
+        for rel in untimed[:GROUPS]:  # the first group that fits a file counts
+            yield from ["", "[[files]]", f"pattern = {_quote(glob.escape(rel))}", MATCH_LINE]
+            yield from _describe_group(source, [rel], texts)
+        members = [rel for rel in same if rel not in untimed]
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         match = JOINING_LINE if members[0] in joined else MATCH_LINE
@@ -180,6 +185,15 @@ def _describe_groups(
         yield from _describe_group(source, members, texts)
         beside = [contents.labels.files.get(rel, ()) for rel in members]
         yield from _describe_label_files(beside, texts)
+
+
+def _list_untimed(source: Source, rels: Sequence[str]) -> list[str]:
+    """The tables of a group that state no rate, where others do: these keep their clocks."""
+    if SUFFIXES[find_suffix(rels[0])] != "table":
+        return []
+    facts = {rel: sniff_file(source, rel) for rel in rels[:FILES]}
+    untimed = [rel for rel, sniffed in facts.items() if not (sniffed and sniffed.found_rate)]
+    return untimed if len(untimed) < len(rels) else []
 
 
 def _holds_samples(source: Source, rel: str) -> bool:
