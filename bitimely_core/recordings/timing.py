@@ -100,7 +100,7 @@ def _require_times(seconds: np.ndarray, column: str, first: int, code: Reason) -
             code,
             f"the time of line {line} lies before that of the line above",
             "expected times that go up",
-            "Sort the rows, or cut the file there where a recording begins anew",
+            "Sort the rows; or cut the file there, where another recording or person begins",
             field=column,
             row=line,
         )
