@@ -191,13 +191,18 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
             if table:
                 return table
         body = _drop_preamble([row for row in cells if not row[0].startswith(("#", "%"))])
-        columns = _guess_columns(body)
-        if columns is None and _are_ends(body):
-            body = _state_begins(body)
-            columns = Columns(0, -1, 1, -1, (2,), is_stage=True)
-        table = _parse_rows(body, columns) if columns else None
+        table = _parse_unnamed(body)
         if table:
             return table
+    return None
+
+
+def _parse_unnamed(rows: Sequence[Sequence[str]]) -> LabelText | None:
+    """A table without names of its columns."""
+    if columns := _guess_columns(rows):
+        return _parse_rows(rows, columns)
+    if _are_ends(rows):
+        return _parse_rows(_state_begins(rows), Columns(0, -1, 1, -1, (2,), is_stage=True))
     return None
 
 
@@ -272,8 +277,9 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
 
 def _find_scorers(names: Sequence[str]) -> dict[int, str]:
     """Column -> scorer, of a table with a column of stages for each of several."""
-    found = {i: name for i, name in enumerate(names) if SCORER.search(name.replace("_", " "))}
-    return {i: name.replace("_", " ") for i, name in found.items()} if len(found) > 1 else {}
+    spaced = [name.replace("_", " ") for name in names]
+    scorers = {i: name for i, name in enumerate(spaced) if SCORER.search(name)}
+    return scorers if len(scorers) > 1 else {}
 
 
 def _find_places(folded: Sequence[str], role: str) -> tuple[int, ...]:
@@ -345,12 +351,7 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
     """The rows of a table; None where they are no labels."""
     first = _get(cells[0], columns.onset) if cells else ""
     is_clock = CLOCK.fullmatch(first) is not None
-    choices = [columns._replace(text=(place,)) for place in columns.text if columns.scorers]
-    parsed = [
-        (_parse_row(row, number, choice, is_clock), scorer)
-        for scorer, choice in zip(columns.scorers or ("",), choices or [columns], strict=True)
-        for number, row in enumerate(cells)
-    ]
+    parsed = _parse_by_scorer(cells, columns, is_clock=is_clock)
     rows = [row for row, _ in parsed if row is not None]
     if not rows or not _are_labels(rows, columns):
         return None
@@ -362,6 +363,18 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
         marks = [scorer for row, scorer in parsed if row is not None]
         rows = [r._replace(text=f"{r.text}@@{mark}") for r, mark in zip(rows, marks, strict=True)]
     return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
+
+
+def _parse_by_scorer(
+    cells: Sequence[Sequence[str]], columns: Columns, *, is_clock: bool
+) -> list[tuple[LabelRow | None, str]]:
+    """The rows of each scorer with its name, "" where there is one."""
+    choices = [columns._replace(text=(place,)) for place in columns.text if columns.scorers]
+    return [
+        (_parse_row(row, number, choice, is_clock), scorer)
+        for scorer, choice in zip(columns.scorers or ("",), choices or [columns], strict=True)
+        for number, row in enumerate(cells)
+    ]
 
 
 def _parse_row(

@@ -106,13 +106,9 @@ def _read_words_of(folded: str) -> str | None:
     rest = [word for word in words if word not in BESIDE | STAGED]
     if not rest or len(words) > MOST_WORDS:
         return None
-    sure = [STAGE_OF.get(word) for word in rest]
-    bare = BARE | {digit: stage for digit, stage in DIGITS.items() if stage}
-    stages = [stage or bare.get(word) for word, stage in zip(rest, sure, strict=True)]
-    is_staged = not STAGED.isdisjoint(words)
-    if len(set(stages)) > 1 or not (any(sure) or is_staged):
-        return None
-    return stages[0]
+    sure = any(word in STAGE_OF for word in rest) or not STAGED.isdisjoint(words)
+    stages = {STAGE_OF.get(word) or BARE.get(word) or DIGITS.get(word) for word in rest}
+    return stages.pop() or None if sure and len(stages) == 1 else None
 
 
 def name_listed_stage(text: str) -> str | None:

@@ -79,15 +79,22 @@ def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
     return "text" if len(set(filled)) > 1 or len(cells) < MANY else "left out"
 
 
+def _align_names(
+    columns: Sequence[Column], form: vendors.VendorForm, head: str
+) -> tuple[int, list[str], list[str]]:
+    """How many columns lie before those that a form names, and names and units of all."""
+    filled = sum(column.kind != "empty" for column in columns)
+    named, units = form.read_names(head), form.read_units(head)
+    before = max(filled - len(named), 0) if form.right else 0
+    rest = [""] * len(columns)
+    return before, [*rest[:before], *named, *rest], [*rest[:before], *units, *rest]
+
+
 def apply_form(
     columns: Sequence[Column], form: vendors.VendorForm, head: str
 ) -> tuple[Column, ...]:
     """The columns with the names and units of a vendor's form, and those it leaves out."""
-    named, units = form.read_names(head), form.read_units(head)
-    filled = sum(column.kind != "empty" for column in columns)
-    before = [""] * (max(filled - len(named), 0) if form.right else 0)
-    names = [*before, *named, *[""] * len(columns)]
-    units = [*before, *units, *[""] * len(columns)]
+    before, names, units = _align_names(columns, form, head)
     unit, last = form.read_unit(head), form.count_last(head)
     numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
     chosen = set(numeric[-last:]) if last else set(numeric)
@@ -96,7 +103,7 @@ def apply_form(
         if name and (form.right or not column.header):
             column = column._replace(name=name, header=name)
         stated = form.find_unit(column.header or f"channel {i + 1}") or units[i] or None
-        is_other = i not in chosen or i < len(before) or (form.columns and stated is None)
+        is_other = i not in chosen or i < before or (form.columns and stated is None)
         if column.kind == "number" and is_other:
             column = column._replace(kind="left out")
         result.append(column._replace(unit=column.unit or stated or unit))

@@ -499,9 +499,7 @@ def assume_units(
         if unit or signal.unit.strip():
             assumed[name] = unit or signal.unit
             remarks.append(_report_unit(signal, spread, unit))
-    for signal in {signal.channel: signal for signal in signals}.values():
-        if signal.channel not in assumed and not find_stated_unit(signal.channel, info.units):
-            remarks += _question_unit(signal)
+    remarks += _question_units(signals, assumed, info)
     filled = [
         signal._replace(unit=assumed[signal.channel]) if signal.channel in assumed else signal
         for signal in signals
@@ -532,6 +530,20 @@ def _guess_unit(signal: Signal, spread: float) -> str:
     has_kind = any(list_plausible_units(signal.channel, 10.0**power) for power in range(-9, 6))
     is_micro = "uV" in units or (not has_kind and 1.0 <= spread < 1000.0)
     return "uV" if is_micro else ""
+
+
+def _question_units(
+    signals: Sequence[Signal], assumed: Mapping[str, str], info: RecordingInfo
+) -> list[Finding]:
+    """The warnings about units that the files state and nothing settles."""
+    firsts = {signal.channel: signal for signal in signals}
+    is_open = {name: not find_stated_unit(name, info.units) for name in firsts.keys() - assumed}
+    return [
+        remark
+        for name, signal in firsts.items()
+        if is_open.get(name)
+        for remark in _question_unit(signal)
+    ]
 
 
 def _question_unit(signal: Signal) -> list[Finding]:

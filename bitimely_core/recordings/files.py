@@ -145,13 +145,17 @@ def refuse_tables_alone(source: Source) -> None:
         return
     bare = [rel for rel in kinds if rel in arrays or _is_bare(rel, facts.get(rel))]
     if bare:
-        rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
-        first = facts.get(bare[0])
-        is_timed = first is not None and bool(first.found_rate)
-        problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
-        raise input_error(
-            Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=bare[0]
-        )
+        raise _refuse_bare(source, bare, facts.get(bare[0]))
+
+
+def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) -> UserError:
+    """The error for files that state no rate; `first`: what the first of them says, a table."""
+    rest = f", and {len(rels) - 1} more files" if rels[1:] else ""
+    is_timed = first is not None and bool(first.found_rate)
+    problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
+    return input_error(
+        Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=rels[0]
+    )
 
 
 def _is_bare(rel: str, facts: TableFacts | None) -> bool:

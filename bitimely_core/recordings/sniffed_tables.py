@@ -50,14 +50,20 @@ def is_sample_table(source: Source, rel: str, rule: FileRule, *, has_map: bool) 
     """
     if not has_map:
         return is_timed_table(sniff_file(source, rel))
-    if "*" in rule.pattern and not (rule.rate or rule.time or rule.series or rule.format):
-        facts = sniff_file(source, rel)
-        if facts is not None and not facts.found_rate and not looks_like_samples(facts):
-            return False
+    if _lacks_rate(source, rel, rule):
+        return False
     is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
     if is_named or not find_suffix(rel).startswith(".txt"):
         return True
     return is_text_of_samples(source, rel)
+
+
+def _lacks_rate(source: Source, rel: str, rule: FileRule) -> bool:
+    """Whether neither a table that looks like no samples nor its group states a rate."""
+    if "*" not in rule.pattern or rule.rate or rule.time or rule.series or rule.format:
+        return False
+    facts = sniff_file(source, rel)
+    return facts is not None and not facts.found_rate and not looks_like_samples(facts)
 
 
 def is_text_of_samples(source: Source, rel: str) -> bool:

@@ -350,9 +350,7 @@ def _describe_group(source: Source, rels: Sequence[str], texts: Counter[LabelWor
     if kind == "table":
         return _describe_columns(source, rels)
     if kind in {"mat", "npy"}:
-        rates = [find_rate(source.path(rel)) for rel in rels[:NIGHTS] if rel in source.files]
-        rate = [] if rates and all(rates) else [RATE_LINE]
-        return [*([VARIABLE_LINE] if kind == "mat" else []), *rate, ARRAY_LINE]
+        return _describe_arrays(source, rels, kind)
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:
@@ -389,6 +387,13 @@ def _read_header(
         notes = read_annotations(source.path(beside), record.frame_rate)
         texts.update(LabelWord(n.label, is_code=True) for n in notes.list_codes("both"))
     return [(channel.name, record.rate(channel)) for channel in record.channels]
+
+
+def _describe_arrays(source: Source, rels: Sequence[str], kind: str) -> list[str]:
+    """Lines of files of arrays; those that hold a rate need none in the map."""
+    rates = [find_rate(source.path(rel)) for rel in rels[:NIGHTS] if rel in source.files]
+    rate = [] if rates and all(rates) else [RATE_LINE]
+    return [*([VARIABLE_LINE] if kind == "mat" else []), *rate, ARRAY_LINE]
 
 
 def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:

@@ -41,9 +41,9 @@ def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Findi
 def _propose_match(rels: Sequence[str]) -> str:
     """The line of a map for files whose folders, or the beginnings of whose names, are shared."""
     for kind, pattern in PATTERNS.items():
-        found = [re.search(pattern, rel) for rel in rels]
-        names = {match["subject"] for match in found if match}
-        if all(found) and 1 < len(names) < len(rels):
+        matches = list(filter(None, (re.search(pattern, rel) for rel in rels)))
+        names = {match["subject"] for match in matches}
+        if len(matches) == len(rels) and 1 < len(names) < len(rels):
             line = f"files = [{{match = '{pattern}'}}]"
             other = pattern.replace("subject", "recording")
             joined = f" ('{other}' where they are parts of one recording)"
