@@ -17,10 +17,10 @@ import pytest
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
-from bitimely_core.formats.units import find_unit_factor
-from bitimely_core.recordings.channels import suggest_source
+from bitimely_core.formats.units import find_unit, find_unit_factor
+from bitimely_core.recordings.channels import fold_name, read_triggers, suggest_source
 from bitimely_core.tokens.open_views import find_alternatives
-from bitimely_core.types import Record
+from bitimely_core.types import Record, Signal
 
 RATE = 100
 START = datetime(2020, 1, 1, 22, 0, 0)
@@ -139,6 +139,15 @@ def test_codes_of_a_trigger_channel_are_points(tmp_path: Path, label: str) -> No
     assert list_names(records["a"]) == ["Cz"]
     assert list_points(records["a"]) == [(time, str(code)) for time, code in codes.items()]
     assert f"'{label}' in 1 of 1" in list_messages(report)
+
+
+@pytest.mark.parametrize(("scale", "digital"), [(400 / 4095, 51), (0.001, 5)])
+def test_codes_are_volts_where_these_are_whole(scale: float, digital: int) -> None:
+    """5 V in 12 bits, and the code 5 in a file that scales codes like a voltage."""
+    samples = make_pulses({1.0: digital}).astype(np.int16)
+    points = read_triggers([Signal("TRIG", RATE, "V", samples, scale=scale)])
+    assert points is not None
+    assert [(note.onset, note.label) for note in points] == [(1.0, "5")]
 
 
 def test_high_bits_at_rest_are_no_part_of_a_code(tmp_path: Path) -> None:
@@ -280,7 +289,50 @@ def test_a_derivation_of_a_table_is_the_difference_of_its_columns(tmp_path: Path
     np.testing.assert_allclose(physical(records["a"], "F7-T7"), wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name", ["EEG C3-A2", "C3A2", "C3:A2", "C3/A2", "EEG C3 - A2", "c3-m2", "EEG C3M2", "C3_-_A2"]
+)
+def test_spellings_of_a_derivation_are_one(name: str) -> None:
+    assert fold_name(name) == fold_name("C3-M2") != fold_name("C3-M1")
+
+
+@pytest.mark.parametrize("name", ["ECG1", "Fp1", "A1", "M2", "SpO2", "EMG A1", "Cam1"])
+def test_other_names_stay_apart(name: str) -> None:
+    assert "-" not in fold_name(name)
+    assert fold_name(name).endswith(name[-1])
+
+
 # --- J: units
+
+
+@pytest.mark.parametrize(
+    ("unit", "stored"),
+    [
+        *((text, "uV") for text in ("uVolts", "MicroVol", "\u00b5Volt", "10^-6 V", "1e-6 V")),
+        *((text, "uV") for text in ("uVpp", "u V", "mikroV", "\u00c2\u00b5V", "UV")),
+        *((text, "mV") for text in ("mVolt", "MilliVol", "mVrms", "10^-3V", "MV")),
+        *((text, "nV") for text in ("nVolt", "NanoVol")),
+        *((text, None) for text in ("kV", "vol", "adu", "10e-6 V", "uVs", "muscle")),
+    ],
+)
+def test_words_for_volts(unit: str, stored: str | None) -> None:
+    found = find_unit(unit)
+    assert (found.name if found else None) == stored
+
+
+def test_a_unit_that_cannot_be_right_is_asked_about_and_the_line_settles_it(tmp_path: Path) -> None:
+    write_edf(tmp_path / "raw" / "a.edf", {"EEG Cz": (make_noise(), "mV")})
+    write_edf(tmp_path / "raw" / "b.edf", {"EEG Cz": (make_noise(seed=1), "adu")})
+    write_edf(tmp_path / "raw" / "c.edf", {"EEG Cz": (make_noise(seed=2), "uV")})
+    said = list_messages(read(tmp_path / "raw")[1])
+    assert "is in 'mV', its values of about" in said
+    assert "is in 'adu', a unit that is not known, kept as stated" in said
+    assert said.count('state it in the map, such as [units] "EEG Cz" = "uV"') == 2
+    records, _ = read(tmp_path / "raw", '[units]\n"EEG Cz" = "uV"\n')
+    assert {record.signals[0].unit for record in records.values()} == {"uV"}
+    for name, record in records.items():
+        wanted = read_label(tmp_path / "raw" / f"{name}.edf", "EEG Cz")
+        np.testing.assert_allclose(physical(record, "EEG Cz"), wanted, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

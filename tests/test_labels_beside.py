@@ -20,6 +20,7 @@ from test_generic import attempt, ingest_with_map, recordings
 from bitimely_core import tokens
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.label_files import parse_label_text
+from bitimely_core.formats.stage_texts import name_stage
 from bitimely_core.types import Record
 
 with warnings.catch_warnings():
@@ -128,6 +129,17 @@ FORMS = {
         f"{w} . . {30 * i} {30 * i + 30} .\n" for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
     ),
     "line ends of old computers": "\r".join(DIGITS),
+    "somnomedics": "Signal ID: SchlafProfil\\profil\nStart Time: 01.03.2020 23:59:00\nUnit: \n"
+    "Signal Type: Discret\nEvents list: N4,N3,N2,N1,Rem,Wach,Artefakt\nRate: 30 s\n\n"
+    + "".join(f"{c},000; {w}\n" for c, w in zip(CLOCKS, ["Wach", *WORDS[1:4], "Rem"], strict=True)),
+    "visbrain": "*Duration_sec\t150\n*Datafile\tnone\n"
+    "Wake\t30\nN1\t60\nN2\t90\nN2\t120\nREM\t150\n",
+    "elan": "time_base 30\nsampling_period 1.0/100\nepoch_nb 5\nepoch_list\n0\n1\n2\n2\n5\n",
+    "seconds of a wearable": "dateTime,level,seconds\n"
+    + "".join(
+        f"2020-03-0{1 + (i > 1)}T{c}.000,{w},30\n"
+        for i, (c, w) in enumerate(zip(CLOCKS, ["wake", *WORDS[1:4], "rem"], strict=True))
+    ),
     "luna without names": "".join(
         f"{w}\t.\t.\t{30 * i}\t{30 * i + 30}\t.\n"
         for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
@@ -155,6 +167,9 @@ def test_text_forms_are_known_by_their_content(tmp_path: Path, form: str) -> Non
     [
         "t,x,y\n0,1,2\n1,2,3\n2,3,4\n",
         "0.1\n0.2\n0.5\n",
+        "1544027000.0,1544027000.0,1544027000.0\n32.0,32.0,32.0\n"
+        + "".join(f"{i % 9},0,10\n" for i in range(20)),
+        "rate 30\nW\n",
         "12\n500\n31\n",
         "time,hr\n0,61\n30,62\n60,63\n",
         "0,61\n30,70\n60,66\n",
@@ -382,6 +397,14 @@ def test_labels_that_begin_later_are_placed_by_the_clock(tmp_path: Path) -> None
         "sleep-wake, sleep-n1, sleep-n2, sleep-n2, sleep-rem",
         "Wake|0, Stage 1 sleep|1, Stage 2 sleep|2, Stage 2 sleep|2, REM sleep|5",
         "WK, NREM 1, NREM2, Stage: N2, Stage R",
+        "Uyanık, Evre 1, Evre N2, Evre 2, REM uykusu",
+        "бодрствование, стадия 1, стадия N2, N2, БДГ",
+        "清醒期, N1期, N2期, N2 期, 快速眼动期",
+        "覚醒, ステージ1, 睡眠段階2, ノンレム2, レム睡眠",
+        "각성, N1단계, N2, 2단계, 렘수면",
+        "Valve, N1, N2, N2, vilkeuni",
+        "Stage W (wake), Stage 1 (N1), Epoch: N2, light sleep N2, REM (R)",
+        "StageWake, StageN1, Stage2, sleep.n2, Hypnogram: R",
     ],
 )
 def test_stages_inside_a_file_in_many_words(tmp_path: Path, words: str) -> None:
@@ -416,6 +439,38 @@ def test_words_that_are_not_known_are_named_and_a_map_adds_them(tmp_path: Path) 
         path.read_bytes() for path in (tmp_path / "mapped").rglob("*") if path.is_file()
     )
     assert report["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["REM behaviour", "wake up", "arousal N2", "stage 1 stage 2", "epoch 2", "deep", "n2 w"]
+)
+def test_words_beside_a_stage_that_make_another_text(text: str) -> None:
+    assert name_stage(text) is None
+
+
+def test_words_of_wearables_are_asked_about(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    rows = ["0,30,wake", "30,30,light", "60,30,deep", "90,30,light", "120,30,rem"]
+    write(tmp_path / "raw" / "s1.csv", "start,duration,level\n" + "\n".join(rows))
+    said = messages(attempt("generic", tmp_path / "raw", tmp_path / "cache"))
+    lines = '"light" = "N2", "deep" = "N3"'
+    assert f"State their stages in [labels] of the map, such as {lines}" in said
+    text = "[labels]\n" + lines.replace(", ", "\n")
+    ingest_with_map(tmp_path / "raw", text, tmp_path / "mapped")
+    stages = [note[2] for note in labels(recordings(tmp_path / "mapped")["s1"])]
+    assert stages == ["W", "N2", "N3", "N2", "REM"]
+
+
+def test_columns_of_two_scorers_are_two_scorers(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    rows = ["1,W,W", "2,N1,N1", "3,N2,N1", "4,N2,N2", "5,R,R"]
+    write(tmp_path / "raw" / "s1.csv", "epoch,scorer_1,scorer_2\n" + "\n".join(rows))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "they differ in 1 of 5 epochs" in messages(report)
+    assert labels(recordings(tmp_path / "cache")["s1"]) == STAGES
+    ingest_with_map(tmp_path / "raw", '[labels]\nscorer = "scorer 2"\n', tmp_path / "second")
+    second = labels(recordings(tmp_path / "second")["s1"])
+    assert second == [*STAGES[:2], (60.0, 30.0, "N1"), *STAGES[3:]]
 
 
 def test_a_digit_that_means_two_stages_is_asked_about(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_what_is_no_array_of_real_numbers_is_named_and_not_built(
             read_array(tmp_path / "x.mat", name)
         assert caught.value.code == "schema"
         assert "x.mat" in str(caught.value)
-    scipy.io.savemat(tmp_path / "x.mat", {"sig": value, "b": [1.0, 2.0], "c": [3.0]})
+    scipy.io.savemat(
+        tmp_path / "x.mat", {"sig": value, "b": [1.0, 2.0], "c": [3.0], "d": [4.0, 5.0]}
+    )
     assert read_array(tmp_path / "x.mat", "c").tolist() == [[3.0]]
     with pytest.raises(UserError, match="b \\(double\\)"):
         read_array(tmp_path / "x.mat")
@@ -328,7 +330,7 @@ def test_a_map_names_variable_and_rate_of_a_matlab_file(tmp_path: Path, *, turne
     for i in range(3):
         scipy.io.savemat(
             tmp_path / "raw" / f"p{i}.mat",
-            {"eeg": (values + i).T if turned else values + i, "fs": 90.0},
+            {"eeg": (values + i).T if turned else values + i, "fs": 90.0, "t": np.arange(900.0)},
         )
     (tmp_path / "map.toml").write_text(
         '[[files]]\npattern = "*.mat"\nvariable = "eeg"\nrate = 90\nchannels = ["left", "right"]\n'

@@ -189,6 +189,109 @@ def write_gdf(path: Path, values: np.ndarray, events: list[int]) -> None:
     path.write_bytes(fixed + channel + values.astype("<i2").tobytes() + table)
 
 
+def write_neuroscan(path: Path, samples: np.ndarray, sensitivity: float) -> None:
+    """A .cnt of Neuroscan: samples [T, V] of int16, a stimulus 7 at the hundredth sample."""
+    count, channels = samples.shape
+    begin = 900 + 75 * channels
+    header = bytearray(begin)
+    header[:12] = b"Version 3.0\0"
+    header[225:247] = b"03/04/21\0\0" + b"10:20:30\0\0\0\0"
+    table = begin + samples.size * 2
+    for place, form, value in (
+        (370, "<H", channels),
+        (376, "<H", round(RATE)),
+        (864, "<i", count),
+        (886, "<i", table),
+        (890, "<f", count / RATE),
+    ):
+        struct.pack_into(form, header, place, value)
+    for k in range(channels):
+        electrode = 900 + 75 * k
+        header[electrode : electrode + 2] = (b"Cz", b"Pz")[k]
+        struct.pack_into("<h", header, electrode + 47, 3 + k)  # baseline
+        struct.pack_into("<f", header, electrode + 59, sensitivity)
+        struct.pack_into("<f", header, electrode + 71, 1.0)
+    event = struct.pack("<HBcl", 7, 0, b"\0", begin + 100 * channels * 2)
+    path.write_bytes(
+        bytes(header) + samples.astype("<i2").tobytes() + struct.pack("<Bll", 1, 8, 0) + event
+    )
+
+
+def test_a_file_of_neuroscan_has_its_values(folder: Path) -> None:
+    samples = np.random.default_rng(0).integers(-9000, 9000, (500, 2)).astype(np.int16)
+    write_neuroscan(folder / "a.cnt", samples, 20.0)
+    record = read_folder(folder, keep_phi=True)["a"]
+    assert [(s.channel, s.rate, s.unit) for s in record.signals] == [
+        ("Cz", RATE, "uV"),
+        ("Pz", RATE, "uV"),
+    ]
+    for k, signal in enumerate(record.signals):
+        wanted = (samples[:, k] - (3.0 + k)) * 20.0 / 204.8
+        np.testing.assert_allclose(signal.samples, wanted, rtol=1e-5, atol=1e-3)
+    (note,) = record.annotations
+    assert (note.label, note.duration) == ("7", 0.0)
+    assert note.onset == pytest.approx(100 / RATE, abs=1.01 / RATE)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "advice"),
+    [
+        ("a.cnt", b"RIFF\x10\0\0\0CNT ", "mne.io.read_raw_ant(FILE).save('NAME_raw.fif')"),
+        ("a.cnt", b"Version 3.0", "export it as EDF+ in the program that recorded it"),
+        ("a.set", b"MATLAB 7.3 MAT-file", "'version', '6'"),
+        ("a-ave.fif", b"\0\0\0\x64", "Give the raw file or epochs"),
+    ],
+)
+def test_what_mne_does_not_read_says_what_to_do(
+    folder: Path, name: str, head: bytes, advice: str
+) -> None:
+    (folder / name).write_bytes(head + bytes(2000))
+    with pytest.raises(UserError) as caught:
+        read_folder(folder)
+    assert advice in str(caught.value.details)
+
+
+HEADER = """Brain Vision Data Exchange Header File Version 1.0
+
+[Common Infos]
+Codepage=UTF-8
+DataFile={0}.eeg
+MarkerFile={0}.vmrk
+DataFormat=BINARY
+DataOrientation=MULTIPLEXED
+NumberOfChannels=1
+SamplingInterval=10000
+
+[Binary Infos]
+BinaryFormat=IEEE_FLOAT_32
+
+[Channel Infos]
+Ch1=Cz,,1,\u00b5V
+"""
+
+
+@pytest.mark.parametrize("named", ["night", "$b", "NIGHT", "other"])
+def test_names_in_a_header_of_brainvision(folder: Path, named: str) -> None:
+    values = np.random.default_rng(0).normal(0, 30, 300).astype("<f4")
+    (folder / "night.vhdr").write_text(HEADER.format(named), encoding="utf-8")
+    (folder / "night.eeg").write_bytes(values.tobytes())
+    (folder / "night.vmrk").write_text(
+        "Brain Vision Data Exchange Marker File, Version 1.0\n\n[Common Infos]\nDataFile=x.eeg\n\n"
+        "[Marker Infos]\nMk1=Stimulus,S  1,101,1,0\n"
+    )
+    if named == "other":
+        with pytest.raises(UserError) as caught:
+            read_folder(folder)
+        said = str(caught.value.details)
+        assert "names the file 'other.eeg', which is not there" in said
+        assert "If 'night.eeg' is it, write that name into the header" in said
+        (folder / "night.vhdr").write_text(HEADER.format("night"), encoding="utf-8")
+    record = read_folder(folder, keep_phi=True)["night"]
+    np.testing.assert_allclose(record.signals[0].samples, values, rtol=1e-6)
+    assert record.signals[0].unit == "uV"
+    assert [note.onset for note in record.annotations] == [1.0]
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_gdf_and_links_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     """A relative path, and a folder whose files are links to a store inside of it (datalad)."""
@@ -388,3 +491,30 @@ def test_an_archive_of_arrays(folder: Path) -> None:
     assert [note.label for note in record.annotations] == ["on", "off", "on", "on", "off"]
     pieces = list_pieces(record, "channel 2")
     np.testing.assert_array_equal([samples for _, samples in pieces], values[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["npz", "mat"])
+def test_a_rate_in_a_file_of_arrays_is_used(folder: Path, kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 700))
+    content = {"data": values, "fs": 250.0}
+    if kind == "npz":
+        np.savez(folder / "a.npz", **content)
+        record = read_folder(folder)["a"]  # without a map
+    else:
+        scipy.io.savemat(folder / "a.mat", content)
+        with pytest.raises(UserError) as caught:
+            read_folder(folder)
+        assert 'files = [{pattern = "*.mat"}]' in str(caught.value.details)
+        (folder.parent / "map.toml").write_text('files = [{pattern = "*.mat"}]\n')
+        record = read_folder(folder, options={"map": str(folder.parent / "map.toml")})["a"]
+    assert [(s.rate, len(s.samples)) for s in record.signals] == [(250.0, 700)] * 4
+    np.testing.assert_array_equal([s.samples for s in record.signals], values.astype(np.float32))
+    (folder.parent / "other.toml").write_text(f"files = [{{pattern = '*.{kind}', rate = 100}}]\n")
+    report = ingest(
+        "generic",
+        folder,
+        folder.parent / "other",
+        options={"map": str(folder.parent / "other.toml")},
+    )
+    (warning,) = (r for r in report["units"][0]["reasons"] if r["code"] == "sampling_rate")
+    assert "holds a rate of 250 Hz, the map states 100" in warning["message"]

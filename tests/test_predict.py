@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyedflib
 import pytest
 import small
 
@@ -608,6 +609,64 @@ def test_no_two_recordings_have_one_name(tmp_path: Path) -> None:
     assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], (
         "the second would be written over by the third"
     )
+
+
+def write_channel(path: Path, seed: int) -> None:
+    """An EDF+ file of one channel, called as the file, of 20 s at 64 Hz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.clip(np.random.default_rng(seed).normal(0, 40, 20 * 64), -199, 199)
+    with pyedflib.EdfWriter(str(path), 1) as writer:
+        writer.setSignalHeaders(
+            [
+                {
+                    "label": path.stem,
+                    "dimension": "uV",
+                    "sample_frequency": 64,
+                    "physical_min": -200.0,
+                    "physical_max": 200.0,
+                    "digital_min": -2048,
+                    "digital_max": 2047,
+                    "transducer": "",
+                    "prefilter": "",
+                }
+            ]
+        )
+        writer.writeSamples([noise])
+        writer.writeAnnotation(0, 10, "Sleep stage W")
+
+
+@pytest.mark.parametrize(
+    ("folder", "mapping", "names"),
+    [
+        (".", ChannelMap(), ["s1", "s2"]),
+        ("s1", ChannelMap(), ["s1"]),  # the only folder
+        (".", ChannelMap(match=r"s(?P<recording>\d)/"), ["1", "2"]),
+        (".", ChannelMap(channels={"left": "EEG L", "difference": "EEG R - EOG"}), ["s1", "s2"]),
+    ],
+)
+def test_files_of_a_channel_each_are_joined(
+    tmp_path: Path, folder: str, mapping: ChannelMap, names: list[str]
+) -> None:
+    stems = ("EEG L", "EEG R", "EOG")
+    paths = [tmp_path / place / f"{stem}.edf" for place in ("s1", "s2") for stem in stems]
+    for seed, path in enumerate(paths):
+        write_channel(path, seed)
+    wanted = [*mapping.channels] or ["EOG", "EEG L"]
+    options = WindowOptions.model_construct(channels=wanted, rate=64.0, length=10.0, clock=None)
+    recordings = list(find_recordings([tmp_path / folder], options, mapping))
+    assert [recording.name for recording in recordings] == names
+    for place, recording in zip(("s1", "s2"), recordings, strict=False):
+        record = recording.read()
+        expected = {}
+        for stem in stems:
+            with pyedflib.EdfReader(str(tmp_path / place / f"{stem}.edf")) as reader:
+                expected[stem] = reader.readSignal(0)
+        expected |= {"left": expected["EEG L"], "difference": expected["EEG R"] - expected["EOG"]}
+        assert [signal.channel for signal in record.signals] == wanted
+        assert (record.annotations, record.findings) == ([], [])
+        for signal in record.signals:
+            values = signal.samples.astype(np.float64) * signal.scale + signal.offset
+            np.testing.assert_allclose(values, expected[signal.channel], atol=1e-4)
 
 
 def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -227,6 +227,71 @@ def test_times_of_day_pass_midnight(
     assert record.start_time is None
 
 
+NUMBERED: dict[str, tuple[str, Callable[[int], str]]] = {  # steps of 0.5 s from 2021-03-04 on
+    "days of a spreadsheet": ("Time", lambda i: f"{44259 + i / 172800:.9f}"),
+    "days of MATLAB": ("datenum", lambda i: f"{738219 + i / 172800:.9f}"),
+    "ticks of .NET": ("Timestamp", lambda i: f"{637504128000000000 + i * 5_000_000}"),
+    "a month in letters": (
+        "when",
+        lambda i: f'"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%B %d, %Y %I:%M:%S.%f %p}"',
+    ),
+    "years of two digits": (
+        "DateTime",
+        lambda i: f"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%d-%m-%y %H:%M:%S.%f}",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", NUMBERED)
+def test_calendars_of_programs_are_clocks(tmp_path: Path, form: str) -> None:
+    header, time = NUMBERED[form]
+    record = read(tmp_path, "a.csv", lines(f"{header},x\n", lambda i, v: f"{time(i)},{v}"))
+    assert record.signals[0].rate == pytest.approx(2, rel=1e-5)
+    assert record.start_time is not None
+    begin = datetime.fromisoformat(record.start_time)
+    assert abs((begin - datetime(2021, 3, 4)).total_seconds()) < 1e-3
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+
+
+@pytest.mark.parametrize("word", ["NULL", "#N/A", "-", "--", "?", "None", ".", "*", "missing"])
+def test_words_for_a_missing_value(tmp_path: Path, word: str) -> None:
+    text = lines("time_s,x\n", lambda i, v: f"{i / 4},{word if i % 10 == 3 else v}")
+    expected = np.where(np.arange(ROWS) % 10 == 3, np.nan, WAVE)
+    samples = read(tmp_path, "a.csv", text).signals[0].samples
+    np.testing.assert_array_equal(samples, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("number", ["-999", "9999", "-99999.0"])
+def test_a_number_for_a_missing_value_is_said_and_the_map_settles_it(
+    tmp_path: Path, number: str
+) -> None:
+    is_missing = np.arange(ROWS) % 10 == 3
+    text = lines("time_s,x\n", lambda i, v: f"{i / 4},{number if is_missing[i] else v}")
+    samples = read(tmp_path, "a.csv", text).signals[0].samples
+    np.testing.assert_array_equal(np.isnan(samples), is_missing)
+    said = messages(tmp_path)
+    assert "taken for missing" in said
+    assert "write missing = [] in [[files]]" in said
+    (tmp_path / "kept").mkdir()
+    kept = read(tmp_path / "kept", "a.csv", text, "[[files]]\nmissing = []\n").signals[0].samples
+    assert set(kept[is_missing].tolist()) == {float(number)}
+    (tmp_path / "own").mkdir()
+    chosen = '[[files]]\nmissing = ["7777"]\n'
+    other = read(tmp_path / "own", "a.csv", text.replace(number, "7777"), chosen).signals[0].samples
+    np.testing.assert_array_equal(np.isnan(other), is_missing)
+
+
+def test_marks_between_thousands_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    text = lines('"time_ms"|"x"\n', lambda i, _: f'"{i * 10:,}"|"{i + 7}"')
+    (tmp_path / "raw" / "a.csv").write_text(text)
+    (tmp_path / "map.toml").write_text("[[files]]\npattern = '*.csv'\nrate = 100\n")
+    options = {"map": str(tmp_path / "map.toml")}
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "cache", options=options)
+    assert "such as 1,000 have marks between thousands" in str(caught.value.details)
+
+
 @pytest.mark.parametrize("factor", [1, 1000, 10**6, 10**9])
 def test_times_since_1970_are_clocks(tmp_path: Path, factor: int) -> None:
     begin = 1_600_000_000
@@ -497,6 +562,63 @@ FORMS = {
         ),
         [("Shimmer_1_ECG_CAL", "mV", 512)],
     ),
+    "GENEActiv": (
+        "left.csv",
+        lines(
+            "Device Type,GENEActiv\nMeasurement Frequency,50.0 Hz\n" + "Field,x\n" * 98,
+            lambda i, v: (
+                f"2013-06-01 10:00:{i // 50:02d}:{i % 50 * 20:03d},{v},{-v},1,{i % 3},0,25.4"
+            ),
+        ),
+        [(f"ACC {axis}", "g", 50) for axis in "xyz"]
+        + [("light", "lux", 50), ("temperature", "C", 50)],
+    ),
+    "Biopac AcqKnowledge": (
+        "a.txt",
+        lines(
+            "s1.acq\n2 msec/sample\n2 channels\nECG\nmV\nBreath\nVolts\nmin,CH1,CH2,\n,999,999,\n",
+            lambda i, v: f"{i * 0.002 / 60:.8f},{v},{-v},",
+        ),
+        [("ECG", "mV", 500), ("Breath", "V", 500)],
+    ),
+    "LabChart": (
+        "a.txt",
+        lines(
+            "Interval=\t0.001 s\nExcelDateTime=\t4.41975e+04\t01/01/2021\nTimeFormat=\tStartOfBlock\n"
+            "ChannelTitle=\tECG\tBreath\nRange=\t10.000 V\t2.000 V\nUnitName=\tmV\tV\n",
+            lambda i, v: f"{i / 1000:.3f}\t{v}\t{-v}",
+        ),
+        [("ECG", "mV", 1000), ("Breath", "V", 1000)],
+    ),
+    "Mind Monitor (Muse)": (
+        "a.csv",
+        lines(
+            "TimeStamp,Delta_TP9,RAW_TP9,RAW_AF7,Battery,Elements\n",
+            lambda i, v: f"2020-06-01 10:{i // 240:02d}:{i % 240 / 4:06.3f},0.5,{v},{-v},90,",
+        )
+        + "2020-06-01 10:01:14.750,,,,,/muse/elements/blink\n",
+        [("RAW_TP9", "uV", 4), ("RAW_AF7", "uV", 4)],
+    ),
+    "Emotiv": (
+        "a.csv",
+        lines(
+            "title:x, recorded:01.06.20, sampling:128, subject:Jane Doe, labels:COUNTER AF3 F7, chan:3\n",
+            lambda i, v: f"{i % 129},{v},{-v}",
+        ),
+        [("AF3", "uV", 128), ("F7", "uV", 128)],
+    ),
+    "Dexcom Clarity": (
+        "a.csv",
+        lines(
+            "Index,Timestamp (YYYY-MM-DDThh:mm:ss),Event Type,Glucose Value (mg/dL)\n"
+            "1,,FirstName,\n2,,LastName,\n",
+            lambda i, v: (
+                f"{i + 3},{datetime(2021, 3, 4) + timedelta(minutes=5 * i):%Y-%m-%dT%H:%M:%S}"
+                f",EGV,{v}"
+            ),
+        ),
+        [("Glucose Value", "mg/dL", 1 / 300)],
+    ),
 }
 
 
@@ -506,7 +628,7 @@ def test_a_vendor_form_is_read(tmp_path: Path, form: str) -> None:
     record = read(tmp_path, name, text)
     assert [(s.channel, s.unit) for s in record.signals] == [item[:2] for item in wanted]
     np.testing.assert_allclose([s.rate for s in record.signals], [item[2] for item in wanted])
-    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+    np.testing.assert_array_equal(record.signals[0].samples[:ROWS], WAVE.astype(np.float32))
     said = messages(tmp_path)
     assert form.removesuffix(" in German") in said
     assert not any(word in said for word in ("Doe", "MOS2D", "1980"))

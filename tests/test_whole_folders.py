@@ -146,6 +146,55 @@ def test_a_wearable_whose_csv_files_have_date_times(capsys: pytest.CaptureFixtur
     assert main(["tokenize", "generic", "-w", "ws"]) == 0
 
 
+def read_advised_line(said: str) -> str:
+    """The line of a map in a warning."""
+    return said[said.index("files = [{") :].split(" where ")[0]
+
+
+@pytest.mark.parametrize("kind", ["subject", "recording"])
+def test_the_advised_line_groups_the_files_of_a_person(
+    capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    for seed, name in enumerate(("p1/ecg", "p1/resp", "p2/ecg", "p2/resp")):
+        path = Path(f"raw/{name}.csv")
+        path.parent.mkdir(exist_ok=True)
+        values = np.random.default_rng(seed).normal(0, 1, 900).round(4)
+        path.write_text(
+            f"time_s,{path.stem}\n" + "".join(f"{i / 50},{v}\n" for i, v in enumerate(values))
+        )
+    assert main(["ingest", "generic", "raw", "-w", "ws"]) == 0
+    line = read_advised_line(capsys.readouterr().err)
+    Path("map.toml").write_text(line.replace("subject", kind))
+    assert main(["ingest", "generic", "raw", "--map", "map.toml", "-w", "ws"]) == 0
+    if kind == "subject":
+        assert {r.subject_id for r in records().values()} == {"p1", "p2"}
+    else:
+        assert {name: len(r.signals) for name, r in records().items()} == {"p1": 2, "p2": 2}
+
+
+def test_a_written_map_keeps_the_clocks_beside_tables_without(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = np.random.default_rng(0).normal(0, 1, 900).round(4)
+    rows = "".join(f"{i / 50},{v}\n" for i, v in enumerate(values))
+    Path("raw/timed.csv").write_text("time_s,x\n" + rows)
+    Path("raw/bare.csv").write_text("x\n" + "".join(f"{v}\n" for v in values))
+    assert main(["ingest", "generic", "raw", "--init-map", "map.toml", "-w", "ws"]) == 0
+    assert "1 rates to fill in" in capsys.readouterr().out
+    text = Path("map.toml").read_text().replace("rate = 1.0", "rate = 20")
+    Path("map.toml").write_text(text)
+    assert main(["ingest", "generic", "raw", "--map", "map.toml", "-w", "ws"]) == 0
+    assert {name: r.signals[0].rate for name, r in records().items()} == {"timed": 50, "bare": 20}
+
+
+def test_a_table_wider_than_long_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = np.random.default_rng(0).normal(0, 1, (3, 500)).round(4)
+    Path("raw/a.csv").write_text("\n".join(",".join(map(str, row)) for row in noise) + "\n")
+    Path("map.toml").write_text("files = [{pattern = '*.csv', rate = 100}]")
+    assert main(["ingest", "generic", "raw", "--map", "map.toml", "-w", "ws"]) == 4
+    assert "has 500 columns of 3 samples, a row may be a channel" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not CINC.is_dir(), reason="needs the data of CinC 2017")
 def test_a_part_of_cinc_2017_with_its_classes() -> None:
     import wfdb

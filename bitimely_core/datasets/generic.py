@@ -142,7 +142,9 @@ def generic(
     path = options.get("map")
     if path is None:
         refuse_tables_alone(source)
-        yield from list_units(source, RecordingMap(), ("edf", "wfdb", "mne", "table"), options)
+        yield from list_units(
+            source, RecordingMap(), ("edf", "wfdb", "mne", "table", "npy"), options
+        )
     else:
         chosen = read_map(Path(path))
         yield from list_units(source, chosen, get_args(Format), options)

@@ -19,12 +19,16 @@ import numpy as np
 if TYPE_CHECKING:
     import polars as pl
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}  # seconds
+UNITS = {  # seconds
+    "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "days": 86_400.0,
+    "ticks": 1e-7,
+}  # fmt: skip
 GUESSED = ("s", "ms", "us", "ns")  # in this order where two are as usual
-STATED = ("s", "ms", "us", "ns", "samples", "datetime")  # what a map may say of a clock
+STATED = (*UNITS, "samples", "datetime")  # what a map may say of a clock
 WORDS = tomllib.loads(
     resources.files("bitimely_core.formats").joinpath("table_words.toml").read_text("utf-8")
 )
+MISSING = set(WORDS["missing"])
 UNIT_OF_WORD = {word: unit for unit, words in WORDS["clock_units"].items() for word in words}
 CLOCK_WORDS = set(WORDS["clock"])
 FIRST_WORDS = {*CLOCK_WORDS, *UNIT_OF_WORD, *WORDS["clock_first"]}
@@ -36,6 +40,9 @@ USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
 EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not milliseconds
 UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
 YEARS = range(1950, 2101)
+# unit -> seconds of its clock at the beginning of 1970: of spreadsheets and of MATLAB, of .NET
+EPOCHS = {"days": (25_569 * 86_400.0, 719_529 * 86_400.0), "ticks": (62_135_596_800.0,)}
+MOST_DAYS = 0.042  # a step of an hour: days that are dates have smaller ones
 DAY = 86_400.0
 STEADY = 0.05  # of a step: what most steps of a clock without jitter differ at most
 UNEVEN = 0.4  # of a step: standard deviation of times that stay near an even clock
@@ -50,7 +57,8 @@ HOURS_MINUTES = re.compile(r"\d{1,2}:\d{2}")
 HALF_DAY = re.compile(TIME_TEXT + r" ?[AaPp]\.?[Mm]\.?")
 DATE = re.compile(
     r"(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{4}|\d{2})"
-    r"|\d{1,2}[- ][A-Za-z]{3}[- ](?:\d{4}|\d{2})|[A-Za-z]{3} \d{1,2},? \d{4}|\d{8}(?=[T ]\d{6}))"
+    r"|\d{1,2}[- ][A-Za-z]{3,9}[- ](?:\d{4}|\d{2})|[A-Za-z]{3,9} \d{1,2},? \d{4}"
+    r"|\d{8}(?=[T ]\d{6}))"
 )
 ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
 DATE_TIME = re.compile(
@@ -129,6 +137,11 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
     unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
     if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
         return UnitChoice(unix[0], "times since 1970")
+    if find_epoch(values, "ticks") is not None and is_plausible(step, UNITS["ticks"], SLOWEST):
+        return UnitChoice("ticks", "100 ns since the year 1")
+    if find_epoch(values, "days") is not None and step < MOST_DAYS:
+        others = ("s",) if not named and 1 / step < USUAL[1] else ()
+        return UnitChoice("days", "dates as numbers of days", others)
     example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
     if named:
         return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
@@ -151,6 +164,17 @@ def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 
 
+def measure_mean_step(values: np.ndarray) -> float:
+    """The mean of the steps that are no gaps, where several rows may have one time; NaN: none."""
+    steps = np.diff(values[np.isfinite(values)])
+    rising = steps[steps > 0]
+    if not rising.size:
+        return float("nan")
+    mean = float(np.mean(rising[rising < LOST * np.median(rising)]))
+    share = (rising.size + 1) / (steps.size + 1)
+    return mean * share if share < NEAR else mean
+
+
 def measure_step(values: np.ndarray) -> float:
     """The median of the steps that are not 0, in the unit of the values; NaN: there are none."""
     steps = np.diff(values[np.isfinite(values)])
@@ -167,6 +191,19 @@ def is_unix(values: np.ndarray, seconds: float) -> bool:
     """Whether these are times since 1970 of the years 2001 to 2049."""
     finite = values[np.isfinite(values)]
     return bool(finite.size) and UNIX[0] <= finite[0] * seconds <= UNIX[1]
+
+
+def find_epoch(values: np.ndarray, unit: str) -> float | None:
+    """Seconds of a clock at the beginning of 1970, where it is one of the years 2001 to 2049.
+
+    None: its times are those of no calendar.
+    """
+    finite = values[np.isfinite(values)]
+    if not finite.size or unit not in UNITS:
+        return None
+    first = float(finite[0]) * UNITS[unit]
+    epochs = EPOCHS.get(unit, (0.0,))
+    return next((zero for zero in epochs if UNIX[0] <= first - zero <= UNIX[1]), None)
 
 
 def find_breaks(times: np.ndarray, rate: float) -> np.ndarray:
@@ -268,7 +305,7 @@ def _normalise_texts(cells: pl.Series) -> pl.Series:
         cells.str.strip_chars()
         .str.replace(TIME_DATE.pattern, "$2 $1")
         .str.replace_all(",", ".", literal=True)
-        .str.replace(r"^([A-Za-z]{3} \d{1,2})\.", "$1")
+        .str.replace(r"^([A-Za-z]{3,9} \d{1,2})\.", "$1")
         .str.replace(r"(\d)T(\d)", "$1 $2")
         .str.replace(r"(:\d\d):(\d+)", "${1}:$2")
         .str.replace(r"(\d\d:\d\d:\d\d):(\d+)", "$1.$2")
@@ -286,7 +323,7 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
     Times alone that fall by more than half a day have passed midnight.
     """
     texts = cells.str.strip_chars()
-    texts = texts.set(texts.str.to_lowercase().is_in(["", "na", "n/a", "nan", "null"]), None)
+    texts = texts.set(texts.str.to_lowercase().is_in(MISSING), None)
     if form.startswith("elapsed"):
         seconds = _parse_elapsed(texts, has_hours=form == "elapsed hh:mm")
     else:
@@ -354,16 +391,19 @@ def _make_moment(seconds: float) -> datetime:
 # --- times as numbers
 
 
-def scale_numbers(values: np.ndarray, seconds: float) -> Times:
-    """Times in a unit of so many seconds."""
+def scale_numbers(values: np.ndarray, unit: str) -> Times:
+    """Times in a unit of `UNITS`, or numbers of samples."""
+    seconds = UNITS.get(unit, 1.0)
     filled = values[np.isfinite(values)]
     if not filled.size:
         return Times(values, 0.0, None)
     first = float(filled[0])
     # the difference first: a unix time in ns leaves float64 no digits for the product
     elapsed = (values - first) * seconds
-    if is_unix(filled[:1], seconds):
-        return Times(elapsed, first * seconds, _make_moment(first * seconds))
+    epoch = find_epoch(filled[:1], unit)
+    if epoch is not None:
+        unix = first * seconds - epoch
+        return Times(elapsed, unix, _make_moment(unix))
     return Times(elapsed, first * seconds, None)
 
 

@@ -17,21 +17,33 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bitimely_core.formats.stage_texts import EPOCH, fold_text, name_listed_stage, name_stage
+from bitimely_core.formats import vendors
+from bitimely_core.formats.stage_texts import (
+    EPOCH,
+    SCORER,
+    fold_text,
+    name_listed_stage,
+    name_stage,
+)
 from bitimely_core.formats.text import decode_table, sanitize_label
 
 MAX_BYTES = 1 << 26
 HEAD = 60  # lines before the names of the columns, at most
+PREAMBLE = 12  # lines above a list of stages, at most
 DAY = 86_400.0  # seconds
 MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
 # what a column holds <- its names as `_fold_name` makes them, the first that is there counts
 COLUMNS = {
     "onset": (
         "onset", "start", "begin", "starttime", "start time", "onset time", "time", "timestamp",
-        "t", "seconds", "sec", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
+        "t", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
         "zeit", "uhrzeit", "heure", "hora", "inizio", "tijd", "time stamp", "date time", "datetime",
+        "seconds", "sec",
     ),
-    "duration": ("duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur"),
+    "duration": (
+        "duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur",
+        "duration in seconds", "seconds",
+    ),
     "stop": ("stop", "end", "endtime", "end time", "stop time", "offset", "ende", "fin"),
     "epoch": (
         "epoch", "epoch number", "epoch nr", "epoch no", "epochnumber", "epoch index", "epochs",
@@ -42,12 +54,14 @@ COLUMNS = {
         "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging", "scoring",
         "score", "class", "annotations", "events", "text", "state", "type", "name", "schlafstadium",
         "stadium", "stade", "estadio", "stadio", "code", "value", "concept", "annot", "labels",
+        "level", "sleep level", "phase", "sleep phase", "sleep state", "sleep type", "schlafphase",
     ),
 }  # fmt: skip
 ALL_NAMES = {name for names in COLUMNS.values() for name in names}
 STAGE_NAMES = {  # columns of texts in which digits are stages
     "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
-    "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio",
+    "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio", "schlafphase",
+    "sleep level", "sleep phase", "sleep state",
 }  # fmt: skip
 PROSE_NAMES = {"description", "annotation", "annotations", "text", "comment", "note", "notes"}
 SCALES = {"ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0}
@@ -59,6 +73,12 @@ CLOCK = re.compile(
 )
 ELAPSED = re.compile(r"0\+(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # of Luna
 EPOCH_NUMBER = re.compile(r"e(?::(\d+))?:(\d+)")  # of Luna: length where it is not 30 s, number
+# seconds of a stage, in the lines above a list of them
+STATED_EPOCH = re.compile(
+    r"(?:time_base|epoch[ _]?(?:length|duration|dur|size|sec)|rate)\W{0,4}"
+    r"(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds)?\s*$",
+    re.IGNORECASE,
+)
 SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
 
 Clock = Literal["start", "day", "epochs"]
@@ -84,6 +104,7 @@ class LabelText(NamedTuple):
     codes: frozenset[str] = frozenset()  # digits that stand for stages
     is_listed: bool = False  # letters and digits alone are stages
     is_prose: bool = False  # texts can be sentences
+    epoch: float | None = None  # seconds of a stage, where the file states them
 
 
 class Columns(NamedTuple):
@@ -97,6 +118,7 @@ class Columns(NamedTuple):
     scale: float = 1.0  # of onset and duration: seconds each
     is_stage: bool = False
     is_prose: bool = False  # texts can be sentences
+    scorers: tuple[str, ...] = ()  # whose the texts are; (): the first with a text counts
 
 
 def read_label_text(path: Path) -> LabelText | None:
@@ -107,7 +129,10 @@ def read_label_text(path: Path) -> LabelText | None:
     data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"\0\0\0"
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None
-    return parse_label_text(decode_table(data, fallback="latin-1"))
+    text = decode_table(data, fallback="latin-1")
+    if vendors.find_form(path.name, "\n".join(text[:4096].splitlines()) + "\n"):
+        return None  # samples of a device
+    return parse_label_text(text)
 
 
 def parse_label_text(text: str) -> LabelText | None:
@@ -122,22 +147,27 @@ def parse_label_text(text: str) -> LabelText | None:
 def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
     """A text with a stage a line, below a name, where it has one."""
     texts = [line.strip().strip('"') for line in lines if not line.lstrip().startswith(("#", "%"))]
-    if texts and name_listed_stage(texts[0]) is None:
-        del texts[0]  # the name of the column
-    if not texts:
+    first = next((i for i, text in enumerate(texts[:PREAMBLE]) if _is_listed(text)), len(texts))
+    above, texts = texts[:first], texts[first:]
+    if len(texts) < 2 or not _are_stages(texts) or max(map(len, texts)) > 40:
         return None
-    if not _are_stages(texts) or max(map(len, texts)) > 40 or len(texts) < 2:
+    if len(above) > 1 and len(texts) < len(above):  # a text with two words at its end
         return None
     rows = [
         LabelRow(float(number), None, "?" if text.lower() in MISSING else text)
         for number, text in enumerate(texts)
     ]
-    return LabelText("one stage a line", "epochs", rows, 0, _list_codes(rows), is_listed=True)
+    epoch = next((float(stated[1]) for stated in map(STATED_EPOCH.search, above) if stated), None)
+    codes = _list_codes(rows)
+    return LabelText(
+        "one stage a line", "epochs", rows, codes=codes, is_listed=True, epoch=epoch or None
+    )
 
 
 def _are_stages(texts: Sequence[str]) -> bool:
     """Whether nine of ten texts are stages in a list of them; which one 4 is the folder says."""
-    return sum(map(_is_listed, texts)) >= 0.9 * len(texts)
+    are_listed = sum(map(_is_listed, texts)) >= 0.9 * len(texts)
+    return are_listed and any(text == "4" or name_listed_stage(text) for text in texts)
 
 
 def _is_listed(text: str) -> bool:
@@ -160,12 +190,48 @@ def _parse_table(lines: Sequence[str]) -> LabelText | None:
             table = _parse_rows(cells[number + 1 :], columns) if columns else None
             if table:
                 return table
-        body = [row for row in cells if not row[0].startswith(("#", "%"))]
-        columns = _guess_columns(body)
-        table = _parse_rows(body, columns) if columns else None
+        body = _drop_preamble([row for row in cells if not row[0].startswith(("#", "%"))])
+        table = _parse_unnamed(body)
         if table:
             return table
     return None
+
+
+def _parse_unnamed(rows: Sequence[Sequence[str]]) -> LabelText | None:
+    """A table without names of its columns."""
+    if columns := _guess_columns(rows):
+        return _parse_rows(rows, columns)
+    if _are_ends(rows):
+        return _parse_rows(_state_begins(rows), Columns(0, -1, 1, -1, (2,), is_stage=True))
+    return None
+
+
+def _drop_preamble(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """The rows without those above that are not as wide as the last one."""
+    width = len(rows[-1]) if rows else 0
+    first = next((i for i, row in enumerate(rows[:HEAD]) if len(row) == width), 0)
+    while first < min(HEAD, len(rows)) and rows[first][0].startswith("*"):
+        first += 1
+    return rows[first:] if width > 1 else rows
+
+
+def _are_ends(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether rows are stages with the times of their ends, as Visbrain writes them."""
+    if (
+        len(rows) < 2
+        or any(len(row) != 2 for row in rows)
+        or not _are_numbers([r[1] for r in rows])
+    ):
+        return False
+    ends = [float(row[1].replace(",", ".")) for row in rows]
+    is_rising = ends[0] > 0 and all(a < b for a, b in pairwise(ends))
+    return is_rising and _are_stages([row[0] for row in rows])
+
+
+def _state_begins(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Rows of begin, end and stage: each stage begins where the one above ends."""
+    begins = ["0", *(row[1] for row in rows)]
+    return [[begin, end, text] for begin, (text, end) in zip(begins, rows, strict=False)]
 
 
 def _split(line: str, splitter: str | None) -> list[str]:
@@ -196,13 +262,24 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
     onset, duration, stop, epoch = (
         next(iter(places[role]), -1) for role in ("onset", "duration", "stop", "epoch")
     )
+    duration = -1 if duration == onset else duration
     texts = places["text"]
+    if not texts and (of_scorers := _find_scorers(names)):
+        columns = Columns(onset, duration, stop, epoch, tuple(of_scorers))
+        return columns._replace(is_stage=True, scorers=tuple(of_scorers.values()))
     is_stage = bool(texts) and folded[texts[0]] in STAGE_NAMES
     if not texts or (onset < 0 and not is_stage):
         return None
     scale = _read_scale(names[onset]) if onset >= 0 else 1.0
     is_prose = folded[texts[0]] in PROSE_NAMES
     return Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
+
+
+def _find_scorers(names: Sequence[str]) -> dict[int, str]:
+    """Column -> scorer, of a table with a column of stages for each of several."""
+    spaced = [name.replace("_", " ") for name in names]
+    scorers = {i: name for i, name in enumerate(spaced) if SCORER.search(name)}
+    return scorers if len(scorers) > 1 else {}
 
 
 def _find_places(folded: Sequence[str], role: str) -> tuple[int, ...]:
@@ -274,15 +351,30 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
     """The rows of a table; None where they are no labels."""
     first = _get(cells[0], columns.onset) if cells else ""
     is_clock = CLOCK.fullmatch(first) is not None
-    parsed = [_parse_row(row, number, columns, is_clock) for number, row in enumerate(cells)]
-    rows = [row for row in parsed if row is not None]
+    parsed = _parse_by_scorer(cells, columns, is_clock=is_clock)
+    rows = [row for row, _ in parsed if row is not None]
     if not rows or not _are_labels(rows, columns):
         return None
     form, clock, rows = _place_rows(rows, columns, is_clock)
     is_listed = columns.is_stage and _are_stages([row.text for row in rows])
     codes = _list_codes(rows) if is_listed else frozenset()
     dropped = len(parsed) - len(rows)
+    if columns.scorers:
+        marks = [scorer for row, scorer in parsed if row is not None]
+        rows = [r._replace(text=f"{r.text}@@{mark}") for r, mark in zip(rows, marks, strict=True)]
     return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
+
+
+def _parse_by_scorer(
+    cells: Sequence[Sequence[str]], columns: Columns, *, is_clock: bool
+) -> list[tuple[LabelRow | None, str]]:
+    """The rows of each scorer with its name, "" where there is one."""
+    choices = [columns._replace(text=(place,)) for place in columns.text if columns.scorers]
+    return [
+        (_parse_row(row, number, choice, is_clock), scorer)
+        for scorer, choice in zip(columns.scorers or ("",), choices or [columns], strict=True)
+        for number, row in enumerate(cells)
+    ]
 
 
 def _parse_row(
@@ -360,7 +452,7 @@ def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
 
 def _counts_epochs(rows: Sequence[LabelRow], columns: Columns) -> bool:
     """Whether onsets are the numbers of epochs: whole ones that follow each other from 0 or 1."""
-    onsets = [row.onset for row in rows]
+    onsets = sorted({row.onset for row in rows})
     steps = {b - a for a, b in pairwise(onsets)}
     is_stage = all(name_listed_stage(row.text) is not None for row in rows)
     return onsets[0] in {0.0, 1.0} and steps == {1.0} and is_stage and columns.duration < 0
@@ -430,6 +522,7 @@ def find_step(rows: Sequence[LabelRow]) -> float:
 
     A list of epochs says the same stage in neighbouring rows; a list of changes does not.
     """
+    rows = [row for row in rows if row.text.partition("@@")[2] == rows[0].text.partition("@@")[2]]
     steps = [round(b.onset - a.onset, 3) for a, b in pairwise(rows)]
     if not steps or not any(a.text == b.text for a, b in pairwise(rows)):
         return 0.0

@@ -107,11 +107,14 @@ def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.n
 def _list_numeric(
     variables: Iterable[MatlabVariable], beside: Collection[str]
 ) -> list[MatlabVariable]:
-    """The arrays of real numbers; where there are several, without vectors named in `beside`."""
+    """The arrays of real numbers; where there are several, without vectors named in `beside` and
+    without single numbers.
+    """
     numeric = [variable for variable in variables if variable.kind in NUMBERS]
     if len(numeric) == 1:
         return numeric
-    return [variable for variable in numeric if not variable.is_vector_of(beside)]
+    arrays = [variable for variable in numeric if math.prod(variable.shape) > 1]
+    return [variable for variable in arrays if not variable.is_vector_of(beside)]
 
 
 def read_vector(path: Path, names: Collection[str], length: int) -> np.ndarray | None:

@@ -267,11 +267,11 @@ def _read_times(
         filled = seconds[np.isfinite(seconds)]
         start = float(filled[0]) if filled.size else 0.0
         is_absolute = clocks.is_unix(filled[:1], 1.0)
-        moment = clocks.scale_numbers(filled[:1], 1.0).start if is_absolute else None
+        moment = clocks.scale_numbers(filled[:1], "s").start if is_absolute else None
         return clocks.Times(np.round(seconds - start, 6), 0.0 if moment else start, moment)
     if not clock.form:
         numbers = np.asarray(cells, np.float64)
-        return clocks.scale_numbers(numbers, clocks.UNITS.get(clock.unit, 1.0))
+        return clocks.scale_numbers(numbers, clock.unit)
     texts = pl.Series("", cells, pl.String)
     if len(clock.places) > 1:
         texts = pl.Series("", columns[clock.places[0]], pl.String) + " " + texts

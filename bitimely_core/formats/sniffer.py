@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitimely_core.errors import Reason, input_error
 from bitimely_core.formats import clocks, vendors
 from bitimely_core.formats.parquet import is_parquet, read_column_types
 from bitimely_core.formats.source import locate_errors
@@ -24,7 +25,6 @@ from bitimely_core.formats.table_columns import (
     find_place,
     holds_codes,
     mark_others,
-    measure_text_step,
     name_columns,
     split_header,
 )
@@ -47,6 +47,7 @@ from bitimely_core.formats.tables import is_binary
 if TYPE_CHECKING:
     import polars as pl
 
+THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 ROWS = 1000  # of a clock that are looked at
 FORM_LINES = 60  # by which a vendor's form is known
 
@@ -99,8 +100,12 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     top = "\n".join([*lines[:FORM_LINES], ""])
     form = vendors.find_form(path.name, top)
     shape, layout = _find_shape(head, delimiter, form)
+    if form and form.counts and re.match(form.counts, lines[shape.skip]):
+        shape = shape._replace(skip=shape.skip + 1)
     rows = [split_line(line, shape.delimiter, shape.quote) for line in lines[shape.skip :]]
     cells = CellColumns([row for row in rows if len(row) == shape.width][:ROWS], shape.decimal)
+    if shape.decimal == ",":
+        _refuse_thousands(cells.rows)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
     rate = find_preamble_rate("\n".join(lines[: shape.skip]))
     if form is None:
@@ -120,6 +125,20 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     return TableFacts(
         shape, columns, clock, rate, form.title, start, len(cells.rows), missing=tuple(form.missing)
     )
+
+
+def _refuse_thousands(rows: Sequence[Sequence[str]]) -> None:
+    """Raises UserError (not_numeric) for a column in which commas part thousands: 990, 1,000."""
+    for cells in zip(*rows, strict=True):
+        marked = [cell for cell in cells if "," in cell]
+        plain = [cell for cell in cells if cell.isdigit()]
+        are_thousands = (
+            all(map(THOUSANDS.fullmatch, marked)) and max(map(len, plain), default=9) < 4
+        )
+        if marked and are_thousands:
+            problem = f"numbers such as {marked[0]} have marks between thousands"
+            hint = "Export the table without them"
+            raise input_error(Reason.NOT_NUMERIC, problem, "which may be decimal commas", hint)
 
 
 def _find_shape(
@@ -196,7 +215,7 @@ def _show_cells(series: pl.Series) -> list[str]:
 def _make_stored_clock(place: int, series: pl.Series) -> Clock:
     seconds = to_seconds(series)
     irregular = clocks.is_irregular(seconds)
-    step = measure_text_step(seconds[np.isfinite(seconds)])
+    step = (clocks.measure_step if irregular else clocks.measure_mean_step)(seconds)
     return Clock((place,), "datetime", "stored", "stored as times", (), step, irregular)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bitimely_core import storage
@@ -57,6 +58,7 @@ UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}
 PAGE = "index.html", b'name="generator" content="bitimely '
 CHECKSUM_FILE = "SHA256SUMS.txt"
 CHECKSUM_LINE = re.compile(r"([0-9A-Fa-f]{64}) +\*?(?:\./)?(\S.*)")  # as sha256sum writes it
+NO_HINTS: Mapping[str, str] = MappingProxyType({})
 MAX_LISTED = 5  # faulty lines named one by one
 KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
@@ -448,11 +450,15 @@ def require_source(source: Source | None) -> Source:
 
 
 def report_unclaimed(
-    source: Source, units: Mapping[str, Mapping[str, str]], layout: re.Pattern[str]
+    source: Source,
+    units: Mapping[str, Mapping[str, str]],
+    layout: re.Pattern[str],
+    hints: Mapping[str, str] = NO_HINTS,
 ) -> Iterator[Finding]:
     """Warnings about files that belong to no unit and whose names `layout` does not match.
 
-    There is one for each ending. `units` holds the files of each unit.
+    There is one for each ending. `units` holds the files of each unit; `hints`: ending -> what to
+    do with such files.
     """
     claimed = {rel for files in units.values() for rel in files.values()}
     by_ending: dict[str, list[str]] = {}
@@ -466,6 +472,7 @@ def report_unclaimed(
             Reason.UNSUPPORTED_FORMAT if not claimed else Reason.FILE_NAME,
             f"{len(files)} {what} {how}",
             "not read",
+            hints.get(ending, ""),
             file=files[0],
             count=len(files),
             examples=_list_examples(files),

@@ -22,6 +22,7 @@ SCORER = re.compile(
     r"\b(?:scorer|rater|expert|reader|annotator|reviewer|technician|tech)s?[ ]?\w{0,20}\b",
     re.IGNORECASE,
 )
+MOST_WORDS = 4  # of a text that names a stage
 EDGES = " \t-_:;/|,()[]"  # between a text and the name of a scorer
 
 
@@ -34,6 +35,15 @@ class StageReading(NamedTuple):
     ambiguous: list[str]  # texts among the others that are stages in some systems
 
 
+@cache
+def fold_text(text: str) -> str:
+    """A text in small letters, without accents, codes and channels, with single blanks."""
+    text = re.split(r"\||@@", text, maxsplit=1)[0]
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    text = text.casefold().translate(str.maketrans("øæœ", "oao"))
+    return " ".join(re.sub(r"[_\-–:=\s]+", " ", text).split())
+
+
 def _read_words() -> dict[str, object]:
     with (Path(__file__).parent / "stages.toml").open("rb") as file:
         return tomllib.load(file)
@@ -42,7 +52,8 @@ def _read_words() -> dict[str, object]:
 def _list_stage_texts(forms: Iterable[str], words: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Folded text -> stage; `forms` hold {n}, the number of a stage that is not REM."""
     stages = {form.format(n=digit): stage for form in forms for digit, stage in NREM_STAGES.items()}
-    return stages | {text: stage for stage, texts in words.items() for text in texts}
+    stages |= {text: stage for stage, texts in words.items() for text in texts}
+    return {fold_text(text): stage for text, stage in stages.items()}
 
 
 WORDS: dict = _read_words()  # type: ignore[type-arg]
@@ -57,16 +68,9 @@ DIGITS = {  # of one stage a line and of Profusion; "" is not scored
     for stage, texts in WORDS["digits"].items()
     for text in texts
 }
+LIKELY: dict[str, str] = WORDS["likely"]  # what is proposed for an ambiguous text
+BESIDE, STAGED = (frozenset(WORDS["beside"][kind]) for kind in ("words", "staged"))
 VOCABULARY = frozenset(WORDS["vocabulary"]["words"])
-
-
-@cache
-def fold_text(text: str) -> str:
-    """A text in small letters, without accents, codes and channels, with single blanks."""
-    text = re.split(r"\||@@", text, maxsplit=1)[0]
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    text = text.casefold().translate(str.maketrans("øæœ", "oao"))
-    return " ".join(re.sub(r"[_\-–:=\s]+", " ", text).split())
 
 
 def _list_labels() -> dict[str, str]:
@@ -88,7 +92,23 @@ LABELS = _list_labels()
 def name_stage(text: str) -> str | None:
     """The stage of a text that is one wherever it stands, "" for an epoch without, else None."""
     folded = fold_text(text)
-    return STAGE_OF.get(folded, "" if folded in UNSCORED else None)
+    stage = STAGE_OF.get(folded, "" if folded in UNSCORED else None)
+    return _read_words_of(folded) if stage is None else stage
+
+
+@cache
+def _read_words_of(folded: str) -> str | None:
+    """The stage on which the words of a text agree, such as `stage 2 (n2)` or `stagen2`.
+
+    None where one of them is no stage. Letters and digits alone need a word such as stage.
+    """
+    words = re.findall(r"[^\W_]+", re.sub(r"^(sleep)?(stage)(?=\w)", "stage ", folded))
+    rest = [word for word in words if word not in BESIDE | STAGED]
+    if not rest or len(words) > MOST_WORDS:
+        return None
+    sure = any(word in STAGE_OF for word in rest) or not STAGED.isdisjoint(words)
+    stages = {STAGE_OF.get(word) or BARE.get(word) or DIGITS.get(word) for word in rest}
+    return stages.pop() or None if sure and len(stages) == 1 else None
 
 
 def name_listed_stage(text: str) -> str | None:

@@ -20,6 +20,7 @@ CHANNEL_UNITS = {unit.lower() for unit in clocks.WORDS["units"]}
 NO_UNITS = set(clocks.WORDS["no_units"])
 SUFFIX_UNITS = clocks.WORDS["suffixes"]
 BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
+MANY = 20  # rows
 MOST_CODES = 8  # different values of a column of labels
 
 
@@ -72,23 +73,38 @@ def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
     numbers = sum(is_number(cell, decimal) for cell in filled)
     if 2 * numbers >= len(filled):
         return "number"
-    return "time" if 2 * sum(map(clocks.is_time_text, filled)) >= len(filled) else "text"
+    if 2 * sum(map(clocks.is_time_text, filled)) >= len(filled):
+        return "time"
+    # one text in all rows is a name of the whole recording
+    return "text" if len(set(filled)) > 1 or len(cells) < MANY else "left out"
+
+
+def _align_names(
+    columns: Sequence[Column], form: vendors.VendorForm, head: str
+) -> tuple[int, list[str], list[str]]:
+    """How many columns lie before those that a form names, and names and units of all."""
+    filled = sum(column.kind != "empty" for column in columns)
+    named, units = form.read_names(head), form.read_units(head)
+    before = max(filled - len(named), 0) if form.right else 0
+    rest = [""] * len(columns)
+    return before, [*rest[:before], *named, *rest], [*rest[:before], *units, *rest]
 
 
 def apply_form(
     columns: Sequence[Column], form: vendors.VendorForm, head: str
 ) -> tuple[Column, ...]:
     """The columns with the names and units of a vendor's form, and those it leaves out."""
-    names = [*form.read_names(head), *[""] * len(columns)]
+    before, names, units = _align_names(columns, form, head)
     unit, last = form.read_unit(head), form.count_last(head)
     numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
     chosen = set(numeric[-last:]) if last else set(numeric)
     result = []
     for i, (column, name) in enumerate(zip(columns, names, strict=False)):
-        if not column.header:
+        if name and (form.right or not column.header):
             column = column._replace(name=name, header=name)
-        stated = form.find_unit(column.header or f"channel {i + 1}")
-        if column.kind == "number" and (i not in chosen or (form.columns and stated is None)):
+        stated = form.find_unit(column.header or f"channel {i + 1}") or units[i] or None
+        is_other = i not in chosen or i < before or (form.columns and stated is None)
+        if column.kind == "number" and is_other:
             column = column._replace(kind="left out")
         result.append(column._replace(unit=column.unit or stated or unit))
     return tuple(result)
@@ -173,8 +189,9 @@ def _make_clock(
         if not column.header and not unit and _is_count(values):
             return None
         choice = clocks.choose_unit(column.header, column.unit, values, unit)
-        step = clocks.measure_step(values) * clocks.UNITS.get(choice.unit, float("nan"))
         irregular = clocks.is_irregular(values)
+        measure = clocks.measure_step if irregular else clocks.measure_mean_step
+        step = measure(values) * clocks.UNITS.get(choice.unit, float("nan"))
         return Clock((place,), choice.unit, "", choice.evidence, choice.others, step, irregular)
     return _make_text_clock(columns, cells, place)
 
@@ -197,15 +214,8 @@ def _make_text_clock(columns: Sequence[Column], cells: CellColumns, place: int) 
         return None
     seconds = times.seconds
     irregular = clocks.is_irregular(seconds)
-    step = measure_text_step(seconds)
+    step = (clocks.measure_step if irregular else clocks.measure_mean_step)(seconds)
     return Clock(places, "datetime", form, "dates and times", (), step, irregular)
-
-
-def measure_text_step(seconds: np.ndarray) -> float:
-    """Seconds between rows, where several rows may have one time, rounded to seconds."""
-    step = clocks.measure_step(seconds)
-    repeats = float(np.mean(np.diff(seconds) == 0)) if len(seconds) > 1 else 0.0
-    return step * (1 - repeats) if repeats > 0.5 else step
 
 
 def _is_date_column(texts: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ LINES = 1200  # that are looked at
 CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
 COMMENT = ("%", "#", "//")
-MISSING = {"", "n/a", "na", "nan", "null"}  # in lower case
+MISSING = clocks.MISSING
 UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
 UNIT_CELLS |= set(clocks.WORDS["no_units"])
 # pattern with the group of a number, and the seconds that it counts; 0: it is a rate in Hz

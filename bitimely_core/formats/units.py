@@ -102,6 +102,16 @@ def _list_spellings() -> dict[str, Unit]:
 
 
 SPELLINGS = _list_spellings()
+PREFIXES = {
+    **dict.fromkeys(("u", "au", "\u00e2u", "micro", "mikro", "mc", "mk", "-6"), "u"),
+    **dict.fromkeys(("m", "milli", "-3"), "m"),
+    **dict.fromkeys(("n", "nano", "-9"), "n"),
+    "": "",
+}
+VOLTS = re.compile(
+    r"([a\u00e2]?u|mikro|micro|mc|mk|milli|m|nano|n|)(?:volts?|(?<=.)vol|v)(?:pp|p-p|rms|peak)?"
+)
+POWER = re.compile(r"x?(?:10(?:\^|\*\*)?|1?e)(-[369])v(?:olts?)?")
 # a V after a sign that some program could not write, where the micro sign was
 MANGLED = re.compile(r"[^A-Za-z0-9\s]+V", re.IGNORECASE)
 ELECTRODE = r"(?<![a-z0-9])(fp|af|fc|ft|cp|tp|po|[fctpoima])(z|\d{1,2})(?![a-z0-9])"
@@ -110,6 +120,7 @@ STRENGTHS = (
     Strength(re.compile(rf"\b(eeg|eog|loc|roc)|{ELECTRODE}", re.IGNORECASE), 1e-6, 1e-3),
 )
 
+FAR_OFF = 20.0  # times beyond the strengths of a kind of signal
 SPREAD_SAMPLES = 1 << 14  # of a channel, whose spread is measured
 SLOWEST, FASTEST = 1e-5, 1e6  # Hz: a sample a day is 1.2e-5
 # physical values: float32 holds their squares, and sums of some of them
@@ -194,7 +205,14 @@ def find_unit(text: str) -> Unit | None:
     """The unit of a spelling; blanks, brackets and most capitals do not count; None: unknown."""
     bare = re.sub(r"\s|^[\[(]|[\])]$", "", text)
     folded = bare.casefold().replace("\u03bc", "u")  # the micro sign folds to the Greek letter
-    return SPELLINGS.get(bare) or SPELLINGS.get(folded)
+    return SPELLINGS.get(bare) or SPELLINGS.get(folded) or _find_voltage(folded)
+
+
+def _find_voltage(text: str) -> Unit | None:
+    """A unit of voltage in words, cut to eight letters, with a power of ten or peak to peak."""
+    words, power = VOLTS.fullmatch(text), POWER.fullmatch(text)
+    prefix = words[1] if words else power[1] if power else None
+    return None if prefix is None else SPELLINGS[f"{PREFIXES[prefix]}V"]
 
 
 def find_unit_factor(unit: str, target: str) -> float | None:
@@ -227,6 +245,19 @@ def list_plausible_units(channel: str, spread: float) -> list[str]:
         return []
     sizes = {name: size for name, (size, _) in UNITS["voltage"].items()}
     return [name for name, size in sizes.items() if kind.least <= spread * size < kind.most]
+
+
+def is_voltage_channel(channel: str) -> bool:
+    """Whether the name of a channel says that it is a voltage of the body."""
+    return any(kind.pattern.search(channel) for kind in STRENGTHS)
+
+
+def is_far_off(channel: str, unit: Unit, spread: float) -> bool:
+    """Whether values of this spread cannot be those of such a channel in a unit of voltage."""
+    kind = next((kind for kind in STRENGTHS if kind.pattern.search(channel)), None)
+    if kind is None or unit.quantity != "voltage" or not spread:
+        return False
+    return not kind.least / FAR_OFF <= spread * unit.size <= kind.most * FAR_OFF
 
 
 def find_factor(signal: Signal, unit: Literal["mV", "uV"], name: str = "") -> float:

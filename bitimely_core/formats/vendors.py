@@ -31,6 +31,11 @@ class VendorForm(NamedTuple):
     width: int = 0
     irregular: bool = False
     missing: tuple[str, ...] | list[str] = ()
+    right: bool = False
+    pairs: bool = False
+    blanks: bool = False
+    units: str = ""
+    counts: str = ""
 
     def matches(self, name: str, head: str) -> bool:
         """Whether a file of this name that begins with `head` has the form."""
@@ -45,15 +50,25 @@ class VendorForm(NamedTuple):
         if rate:
             return float(rate) or None
         seconds = 0.0
-        for part in _search(self.interval, head).replace(",", ".").split(":"):
+        interval = _search(self.interval, head).replace(",", ".")
+        for part in interval.removesuffix("msec").strip().split(":"):
             seconds = 60 * seconds + float(part or 0)
+        seconds *= 1e-3 if interval.endswith("msec") else 1.0
         return 1 / seconds if seconds else None
 
     def read_names(self, head: str) -> list[str]:
         """The names of the columns."""
         if isinstance(self.names, str):
-            return _split_list(_search(self.names, head))
+            text = _search(self.names, head)
+            names = text.split() if self.blanks else _split_list(text)
+            return names[::2] if self.pairs else names
         return list(self.names)
+
+    def read_units(self, head: str) -> list[str]:
+        """The units of the columns that have names, one a name; []: the form states none."""
+        if self.pairs and isinstance(self.names, str):
+            return _split_list(_search(self.names, head))[1::2]
+        return _split_list(_search(self.units, head))
 
     def count_last(self, head: str) -> int | None:
         """How many columns at the end are channels; None: the form does not say."""
@@ -82,7 +97,8 @@ def _search(pattern: str, head: str) -> str:
 
 
 def _split_list(text: str) -> list[str]:
-    return [item.strip(" \"'") for item in text.split(",") if item.strip(" \"'")]
+    mark = next((mark for mark in ("\n", "\t") if mark in text), ",")
+    return [item.strip(" \"'") for item in text.split(mark) if item.strip(" \"'")]
 
 
 @cache

@@ -9,7 +9,13 @@ from operator import not_
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
-from bitimely_core.formats.stage_texts import VOCABULARY, fold_text, name_listed_stage, read_stages
+from bitimely_core.formats.stage_texts import (
+    LIKELY,
+    VOCABULARY,
+    fold_text,
+    name_listed_stage,
+    read_stages,
+)
 from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
 from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
 from bitimely_core.recordings.scorers import CONSENSUS, Scoring, choose_scorer, split_scorers
@@ -84,7 +90,8 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     doubtful, rest = _part(reading.others, reading.ambiguous)
     if info.keep_phi or (words is None and not source.is_free):
         # what the folder's label files say of a 4 is said once for all
-        named = [note for note in doubtful if source.is_listed and note.label != "4"]
+        are_stages = source.is_listed or bool(reading.stages)
+        named = [note for note in doubtful if are_stages and note.label != "4"]
         others, prose = _part_prose(reading.others, source, info)
         return LabelledNotes(reading.stages, reading.marks, others, prose, named)
     return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
@@ -192,7 +199,7 @@ def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
         return []
     texts = list(_count_texts(notes))
     named = ", ".join(map(repr, sorted(set(map(fold_text, texts)))))
-    lines = ", ".join(f'{_quote(t)} = "{name_listed_stage(t) or "N2"}"' for t in texts[:SHOWN])
+    lines = ", ".join(f'{_quote(t)} = "{_propose_stage(t)}"' for t in texts[:SHOWN])
     seconds = sum(note.duration for note in notes)
     return [
         input_warning(
@@ -203,6 +210,11 @@ def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
             count=len(notes),
         )
     ]
+
+
+def _propose_stage(text: str) -> str:
+    """The stage that an ambiguous text mostly is."""
+    return name_listed_stage(text) or LIKELY.get(fold_text(text), "N2")
 
 
 def _quote(text: str) -> str:
@@ -223,14 +235,18 @@ def _report_unknown(
     if stages:
         scored = sum(note.duration for note in stages)
         action += f"; {max(0.0, 100 - 100 * scored / length):.0f} % of the time has no stage"
-    example = _quote(named[0]) if named else '"text"'
+    lines = (
+        f'{_quote(named[0])} = "{"N2" if stages else safe_text(named[0])[1:-1]}"' if named else ""
+    )
     may_be_labels = any(seconds or count >= REPEATED for count, seconds in texts.values())
     return [
         input_warning(
             Reason.UNKNOWN_LABEL,
             f"annotations whose texts are {what}: {len(excluded)}, {listing}",
             action,
-            f'Name what they are in [labels] of a map, such as {example} = "N2"',
+            f"Name what they are in [labels] of a map, such as {lines}"
+            if lines
+            else "--init-map FILE lists them: name what they are in [labels] there",
             level="warning" if may_be_labels else "info",
             field=None if info.label_rules.words is None else "labels",
             count=len(excluded),

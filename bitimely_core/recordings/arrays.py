@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.units import narrow_samples
+from bitimely_core.formats.units import find_rate_fault, narrow_samples
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
@@ -27,6 +27,11 @@ from bitimely_core.types import Record, Signal
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "class", "classes"}
+# names of a single number in a file that is its rate
+RATE_WORDS = {
+    "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
+    "samp_rate", "sampling_frequency", "samplingfrequency", "frequency", "freq", "hz",
+}  # fmt: skip
 # bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
 MAX_EXPANDED = 1 << 28
 MAX_RATIO = 200
@@ -50,10 +55,40 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
         table = np.asarray(values).reshape(len(values), -1)
         turned = is_turned(table.shape, info)
         signals = _make_array_signals(table.T if turned else table, info)
-    findings = report_missing(signals, "values are NaN")
+        findings = report_other_rate(path, info.rate)
+    findings += report_missing(signals, "values are NaN")
     if turned and len(info.channels) != len(table):
         findings.append(_report_turned(table.shape))
     return make_record(rel, info, signals, findings=findings)
+
+
+def find_rate(path: Path) -> float | None:
+    """Hz, where an archive of NumPy or a file of MATLAB holds a single number called so."""
+    suffix = find_suffix(path.name)
+    values: np.ndarray | None = None
+    try:
+        if suffix == ".mat":
+            values = matlab.read_vector(path, RATE_WORDS, 1)
+        elif suffix == ".npz":
+            arrays = _load_npz(path)
+            numbers = [a for name, a in arrays.items() if name.lower() in RATE_WORDS]
+            values = numbers[0] if len(numbers) == 1 and numbers[0].size == 1 else None
+    except UserError as error:
+        raise_system_error(error)  # its unit says what is wrong
+    if values is None or values.dtype.kind not in "iuf":
+        return None
+    rate = float(values.reshape(-1)[0])
+    return None if find_rate_fault(rate) else rate
+
+
+def report_other_rate(path: Path, rate: float | None) -> list[Finding]:
+    """The warning about a file that holds another rate than the map states."""
+    stated = find_rate(path)
+    if stated is None or rate is None or math.isclose(stated, rate, rel_tol=1e-6):
+        return []
+    problem = f"holds a rate of {stated:g} Hz, the map states {rate:g}"
+    hint = "Leave `rate` out of the map to use that of the file"
+    return [input_warning(Reason.SAMPLING_RATE, problem, "that of the map is used", hint)]
 
 
 def is_turned(shape: tuple[int, ...], info: RecordingInfo) -> bool:
@@ -217,7 +252,7 @@ def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | No
         return _load_npy(path), None
     arrays = _load_npz(path)
     labels = {name for name in arrays if name.lower() in LABEL_WORDS and arrays[name].ndim == 1}
-    samples = {name for name in arrays if arrays[name].ndim > 0} - labels
+    samples = {name for name in arrays if arrays[name].size > 1} - labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
         problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
@@ -280,7 +315,9 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if is_turned(values.shape, info):
             values = values.T
         signals = _make_array_signals(values, info)
-    return make_record(rel, info, signals, findings=report_missing(signals, "values are NaN"))
+        findings = report_other_rate(path, info.rate)
+    findings += report_missing(signals, "values are NaN")
+    return make_record(rel, info, signals, findings=findings)
 
 
 def _has_epochs_last(shape: tuple[int, ...], info: RecordingInfo) -> bool:

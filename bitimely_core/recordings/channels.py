@@ -17,6 +17,8 @@ from bitimely_core.formats.units import (
     MANGLED,
     find_unit,
     find_unit_factor,
+    is_far_off,
+    is_voltage_channel,
     list_plausible_units,
     measure_spread,
     scale_signal,
@@ -44,6 +46,8 @@ MOST_CHANGES = 0.1  # a sample: what changes more often holds no codes
 SITES = {"a1": "m1", "a2": "m2", "t3": "t7", "t4": "t8", "t5": "p7", "t6": "p8"}
 ELECTRODE = re.compile(r"(?:fp|af|fc|ft|cp|tp|po|[fctpoima])(?:z|\d{1,2})|fpz|afz|poz|nz|iz")
 CODE_CHANNEL, FILLER_CHANNEL, BAD_CHANNEL = "codes", "no signal", "bad"
+EAR = re.compile(r"(?<=[zopcft1-8])([am][12])$")  # behind an electrode: C3A2
+STEPS = 4  # of the converter: a channel that varies less is flat
 
 
 class LeftOutChannel(NamedTuple):
@@ -61,11 +65,12 @@ def fold_name(name: str) -> str:
     """The name of a channel without what differs between spellings of one signal.
 
     Capitals, blanks, brackets and dots do not count, nor do `EEG ` before an electrode and `-Ref`
-    behind it; electrodes with two names have the newer one.
+    behind it, nor how two electrodes are parted; those with two names have the newer one.
     """
     text = re.sub(r"[-_\s]ref$", "", name.strip().casefold())
     bare = re.sub(r"^(eeg|pol)[\s_]+", "", text)
-    sites = [SITES.get(part, part) for part in re.split(r"[\s_]*[-\u2013][\s_]*", bare)]
+    parts = re.split(r"[\s_]*[-\u2013:/][\s_]*", EAR.sub("-\\1", bare))
+    sites = [SITES.get(part, part) for part in parts]
     if ELECTRODE.fullmatch(sites[0]):
         text = "-".join(sites)
     return re.sub(r"[\s_.:()\[\]]|-(?!$)", "", text)
@@ -231,9 +236,13 @@ def _read_codes(signal: Signal) -> np.ndarray:
         return digital.astype(np.int64) & LOW_BITS
     values = digital * signal.scale + signal.offset
     whole = np.rint(values)
-    if np.nanmax(np.abs(values - whole), initial=0.0) > 0.02 and signal.samples.dtype.kind == "i":
+    is_digital = signal.samples.dtype.kind == "i"
+    # half a step of the converter, and what the rounding of its limits in the header adds
+    near = np.minimum(0.51 * abs(signal.scale) + 1e-4 * np.abs(values), 0.25)
+    near = near if is_digital else np.full(len(values), 0.02)
+    if is_digital and (np.abs(values - whole) > near).any():
         return digital.astype(np.int64)  # of a file that scales them like a voltage
-    is_code = np.isfinite(values) & (np.abs(values - whole) <= 0.02)
+    is_code = np.isfinite(values) & (np.abs(values - whole) <= near)
     return np.where(is_code, np.where(is_code, whole, 0), NO_CODE).astype(np.int64)
 
 
@@ -490,6 +499,7 @@ def assume_units(
         if unit or signal.unit.strip():
             assumed[name] = unit or signal.unit
             remarks.append(_report_unit(signal, spread, unit))
+    remarks += _question_units(signals, assumed, info)
     filled = [
         signal._replace(unit=assumed[signal.channel]) if signal.channel in assumed else signal
         for signal in signals
@@ -520,6 +530,38 @@ def _guess_unit(signal: Signal, spread: float) -> str:
     has_kind = any(list_plausible_units(signal.channel, 10.0**power) for power in range(-9, 6))
     is_micro = "uV" in units or (not has_kind and 1.0 <= spread < 1000.0)
     return "uV" if is_micro else ""
+
+
+def _question_units(
+    signals: Sequence[Signal], assumed: Mapping[str, str], info: RecordingInfo
+) -> list[Finding]:
+    """The warnings about units that the files state and nothing settles."""
+    firsts = {signal.channel: signal for signal in signals}
+    is_open = {name: not find_stated_unit(name, info.units) for name in firsts.keys() - assumed}
+    return [
+        remark
+        for name, signal in firsts.items()
+        if is_open.get(name)
+        for remark in _question_unit(signal)
+    ]
+
+
+def _question_unit(signal: Signal) -> list[Finding]:
+    """The warning about a unit that is not known, or in which the values are not plausible."""
+    name, unit = signal.channel, find_unit(signal.unit)
+    spread = measure_spread(signal)
+    flat = STEPS * abs(signal.scale) if signal.samples.dtype.kind == "i" else 0.0
+    text = f"{safe_text(name)} is in {safe_text(signal.unit)}"
+    if unit is None and signal.unit.strip() and is_voltage_channel(name):
+        problem, proposed = f"{text}, a unit that is not known", "uV"
+    elif unit is not None and spread > flat and is_far_off(name, unit, spread):
+        plausible = list_plausible_units(name, spread)
+        problem = f"{text}, its values of about {spread:.3g} are not plausible in that"
+        proposed = plausible[0] if plausible else "uV"
+    else:
+        return []
+    hint = f"Where it is wrong, state it in the map, such as [units] {quote_unit(name, proposed)}"
+    return [input_warning(Reason.UNIT, problem, "kept as stated", hint, field=name)]
 
 
 def _report_unit(signal: Signal, spread: float, unit: str) -> Finding:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import find_label_arrays, read_npy
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
 from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
 from bitimely_core.recordings.joining import (
     describe_part,
@@ -138,13 +140,22 @@ def refuse_tables_alone(source: Source) -> None:
     facts = {rel: sniff_file(source, rel) for rel, kind in kinds.items() if kind == "table"}
     if any(map(is_timed_table, facts.values())):
         return
-    bare = [rel for rel, kind in kinds.items() if kind == "npy" or _is_bare(rel, facts.get(rel))]
+    arrays = [rel for rel, kind in kinds.items() if kind == "npy"]
+    if any(_states_rate(source, rel) for rel in arrays):
+        return
+    bare = [rel for rel in kinds if rel in arrays or _is_bare(rel, facts.get(rel))]
     if bare:
-        rest = f", and {len(bare) - 1} more files" if bare[1:] else ""
-        problem = f"states no sampling rate{rest}"
-        raise input_error(
-            Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=bare[0]
-        )
+        raise _refuse_bare(source, bare, facts.get(bare[0]))
+
+
+def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) -> UserError:
+    """The error for files that state no rate; `first`: what the first of them says, a table."""
+    rest = f", and {len(rels) - 1} more files" if rels[1:] else ""
+    is_timed = first is not None and bool(first.found_rate)
+    problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
+    return input_error(
+        Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=rels[0]
+    )
 
 
 def _is_bare(rel: str, facts: TableFacts | None) -> bool:
@@ -253,33 +264,42 @@ def _group_files(
     They are joined by the group `recording` of the map; without a map by what the folders hold.
     """
     is_stated = "files" in chosen.model_fields_set
-    if is_stated:
-        keys = _match_recordings(recordings)
-    else:
-        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
-        folders = {} if is_bids(source) else find_channel_folders(source, kinds)
-        keys = {rel: ("", name) for rel, name in folders.items()}
-    subjects = Counter(recording for _, recording in set(keys.values()))
+    keys = name_joined(source, recordings, is_stated=is_stated)
     members: dict[tuple[str, str, str], list[str]] = {}
     for rel in recordings:
-        subject, recording = keys.get(rel, ("", names[rel]))
-        name = recording if subjects[recording] < 2 else f"{subject}/{recording}"
+        subject, name = keys.get(rel, ("", names[rel]))
         members.setdefault((name, rel if rel not in keys else "", subject), []).append(rel)
     several = {name: rels for (name, *_), rels in members.items() if rels[1:]}
     findings = [report_joined(several, is_stated=is_stated)] if several else []
     return [(name, rels) for (name, *_), rels in members.items()], findings
 
 
-def _match_recordings(
+def name_joined(
+    source: Source,
     recordings: Mapping[str, tuple[Format, FileRule]],
+    *,
+    is_stated: bool,
+    least: int = 2,
 ) -> dict[str, tuple[str, str]]:
-    """File -> subject and recording, of the files whose path names a recording."""
+    """File -> subject and name of its recording, of files that are joined.
+
+    They are joined by the group `recording` of `match` (`is_stated`), else where at least `least`
+    folders hold a file a channel.
+    """
+    if not is_stated:
+        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
+        folders = {} if is_bids(source) else find_channel_folders(source, kinds, least=least)
+        return {rel: ("", name) for rel, name in folders.items()}
     keys: dict[str, tuple[str, str]] = {}
     for rel, (_, rule) in recordings.items():
         groups = _match_path(rel, rule.match)
         if "recording" in groups:
             keys[rel] = (groups.get("subject", ""), groups["recording"])
-    return keys
+    subjects = Counter(recording for _, recording in set(keys.values()))
+    return {
+        rel: (subject, name if subjects[name] < 2 else f"{subject}/{name}")
+        for rel, (subject, name) in keys.items()
+    }
 
 
 def _make_recording(
@@ -374,12 +394,19 @@ def _find_unfilled(
 def _drop_other_tables(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]], *, has_map: bool
 ) -> dict[str, tuple[Format, FileRule]]:
-    """The recordings without the tables that are none."""
+    """The recordings without the tables that are none, and without a map the arrays that state no
+    rate.
+    """
     return {
         rel: (kind, rule)
         for rel, (kind, rule) in recordings.items()
-        if kind != "table" or is_sample_table(source, rel, rule, has_map=has_map)
+        if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
+        and (kind != "npy" or has_map or _states_rate(source, rel))
     }
+
+
+def _states_rate(source: Source, rel: str) -> bool:
+    return rel not in source.rejected and find_rate(source.path(rel)) is not None
 
 
 def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
@@ -440,6 +467,14 @@ def _make_faulty_unit(rel: str, name: str, fault: Finding) -> IngestUnit:
     return IngestUnit(name=name, files=(rel,), read=None, findings=(fault,))
 
 
+@cache
+def read_advice() -> dict[str, str]:
+    """Ending of files that are not read -> what to do with them."""
+    text = resources.files("bitimely_core.formats").joinpath("foreign.toml").read_text("utf-8")
+    rules = tomllib.loads(text)["advice"]
+    return {ending: rule["text"] for rule in rules for ending in rule["endings"]}
+
+
 def _report_unclaimed(
     source: Source, units: Sequence[IngestUnit], passed_over: set[str]
 ) -> Iterator[Finding]:
@@ -448,7 +483,8 @@ def _report_unclaimed(
     for rel in source.files:
         if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems:
             claimed.add(rel)  # a copy
-    yield from report_unclaimed(source, {"": {rel: rel for rel in claimed}}, LAYOUT)
+    units_of = {"": {rel: rel for rel in claimed}}
+    yield from report_unclaimed(source, units_of, LAYOUT, read_advice())
 
 
 def _report_unmatched(
@@ -510,6 +546,7 @@ def describe_recording(
         series=rule.series,
         columns=_list_columns(rule),
         delimiter=rule.delimiter,
+        missing=rule.missing,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
         events=rule.events,
@@ -575,6 +612,8 @@ def make_unit(
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
+    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=find_rate(path))
     if kind in {"npy", "mat"} and info.rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
         raise usage_error(problem, wanted, suggest_map(source))

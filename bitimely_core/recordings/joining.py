@@ -45,9 +45,11 @@ class PlacedPart(NamedTuple):
 # --- which files
 
 
-def find_channel_folders(source: Source, recordings: Mapping[str, Format]) -> dict[str, str]:
+def find_channel_folders(
+    source: Source, recordings: Mapping[str, Format], *, least: int = 2
+) -> dict[str, str]:
     """File -> recording, of folders whose EDF files hold one differently named channel each, of
-    equal durations, where at least two folders have files of the same names.
+    equal durations, where at least `least` folders (2, or 1) have files of the same names.
     """
     folders: dict[str, list[str]] = {}
     for rel in recordings:
@@ -55,11 +57,11 @@ def find_channel_folders(source: Source, recordings: Mapping[str, Format]) -> di
     counts = Counter(PurePosixPath(rel).name for rel in recordings)
     chosen: dict[str, list[str]] = {}
     for folder, rels in folders.items():
-        shared = sum(counts[PurePosixPath(rel).name] > 1 for rel in rels)
+        shared = sum(counts[PurePosixPath(rel).name] >= least for rel in rels)
         is_edf = all(recordings[rel] == "edf" for rel in rels)
         if shared > 1 and is_edf and _hold_one_channel_each(source, rels):
             chosen[folder] = rels
-    if len(chosen) < 2:
+    if len(chosen) < least:
         return {}
     return {rel: folder for folder, rels in chosen.items() for rel in rels}
 

@@ -90,7 +90,8 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
     shift, factor, step = time.origin, 1.0, label_files.find_step(table.rows)
     findings: list[Finding] = []
     if table.clock == "epochs":
-        shift, factor, step = 0.0, epoch or EPOCH, epoch or EPOCH
+        step = factor = epoch or table.epoch or EPOCH
+        shift = 0.0
     elif table.clock == "day" and time.start is not None:
         start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
         seconds = start + time.start.microsecond / 1e6

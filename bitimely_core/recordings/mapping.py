@@ -21,7 +21,7 @@ from bitimely_core.types import Annotation, AttributeValue
 
 LabelForm = Literal["text", "xml", "edf", "wfdb", "bids"]
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
-Clock = Literal["", "s", "ms", "us", "ns", "samples", "datetime"]
+Clock = Literal["", "s", "ms", "us", "ns", "min", "h", "days", "ticks", "samples", "datetime"]
 
 SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
@@ -80,6 +80,7 @@ class FileRule(Section):
     label_column: str = ""
     value_column: str = ""
     delimiter: str = ""  # between cells; "": found
+    missing: tuple[str, ...] | None = None  # cells without a value, such as "-999"; absent: found
     annotators: tuple[str, ...] = (
         "atr",
         "apn",
@@ -203,6 +204,7 @@ class RecordingInfo:
     # id, subject, label, value -> column of a table of series
     columns: dict[str, str] = field(default_factory=dict)
     delimiter: str = ""
+    missing: tuple[str, ...] | None = None
     keep_dates: bool = False
     keep_phi: bool = False
     events: AnnotationKind = "both"

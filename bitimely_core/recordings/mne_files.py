@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,9 +41,14 @@ UNITS = {  # unit of mne, or of a BrainVision header -> factor and unit of the c
     "\u00b0C": (1.0, "C"),
     **dict.fromkeys(("", "n/a"), (1.0, "")),
 }
-NAMED_FILES = re.compile(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", re.MULTILINE)
+NAMED_FILES = re.compile(r"^\s*(DataFile|MarkerFile)\s*=\s*(.+?)\s*$", re.MULTILINE)
 # name, reference, resolution and unit; commas of a name are written as \1
 CHANNEL_LINE = re.compile(r"^Ch\d+=([^,]*),[^,]*,[^,]*,([^,\r\n]*)", re.MULTILINE)
+AVERAGES = re.compile(r"[-_]ave\.fif(\.gz)?$", re.IGNORECASE)
+ANT_HINT = (
+    "Export it as EDF+ in the program that recorded it, or, with the package antio, by "
+    "mne.io.read_raw_ant(FILE).save('NAME_raw.fif')"
+)
 FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
 UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
 
@@ -64,10 +70,14 @@ def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
     with locate_errors(rel):
         if find_suffix(rel) == ".vhdr":
             header = _decode_header(path.read_bytes())
-            _require_same_folder(NAMED_FILES.findall(header))
+            names: dict[str, str] = dict(NAMED_FILES.findall(header))
+            _require_same_folder(names.values())
             lines = CHANNEL_LINE.findall(header)
             stated = {name.replace("\\1", ","): unit.strip() for name, unit in lines}
-        content = _read_content(path)
+            with _correct_names(path, header, names) as corrected:
+                content = _read_content(corrected)
+        else:
+            content = _read_content(path)
     signals = _make_signals(content, stated)
     info = replace(info, notes=(*info.notes, *content.events))
     start = content.start.replace(tzinfo=None) if content.start else None
@@ -79,6 +89,41 @@ def _decode_header(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError:
         return content.decode("latin-1")  # of older files, whose units have a micro sign
+
+
+@contextmanager
+def _correct_names(path: Path, header: str, names: Mapping[str, str]) -> Iterator[Path]:
+    """A header of BrainVision whose names are those of the files: `path`, or a corrected copy.
+
+    `$b` stands for the name of the header; capitals that another system changed do not count.
+    Raises UserError (not_found) for a file that is not there.
+    """
+    beside = {file.name.casefold(): file.name for file in path.parent.iterdir()}
+    actual = {key: _find_beside(path, name, beside) for key, name in names.items()}
+    if actual == dict(names):
+        yield path
+        return
+    encoding = "utf-8" if path.read_bytes() == header.encode() else "latin-1"
+    with TemporaryDirectory() as folder:
+        for key, name in actual.items():
+            header = re.sub(rf"(?m)^(\s*{key}\s*=).*$", rf"\g<1>{name}", header)
+            (Path(folder) / name).symlink_to(path.parent.resolve() / name)
+        copy = Path(folder) / path.name
+        copy.write_bytes(header.encode(encoding))
+        yield copy
+
+
+def _find_beside(path: Path, name: str, beside: Mapping[str, str]) -> str:
+    """The file that a header means by `name`; `beside`: folded name -> file."""
+    wanted = name.replace("$b", path.stem)
+    if wanted.casefold() in beside:
+        return wanted if (path.parent / wanted).exists() else beside[wanted.casefold()]
+    renamed = beside.get(f"{path.stem}{PurePosixPath(wanted).suffix}".casefold())
+    hint = f"Copy {safe_text(wanted)} beside it"
+    if renamed:
+        hint = f"If {safe_text(renamed)} is it, write that name into the header"
+    problem = f"names the file {safe_text(wanted)}, which is not there"
+    raise input_error(Reason.NOT_FOUND, problem, "its samples and markers lie beside it", hint)
 
 
 def _make_signals(content: MneContent, stated: Mapping[str, str]) -> list[Signal]:
@@ -129,8 +174,26 @@ def _read_content(path: Path) -> MneContent:
         raise
     except Exception as error:  # it holds no epochs either: the first error tells more
         raise_system_error(error, path, stored=False)
+    raise _refuse_content(path, failure) from None
+
+
+def _refuse_content(path: Path, failure: Exception) -> UserError:
+    """The error for a file that mne does not read, with what it holds instead."""
+    with path.open("rb") as file:
+        head = file.read(10)
+    if head == b"MATLAB 7.3":
+        problem = "is a file of MATLAB 7.3"
+        hint = "Save it again as version 6: pop_saveset(EEG, 'filename', NAME, 'version', '6')"
+        return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=hint)
+    if head.startswith(b"RIFF") and find_suffix(path.name) == ".cnt":
+        problem = "is a .cnt of ANT Neuro, and those of Neuroscan are read"
+        return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=ANT_HINT)
+    if AVERAGES.search(path.name):
+        problem = "holds averages of epochs, which are no recording"
+        return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint="Give the raw file or epochs")
     problem = f"mne does not read it ({type(failure).__name__})"
-    raise input_error(Reason.CORRUPT, problem, hint="Open it with mne to see more") from None
+    hint = "Copy it again, or export it as EDF+ in the program that recorded it"
+    return input_error(Reason.CORRUPT, problem, hint=hint)
 
 
 @contextmanager

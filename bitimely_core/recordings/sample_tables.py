@@ -23,6 +23,11 @@ from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceRows, count_reasons
 
+# numbers that programs write for a missing value
+SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
+MOST_CHANNELS = 64  # of a table that may have fewer rows
+FAR = 2.0  # times the range of the others, and their size
+
 
 class TimedSignals(NamedTuple):
     """The channels of a table with their times."""
@@ -50,12 +55,18 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         content = sample_values.read_values(path, facts, places, clock)
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
+        remarks = [] if info.missing is not None else _drop_sentinels(content.values, names)
+        width = len(facts.list_channels())
+        if width > max(MOST_CHANNELS, len(content.values)):
+            problem = f"has {width} columns of {len(content.values)} samples"
+            hint = "Turn the table, or give `series` in [[files]] where a row is a recording"
+            raise input_error(Reason.DIMENSIONS, problem, "a row may be a channel", hint)
         table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
         timed = _time_signals(table, facts, clock, rate, content, info)
     missing = report_missing(timed.signals, "cells are empty")
     is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
     info, shift = shift_notes(_state_origin(info, timed), timed)
-    findings = [*timed.findings, *([] if is_grid else missing), *shift]
+    findings = [*remarks, *timed.findings, *([] if is_grid else missing), *shift]
     start = timed.start or facts.start
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
 
@@ -75,7 +86,40 @@ class NamedColumns(NamedTuple):
 def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
     """How the table of a recording is written, by its map and its first lines."""
     choice = table_facts.ClockChoice(info.time, info.clock)
-    return sniffer.sniff_table(path, info.delimiter, choice)
+    facts = sniffer.sniff_table(path, info.delimiter, choice)
+    return facts._replace(missing=(*facts.missing, *(info.missing or ())))
+
+
+def _drop_sentinels(values: np.ndarray, names: Sequence[str]) -> list[Finding]:
+    """Makes numbers that stand for a missing value NaN in `values`, [rows, channels], and says so.
+
+    They are those of `SENTINELS` that occur again and lie far from all others of their channel.
+    """
+    findings: list[Finding] = []
+    for column, name in zip(values.T, names, strict=True):
+        for sentinel in SENTINELS:
+            places = column == sentinel
+            count, others = int(places.sum()), column[~places & np.isfinite(column)]
+            if count < 2 or not others.size:
+                continue
+            low, high = float(others.min()), float(others.max())
+            if max(low - sentinel, sentinel - high) > FAR * max(high - low, abs(low), abs(high)):
+                column[places] = np.nan
+                findings.append(_report_sentinel(name, sentinel, count, (low, high)))
+    return findings
+
+
+def _report_sentinel(
+    name: str, sentinel: float, count: int, others: tuple[float, float]
+) -> Finding:
+    problem = f"{count} values of {safe_text(name)} are {sentinel:g}, others {others[0]:g} to"
+    return input_warning(
+        Reason.MISSING_VALUES,
+        f"{problem} {others[1]:g}",
+        "taken for missing",
+        "If they are measured, write missing = [] in [[files]] of --map",
+        count=count,
+    )
 
 
 def list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
@@ -181,6 +225,10 @@ def _time_signals(
     if clock is None or times is None:
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
+    empty = np.isnan(times.seconds) & np.isnan(table.values).all(1)
+    if empty.any():  # lines of text among the rows
+        table = table._replace(values=table.values[~empty])
+        times = times._replace(seconds=times.seconds[~empty])
     remarks: list[Finding] = []
     times = times._replace(seconds=timing.restore_rounded(times.seconds, remarks))
     is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)

@@ -45,14 +45,25 @@ def is_sample_table(source: Source, rel: str, rule: FileRule, *, has_map: bool) 
     """Whether a table is a recording.
 
     Without a map it must look like one and have a rate; with one its group says so, but a text
-    file (.txt) that no pattern names must look like one.
+    file (.txt) that no pattern names must look like one, and a table without a rate of its own, in
+    a group that states none.
     """
     if not has_map:
         return is_timed_table(sniff_file(source, rel))
+    if _lacks_rate(source, rel, rule):
+        return False
     is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
     if is_named or not find_suffix(rel).startswith(".txt"):
         return True
     return is_text_of_samples(source, rel)
+
+
+def _lacks_rate(source: Source, rel: str, rule: FileRule) -> bool:
+    """Whether neither a table that looks like no samples nor its group states a rate."""
+    if "*" not in rule.pattern or rule.rate or rule.time or rule.series or rule.format:
+        return False
+    facts = sniff_file(source, rel)
+    return facts is not None and not facts.found_rate and not looks_like_samples(facts)
 
 
 def is_text_of_samples(source: Source, rel: str) -> bool:

@@ -19,7 +19,7 @@ from bitimely_core.formats import edf, edf_header, sniffer, table_facts, tables,
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, split_mark
 from bitimely_core.formats.wfdb_annotations import read_annotations
-from bitimely_core.recordings.arrays import find_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
 from bitimely_core.recordings.joining import find_channel_folders
@@ -172,7 +172,12 @@ def _describe_groups(
     """Lines of [[files]]; the texts of annotations are counted in `texts`."""
     rels = chain.from_iterable(contents.groups.values())
     joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
-    for (folder, ending), members in contents.groups.items():
+    for (folder, ending), same in contents.groups.items():
+        untimed = _list_untimed(source, same)
+        for rel in untimed[:GROUPS]:  # the first group that fits a file counts
+            yield from ["", "[[files]]", f"pattern = {_quote(glob.escape(rel))}", MATCH_LINE]
+            yield from _describe_group(source, [rel], texts)
+        members = [rel for rel in same if rel not in untimed]
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         match = JOINING_LINE if members[0] in joined else MATCH_LINE
@@ -180,6 +185,15 @@ def _describe_groups(
         yield from _describe_group(source, members, texts)
         beside = [contents.labels.files.get(rel, ()) for rel in members]
         yield from _describe_label_files(beside, texts)
+
+
+def _list_untimed(source: Source, rels: Sequence[str]) -> list[str]:
+    """The tables of a group that state no rate, where others do: these keep their clocks."""
+    if SUFFIXES[find_suffix(rels[0])] != "table":
+        return []
+    facts = {rel: sniff_file(source, rel) for rel in rels[:FILES]}
+    untimed = [rel for rel, sniffed in facts.items() if not (sniffed and sniffed.found_rate)]
+    return untimed if len(untimed) < len(rels) else []
 
 
 def _holds_samples(source: Source, rel: str) -> bool:
@@ -335,10 +349,8 @@ def _describe_group(source: Source, rels: Sequence[str], texts: Counter[LabelWor
     kind = SUFFIXES[find_suffix(rels[0])]
     if kind == "table":
         return _describe_columns(source, rels)
-    if kind == "mat":
-        return [VARIABLE_LINE, RATE_LINE, ARRAY_LINE]
-    if kind == "npy":
-        return [RATE_LINE, ARRAY_LINE]
+    if kind in {"mat", "npy"}:
+        return _describe_arrays(source, rels, kind)
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:
@@ -375,6 +387,13 @@ def _read_header(
         notes = read_annotations(source.path(beside), record.frame_rate)
         texts.update(LabelWord(n.label, is_code=True) for n in notes.list_codes("both"))
     return [(channel.name, record.rate(channel)) for channel in record.channels]
+
+
+def _describe_arrays(source: Source, rels: Sequence[str], kind: str) -> list[str]:
+    """Lines of files of arrays; those that hold a rate need none in the map."""
+    rates = [find_rate(source.path(rel)) for rel in rels[:NIGHTS] if rel in source.files]
+    rate = [] if rates and all(rates) else [RATE_LINE]
+    return [*([VARIABLE_LINE] if kind == "mat" else []), *rate, ARRAY_LINE]
 
 
 def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:

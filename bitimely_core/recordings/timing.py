@@ -100,7 +100,7 @@ def _require_times(seconds: np.ndarray, column: str, first: int, code: Reason) -
             code,
             f"the time of line {line} lies before that of the line above",
             "expected times that go up",
-            "Sort the rows, or cut the file there where a recording begins anew",
+            "Sort the rows; or cut the file there, where another recording or person begins",
             field=column,
             row=line,
         )
@@ -134,7 +134,9 @@ def restore_rounded(seconds: np.ndarray, findings: list[Finding]) -> np.ndarray:
     0.008 s becomes 0.01 s after 100 s. Other times as they are.
     """
     steps = np.diff(seconds)
-    if len(seconds) < 4 or not (steps == 0).any():
+    if len(seconds) < 4 or not (steps == 0).any() or not np.isfinite(steps).all():
+        return seconds
+    if seconds[-1] <= seconds[0]:
         return seconds
     rate = round((len(seconds) - 1) / float(seconds[-1] - seconds[0]))
     if not rate:

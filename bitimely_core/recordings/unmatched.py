@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
@@ -9,6 +10,11 @@ from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import RecordingInfo, RecordingKeys, strip_suffix
 from bitimely_core.types import Attributes
 
+# what several files share -> the `match` for it
+PATTERNS = {
+    "a folder": r"(?P<subject>[^/]+)/[^/]*$",
+    "the beginning of a name": r"(?:^|/)(?P<subject>[^/_-]+)[_-][^/]*$",
+}
 SHOWN = 5  # names in a message
 
 
@@ -20,14 +26,29 @@ def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Findi
         if info.subject_id == info.recording_id and not info.series
     ]
     if len(infos) > 1 and lone:
+        line = _propose_match(list(infos))
+        hint = "Give --map (generic) with a match or a table where several are of one person"
         yield input_warning(
             Reason.IDENTIFIER,
             f"{len(lone)} recordings with unknown subjects, each counted as a subject of its own",
             "recordings of one person in two splits make scores optimistic",
-            "Give --map (generic) with a match or a table where several are of one person",
+            f"{hint}{line}",
             file=lone[0],
             count=len(lone),
         )
+
+
+def _propose_match(rels: Sequence[str]) -> str:
+    """The line of a map for files whose folders, or the beginnings of whose names, are shared."""
+    for kind, pattern in PATTERNS.items():
+        matches = list(filter(None, (re.search(pattern, rel) for rel in rels)))
+        names = {match["subject"] for match in matches}
+        if len(matches) == len(rels) and 1 < len(names) < len(rels):
+            line = f"files = [{{match = '{pattern}'}}]"
+            other = pattern.replace("subject", "recording")
+            joined = f" ('{other}' where they are parts of one recording)"
+            return f", such as {line} where {kind} is a person{joined}"
+    return ""
 
 
 def report_unfilled(unfilled: Mapping[str, Sequence[str]]) -> Iterator[Finding]:

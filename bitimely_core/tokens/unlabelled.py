@@ -35,8 +35,9 @@ from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
-from bitimely_core.recordings.arrays import find_label_arrays
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
+from bitimely_core.recordings.joining import describe_part, join_units
 from bitimely_core.recordings.labels import find_labels, holds_annotations_alone
 from bitimely_core.recordings.mapping import (
     NO_RULES,
@@ -68,7 +69,7 @@ from bitimely_core.tokens.cutting import (
 )
 from bitimely_core.tokens.resampling import choose_resampling, to_physical
 from bitimely_core.tokens.windows import Windows, assemble_windows
-from bitimely_core.types import Annotation, Record, Signal
+from bitimely_core.types import Annotation, IngestUnit, Record, Signal
 
 LABEL_FILE = re.compile(
     r"(?i)(?:^|[-_.])(hypno\w*|hyp|stages?|scoring|scores?|annotations?|events|labels?"
@@ -82,6 +83,7 @@ HOW_RESAMPLED = {
     "causal": "with a one-sided anti-alias filter",
     "averaged": "by means",
 }
+LABEL_REASONS = {Reason.UNKNOWN_LABEL, Reason.ANNOTATION_OVERLAP}
 NEIGHBOURS = 100  # headers beside a record whose checksums are looked at
 ANONYMOUS = "1985-01-01"  # the date of EDF files whose start is not told
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
@@ -98,6 +100,8 @@ class ChannelMap(Section):
     clock: Clock = ""  # unit of these times; "": found
     delimiter: str = ""  # between cells; "": found
     units: dict[str, str] = Field(default_factory=dict)  # channel of the files -> its unit
+    # regular expression on the path below a folder; files of one group `recording` are joined
+    match: str = ""
 
     def list_names(self, wanted: str) -> tuple[str, ...]:
         """Names under which a file may have the channel, in their order."""
@@ -212,13 +216,20 @@ def _list_recordings(
                 yield NewRecording(name, f"{path}:{name}", read)
             return
         (source, beside), rels = _scan_files(path, plan, folders)
+        groups = _group_files(path, source, rels, plan) if path.is_dir() else {}
     except UserError as error:
         yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
         return
+    joined = set(itertools.chain(*groups.values()))
     for rel in rels:
-        stem = strip_suffix(rel if path.is_dir() else path.name)
-        read = partial(read_recording, source, rel, plan, beside.get(rel, ()))
-        yield NewRecording(stem, str(source.root / rel), read)
+        if rel not in joined:
+            stem = strip_suffix(rel if path.is_dir() else path.name)
+            read = partial(read_recording, source, rel, plan, beside.get(rel, ()))
+            yield NewRecording(stem, str(source.root / rel), read)
+    for name, parts in groups.items():
+        label_files = {rel: beside.get(rel, ()) for rel in parts}
+        read = partial(read_parts, source, name, label_files, plan)
+        yield NewRecording(name, str(source.root / name), read)
 
 
 def _scan_files(
@@ -247,6 +258,27 @@ def _scan_files(
         source = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
         folders[path.parent] = LabelledFolder(source, _find_label_files(source, plan))
     return folders[path.parent], [path.name]
+
+
+def _group_files(
+    path: Path, source: Source, rels: Sequence[str], plan: ReadingPlan
+) -> dict[str, list[str]]:
+    """Recording -> its files, of those in several: as the map says, else as `ingest` joins them.
+
+    The files of a lone folder are joined, too, where the run reads more channels than each has.
+    """
+    rule = FileRule(match=plan.mapping.match)
+    recordings = {rel: (SUFFIXES[find_suffix(rel)], rule) for rel in rels}
+    names = files.name_joined(
+        source,
+        recordings,
+        is_stated=bool(plan.mapping.match),
+        least=1 if len(plan.options.read_channels) > 1 else 2,
+    )
+    groups: dict[str, list[str]] = {}
+    for rel, (_, name) in names.items():
+        groups.setdefault(path.resolve().name if name == "." else name, []).append(rel)
+    return groups
 
 
 def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[LabelFile, ...]]:
@@ -301,36 +333,76 @@ def read_recording(
 
     Channels have their names in the run. Raises UserError naming the file.
     """
-    kind = SUFFIXES.get(find_suffix(rel))
     with locate_errors(rel):
-        if kind is None:
-            raise input_error(
-                Reason.UNSUPPORTED_FORMAT,
-                "no format of recordings has this ending",
-                f"expected one of {', '.join(SUFFIXES)}",
-            )
+        kind = _find_format(rel)
         info = replace(_describe_file(rel, kind, plan), label_files=label_files)
         names = _list_channels(source, rel, kind, info)
         if names is not None:
-            sources = choose_channels(names, plan.options.read_channels, plan.mapping)
-            needed = dict.fromkeys(itertools.chain(*sources.values()))
-            info = replace(info, channels={name: (name, "") for name in needed})
-        if kind in {"npy", "mat"} and info.rate is None:
-            raise input_error(
-                Reason.SAMPLING_RATE,
-                "has no sampling rate",
-                "expected `rate` in the file of --map",
-                "Give --map FILE.toml",
-            )
-        if kind == "wfdb":
-            info = replace(info, unfilled=_is_unfilled(source, rel))
-        unit = files.make_unit(
-            source, rel, kind, info, annotators=("atr",) if plan.opens_labels else ()
+            info = replace(info, channels=_choose_sources(names, plan))
+        return select_channels(_read_record(_make_unit(source, rel, kind, info, plan)), plan)
+
+
+def read_parts(
+    source: Source, name: str, label_files: Mapping[str, tuple[LabelFile, ...]], plan: ReadingPlan
+) -> Record:
+    """A recording in several files, joined by channel or by time as `ingest` does.
+
+    `label_files`: file -> its label files. Raises UserError naming the file that is at fault.
+    """
+    units: list[IngestUnit] = []
+    for rel, beside in label_files.items():
+        with locate_errors(rel):
+            kind = _find_format(rel)
+            info = replace(_describe_file(rel, kind, plan), label_files=beside)
+            units.append(_make_unit(source, rel, kind, describe_part(info, kind), plan))
+    with locate_errors(name, replace=False):
+        whole = replace(_describe_file(name, "edf", plan), recording_id=name)
+        return select_channels(_read_record(join_units(whole, units)), plan)
+
+
+def _find_format(rel: str) -> Format:
+    """The format of a file by its ending. Raises UserError: unsupported_format."""
+    kind = SUFFIXES.get(find_suffix(rel))
+    if kind is None:
+        raise input_error(
+            Reason.UNSUPPORTED_FORMAT,
+            "no format of recordings has this ending",
+            f"expected one of {', '.join(SUFFIXES)}",
         )
-        assert unit.read is not None
-        record = unit.read()
-        assert isinstance(record, Record)
-        return select_channels(record, plan)
+    return kind
+
+
+def _choose_sources(names: Iterable[str], plan: ReadingPlan) -> dict[str, tuple[str, str]]:
+    """The channels of a file that the run needs, under their names in the file."""
+    sources = choose_channels(names, plan.options.read_channels, plan.mapping)
+    return {name: (name, "") for name in itertools.chain(*sources.values())}
+
+
+def _make_unit(
+    source: Source, rel: str, kind: Format, info: RecordingInfo, plan: ReadingPlan
+) -> IngestUnit:
+    """The file, bound to the reader of its format. Raises UserError: sampling_rate."""
+    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=find_rate(source.path(rel)))
+    if kind in {"npy", "mat"} and info.rate is None:
+        raise input_error(
+            Reason.SAMPLING_RATE,
+            "has no sampling rate",
+            "expected `rate` in the file of --map",
+            "Give --map FILE.toml",
+        )
+    if kind == "wfdb":
+        info = replace(info, unfilled=_is_unfilled(source, rel))
+    annotators = ("atr",) if plan.opens_labels else ()
+    return files.make_unit(source, rel, kind, info, annotators=annotators)
+
+
+def _read_record(unit: IngestUnit) -> Record:
+    """The one recording of a unit."""
+    assert unit.read is not None, "its faults were raised"
+    record = unit.read()
+    assert isinstance(record, Record), "a map of new recordings has no series"
+    return record
 
 
 def _is_unfilled(source: Source, rel: str) -> bool:
@@ -443,7 +515,9 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
     record = replace(record, signals=signals, start_time=_drop_date(record.start_time))
-    if plan.labels is None:
+    if plan.labels is None:  # what texts would mean is of no interest
+        findings = [finding for finding in record.findings if finding.code not in LABEL_REASONS]
+        record = replace(record, findings=findings)
         points = _list_points(record) if plan.points else []
         return replace(record, annotations=points, attributes={})
     notes = [
