@@ -340,7 +340,7 @@ SETTINGS: list[tuple[str, str, str, Settings, Settings]] = [
         "bitimelygpt",
         "ragged",
         "next-previous-strict",
-        {"output_heads": "separate", "target": "tokens"},
+        {"output_heads": "separate", "target": "tokens", "tokenizer": "conv"},
         {"direction_sampling": True},
     ),
     (
@@ -575,7 +575,9 @@ def sweep_faults(found: Findings) -> None:
         for device in ("cuda", "cpu"):
             before: list[list[torch.Tensor]] = []  # the weights that each step starts from
             torch.manual_seed(0)
-            model: Any = models.build("bitimelygpt", preset="tiny", channels=3, length=64, layers=2)
+            model: Any = models.build(
+                "bitimelygpt", preset="tiny", tokenizer="conv", channels=3, length=64, layers=2
+            )
             model.target_scale.fill_(1.0)
             config = TrainConfig(
                 epochs=1, device=device, batch_size=4, precision="fp32", log_every=1000

@@ -154,6 +154,8 @@ def test_a_step_of_18m_asks_no_more_of_a_gpu(tokenizer: str) -> None:
         "bf16",
         "--core",
         "bf16",
+        "--objective",
+        "next-previous",
         "--json",
     ]
     done = subprocess.run(
