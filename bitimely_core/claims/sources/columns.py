@@ -119,9 +119,9 @@ def _match_columns(
         elif key not in optional:
             missing[key] = " or ".join(accepted[:NAMES_SHOWN])
     if missing:
-        is_header = not chosen.keys() <= set(optional)
-        unused = [name for name in names if name not in chosen.values()]
-        raise _refuse_missing(path, names, missing, unused if named else None, is_header=is_header)
+        unused = [name for name in names if name not in chosen.values()] if named else None
+        is_optional = chosen.keys() <= set(optional)
+        raise _refuse_missing(path, names, missing, unused, is_header=not is_optional)
     return chosen
 
 
