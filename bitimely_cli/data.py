@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -276,20 +276,12 @@ def _show_ingest_report(
 ) -> list[str]:
     """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
     from bitimely_core.cache.source_use import describe_use
-    from bitimely_core.workflows.ingest import suggest_tokens
 
-    units, counts = report.units, report.counts
     _show_units(report)
     sequences = getattr(report, "tokens", None)  # of claims
     if sequences is not None and sequences["honesty"]:
         screen.table(*shortcut_rows(sequences["honesty"]))
-    lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
-    lines += _describe_unread(report)
-    if len(units) > UNITS_SHOWN:
-        lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
-    accepted = counts.accepted + counts.accepted_with_warning
-    quarantined = f"; {counts.quarantined} quarantined, see {where}" if counts.quarantined else ""
-    lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
+    lines = _describe_units(report, where)
     if sequences is not None:
         tokens = where.parents[2] / sequences["folder"]
         sequences = {**sequences, "folder": str(tokens)}
@@ -302,10 +294,35 @@ def _show_ingest_report(
     page = where.with_name("report.html")
     if has_page and report.published and page.is_file():
         lines.append(f"page: {page}")
-    data = suggest_tokens(report.dataset, where.parent) if report.published else report.dataset
+    data = _name_tokens(report, where.parent)
+    return [*lines, f"next: bitimely tokenize {data}{name_workspace(where.parents[2])}"]
+
+
+def _describe_units(report: IngestReport | IngestPart, where: Path) -> list[str]:
+    """The lines of formats, of files that were not read, and of the number of units."""
+    units, counts = report.units, report.counts
+    lines = [reason.message for reason in report.reasons if reason.code == Reason.FORMAT]
+    # an info of this kind names files that were not read
+    lines += [
+        reason.message
+        for reason in report.reasons
+        if reason.level == "info" and reason.code == Reason.NO_INPUT
+    ]
+    if len(units) > UNITS_SHOWN:
+        lines.append(f"... and {len(units) - UNITS_SHOWN} more units in the report")
+    accepted = counts.accepted + counts.accepted_with_warning
+    quarantined = f"; {counts.quarantined} quarantined, see {where}" if counts.quarantined else ""
+    return [*lines, f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}"]
+
+
+def _name_tokens(report: IngestReport | IngestPart, folder: Path) -> str:
+    """The data set, view and options with which tokens of the cache in `folder` can be made."""
+    from bitimely_core.workflows.ingest import suggest_tokens
+
+    data = suggest_tokens(report.dataset, folder) if report.published else report.dataset
     if any(reason.code == Reason.NO_INPUT and reason.level == "error" for reason in report.reasons):
         data += " --no-select"  # the default selection has left nothing
-    return [*lines, f"next: bitimely tokenize {data}{name_workspace(where.parents[2])}"]
+    return data
 
 
 def _name_next(verb: str, data: str, workspace: Path) -> str:
@@ -341,13 +358,6 @@ def _list_row_counts(table: TableReport | None) -> list[int | None]:
     if table is None:
         return [None] * 4
     return [table.seen, table.used, table.dropped, table.quarantined]
-
-
-def _describe_unread(report: IngestReport | IngestPart) -> Iterator[str]:
-    """A line for each info that names files which were not read."""
-    for reason in report.reasons:
-        if reason.level == "info" and reason.code == Reason.NO_INPUT:
-            yield reason.message
 
 
 @expand_options

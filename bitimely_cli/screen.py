@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import UserError, clean
-from bitimely_core.privacy import choose_counts
+from bitimely_core.privacy import Result, choose_counts
 from bitimely_core.system_errors import is_later_process
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Screen:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
 
-    def choose(self, result: Mapping[str, Any]) -> dict[str, Any]:
+    def choose(self, result: Result) -> Result:
         """The result for the reader: JSON may be shared, the lines are for who owns the data."""
         return choose_counts(result, owner=not self.json)
 

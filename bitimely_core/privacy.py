@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -39,15 +39,19 @@ COUNT_IN_MESSAGE = re.compile(
 NUMBER_IN_TEXT = re.compile(r"(?<![\w.-])\d[\d,]*(?!\.?\w)")
 
 Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result", bound=Mapping[str, object])  # of a verb
 Sums = Sequence[tuple[Key, Sequence[Key]]]  # total, parts
 
 
-def choose_counts(result: Mapping[str, Any], *, owner: bool) -> dict[str, Any]:
+def choose_counts(result: Result, *, owner: bool) -> Result:
     """The result of a verb for its reader: who owns the data sees on the own screen the entries of
     `exact` in the place of those that may be shared, nobody else does.
     """
-    shared = {name: value for name, value in result.items() if name != EXACT}
-    return {**shared, **(result.get(EXACT) or {})} if owner else shared
+    chosen = {name: value for name, value in result.items() if name != EXACT}
+    exact = result.get(EXACT)
+    if owner and isinstance(exact, Mapping):
+        chosen |= exact
+    return cast("Result", chosen)
 
 
 def is_small(count: int | None) -> bool:

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -117,14 +116,14 @@ def test_nothing_is_withheld_of_synthetic_people(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("dataset", "options", "expected"),
+    ("dataset", "layout", "expected"),
     [
-        ("synthetic-claims", {}, True),
-        ("pophr", {"source": "synpuf"}, True),
-        ("pophr", {"source": "claims"}, False),
-        ("pophr", {"source": "omop"}, False),
-        ("pophr", {}, False),
+        ("synthetic-claims", None, True),
+        ("pophr", "synpuf", True),
+        ("pophr", "claims", False),
+        ("pophr", "omop", False),
+        ("pophr", None, False),
     ],
 )
-def test_which_people_are_synthetic(dataset: str, options: dict[str, Any], expected: bool) -> None:
-    assert is_open_source(dataset, options) is expected
+def test_which_people_are_synthetic(dataset: str, layout: str | None, expected: bool) -> None:
+    assert is_open_source(dataset, layout) is expected

@@ -41,11 +41,11 @@ among the others.
 """
 
 
-def is_open_source(dataset: str, options: Mapping[str, Any]) -> bool:
-    """Whether the people of a data set, ingested with these options, are synthetic: no count of
-    them is withheld, unless that is asked for.
+def is_open_source(dataset: str, layout: str | None) -> bool:
+    """Whether the people of a data set, whose files have this layout (option `source`), are
+    synthetic: no count of them is withheld, unless that is asked for.
     """
-    return dataset == SYNTHETIC or options.get("source") in OPEN_LAYOUTS
+    return dataset == SYNTHETIC or layout in OPEN_LAYOUTS
 
 
 class CountSystem:

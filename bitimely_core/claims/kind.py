@@ -34,7 +34,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.privacy import EXACT, choose_counts, format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
-from bitimely_core.schemas.ingest import IngestPart, IngestReport
+from bitimely_core.schemas.ingest import IngestAccount, IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
 from bitimely_core.types import Progress
@@ -236,16 +236,23 @@ def protect_report(report: Choices) -> Choices:
     """
     if "rows" not in report:
         return report
-    is_open = is_open_source(report["dataset"], report["options"])
-    tokens = report.get("tokens") or {"small_counts": "shown" if is_open else "withheld"}
-    if "folder" in tokens:
-        report = {**report, "tokens": choose_counts(tokens, owner=False)}
-    if tokens["small_counts"] == "shown":
-        return report
     path = Path("ingest_report.json")
     if "parts_missing" in report:
-        return round_report(IngestPart.parse(report, path)).to_json()
-    return round_report(IngestReport.parse(report, path)).to_json()
+        part = IngestPart.parse(report, path)
+        return report if _is_open(part) else round_report(part).to_json()
+    account = IngestReport.parse(report, path)
+    is_open = _is_open(account)
+    if account.tokens:
+        tokens = choose_counts(account.tokens, owner=False)
+        is_open = tokens["small_counts"] == "shown"
+        account = account.model_copy(update={"tokens": tokens})
+        report = {**report, "tokens": tokens}
+    return report if is_open else round_report(account).to_json()
+
+
+def _is_open(account: IngestAccount) -> bool:
+    """Whether the people of an ingest are synthetic."""
+    return is_open_source(account.dataset, account.options.get("source"))
 
 
 def describe_sequences(summary: Choices) -> tuple[str, str]:

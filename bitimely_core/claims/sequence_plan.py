@@ -168,17 +168,15 @@ def resolve_plan(
         UserError: config or unknown_name (exit 2).
     """
     choices |= {"landmark": landmark, "landmark_date": landmark_date}
-    rules = None if cohort is None else cohorts.load_cohort(cohort)
     prepared = None if vocabulary is None else load_preparation(Path(vocabulary))
+    rules = _load_rules(cohort, prepared, has_landmark=bool(landmark or landmark_date))
     if prepared is None:
         name, chosen = parse_choices(preset=preset, engine=engine, **choices)
     else:
         name, chosen = prepared.options.preset, change_choices(prepared, preset=preset, **choices)
-        if rules is None and prepared.options.cohort and not (landmark or landmark_date):
-            rules = CohortRules.model_validate(prepared.options.cohort)
     if small_counts is None:
-        settings = cache.events_manifest.settings
-        small_counts = disclosure.is_open_source(cache.dataset, settings.options)
+        layout = cache.events_manifest.settings.options.get("source")
+        small_counts = disclosure.is_open_source(cache.dataset, layout)
     is_selected = any(choices.get(option) is not None for option in SELECTING)
     plan = SequencePlan(
         cache=cache,
@@ -195,6 +193,17 @@ def resolve_plan(
     )
     _check_plan(plan, seed)
     return plan
+
+
+def _load_rules(
+    cohort: str | Path | None, prepared: HistoryPreparation | None, *, has_landmark: bool
+) -> CohortRules | None:
+    """The cohort: as asked, else that of the run, whose index days a landmark replaces."""
+    if cohort is not None:
+        return cohorts.load_cohort(cohort)
+    if prepared is None or not prepared.options.cohort or has_landmark:
+        return None
+    return CohortRules.model_validate(prepared.options.cohort)
 
 
 def load_preparation(folder: Path) -> HistoryPreparation:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -23,6 +23,14 @@ EVALUATION_BATCH = 64
 # of predictions: the activations of fewer rows stay in the cache of the processor, and give the
 # same bits
 CPU_BATCH = 32
+
+
+class PredictionSettings(TypedDict, total=False):
+    """How predictions are computed, as keywords of `map_batches` and of what calls it."""
+
+    batch_size: int | None
+    device: str
+    progress: Progress | None
 
 
 def map_batches(
@@ -70,18 +78,14 @@ def predict(
     windows: Windows,
     *,
     record: Record | None = None,
-    batch_size: int | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
+    **settings: Unpack[PredictionSettings],
 ) -> np.ndarray:
     """Predictions of a fine-tuned model or fitted method, in the order of the rows: probabilities
     [n, K], or values [n] in the target's unit. `record`: the recording of windows of no cache.
     """
     if isinstance(model, FittedMethod):
         return model.predict(MethodRows(windows, None if record is None else (record,)))
-    return predict_rows(
-        model, windows, None, "predict", batch_size=batch_size, device=device, progress=progress
-    )
+    return predict_rows(model, windows, None, "predict", **settings)
 
 
 def predict_rows(
@@ -89,10 +93,7 @@ def predict_rows(
     windows: Windows,
     rows: np.ndarray | None,
     action: str,
-    *,
-    batch_size: int | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
+    **settings: Unpack[PredictionSettings],
 ) -> np.ndarray:
     """As `predict`, of the windows at `rows`, positions in the full index (None: all), by a network
     `head`; `action` names it on the screen.
@@ -102,9 +103,7 @@ def predict_rows(
     """
     if not len(windows.rows if rows is None else rows):
         return np.zeros((0, max(windows.classes, 1)), np.float32)
-    compute = partial(
-        map_batches, head, action=action, batch_size=batch_size, device=device, progress=progress
-    )
+    compute = partial(map_batches, head, action=action, **settings)
     if head.context is None:
         return np.concatenate(compute(head.predict, windows, rows=rows))
     return _predict_in_context(head, windows, windows.rows if rows is None else rows, compute)

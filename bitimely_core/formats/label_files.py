@@ -158,9 +158,13 @@ def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
         for number, text in enumerate(texts)
     ]
     epoch = next((float(stated[1]) for stated in map(STATED_EPOCH.search, above) if stated), None)
-    codes = _list_codes(rows)
     return LabelText(
-        "one stage a line", "epochs", rows, codes=codes, is_listed=True, epoch=epoch or None
+        "one stage a line",
+        "epochs",
+        rows,
+        codes=_list_codes(rows),
+        is_listed=True,
+        epoch=epoch or None,
     )
 
 

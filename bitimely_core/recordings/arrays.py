@@ -315,9 +315,9 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if is_turned(values.shape, info):
             values = values.T
         signals = _make_array_signals(values, info)
-        findings = report_other_rate(path, info.rate)
-    findings += report_missing(signals, "values are NaN")
-    return make_record(rel, info, signals, findings=findings)
+        rate_findings = report_other_rate(path, info.rate)
+    nan_findings = report_missing(signals, "values are NaN")
+    return make_record(rel, info, signals, findings=[*rate_findings, *nan_findings])
 
 
 def _has_epochs_last(shape: tuple[int, ...], info: RecordingInfo) -> bool:

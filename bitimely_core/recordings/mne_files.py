@@ -49,6 +49,8 @@ ANT_HINT = (
     "Export it as EDF+ in the program that recorded it, or, with the package antio, by "
     "mne.io.read_raw_ant(FILE).save('NAME_raw.fif')"
 )
+MATLAB_HINT = "Save it again as version 6: pop_saveset(EEG, 'filename', NAME, 'version', '6')"
+CORRUPT_HINT = "Copy it again, or export it as EDF+ in the program that recorded it"
 FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
 UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
 
@@ -183,8 +185,7 @@ def _refuse_content(path: Path, failure: Exception) -> UserError:
         head = file.read(10)
     if head == b"MATLAB 7.3":
         problem = "is a file of MATLAB 7.3"
-        hint = "Save it again as version 6: pop_saveset(EEG, 'filename', NAME, 'version', '6')"
-        return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=hint)
+        return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=MATLAB_HINT)
     if head.startswith(b"RIFF") and find_suffix(path.name) == ".cnt":
         problem = "is a .cnt of ANT Neuro, and those of Neuroscan are read"
         return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=ANT_HINT)
@@ -192,8 +193,7 @@ def _refuse_content(path: Path, failure: Exception) -> UserError:
         problem = "holds averages of epochs, which are no recording"
         return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint="Give the raw file or epochs")
     problem = f"mne does not read it ({type(failure).__name__})"
-    hint = "Copy it again, or export it as EDF+ in the program that recorded it"
-    return input_error(Reason.CORRUPT, problem, hint=hint)
+    return input_error(Reason.CORRUPT, problem, hint=CORRUPT_HINT)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypedDict
 
 import numpy as np
 
@@ -52,11 +52,20 @@ class SubjectsPredictionLike(Protocol):
         """Whether small counts are shown."""
 
 
+class SharedCounts(TypedDict):
+    """Numbers of people and of their rows, as they may be shared; None: withheld."""
+
+    people: int | None
+    status: dict[str, int | None]
+    rows: int
+    unknown_rows: int  # with a code that the run does not know
+
+
 class SubjectsSummary(NamedTuple):
     """What the screen says, and what JSON says of it."""
 
     lines: list[str]  # exact, for the owner of the data alone
-    protected: dict[str, Any]
+    protected: SharedCounts
 
     @classmethod
     def describe(cls, made: SubjectsPredictionLike) -> Self:
@@ -72,7 +81,12 @@ class SubjectsSummary(NamedTuple):
         total = None if ("all",) in hidden else made.frame.height
         if not made.exact:
             rows, unknown = map(privacy.round_rows, (rows, unknown))
-        counts = {"people": total, "status": by_status, "rows": rows, "unknown_rows": unknown}
+        counts: SharedCounts = {
+            "people": total,
+            "status": by_status,
+            "rows": rows,
+            "unknown_rows": unknown,
+        }
         return cls(lines, counts)
 
 

@@ -393,8 +393,9 @@ def _make_unit(
         )
     if kind == "wfdb":
         info = replace(info, unfilled=_is_unfilled(source, rel))
-    annotators = ("atr",) if plan.opens_labels else ()
-    return files.make_unit(source, rel, kind, info, annotators=annotators)
+    return files.make_unit(
+        source, rel, kind, info, annotators=("atr",) if plan.opens_labels else ()
+    )
 
 
 def _read_record(unit: IngestUnit) -> Record:

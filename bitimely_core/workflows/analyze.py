@@ -44,6 +44,13 @@ MAY_BE_NONE = frozenset({"bootstrap", "permutations", "windows"})
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
+class OwnerAnalysis(TypedDict):
+    """What the owner of the data sees in the place of a protected analysis of histories."""
+
+    verdict: str
+    notices: list[str]
+
+
 class AnalysisResult(TypedDict, total=False):
     """Result of `analyze`; under dry_run kind, runs, options and the file that would be written."""
 
@@ -58,7 +65,7 @@ class AnalysisResult(TypedDict, total=False):
     summary: Any
     leak_free: Any  # as measured
     exit_code: int  # 5 when a leak contradicts the stamp of the run
-    exact: dict[str, Any]  # of histories: verdict and notices as the owner of the data sees them
+    exact: OwnerAnalysis
 
 
 def analyze(

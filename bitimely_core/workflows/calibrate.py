@@ -194,9 +194,14 @@ def fit_recalibrations(
     if max(fewest) >= LEAST:
         problem = "the risks of the run are nearly the same for all people, or separate the labels"
         hint = "Train the run for more steps, or give more people"
-    expected = "expected labels and risks that a logistic regression can be fitted to"
-    field = "--calibrate-on"
-    raise input_error(Reason.CLASS_MISSING, problem, expected, hint, file=name, field=field)
+    raise input_error(
+        Reason.CLASS_MISSING,
+        problem,
+        "expected labels and risks that a logistic regression can be fitted to",
+        hint,
+        file=name,
+        field="--calibrate-on",
+    )
 
 
 def calibrate_on(

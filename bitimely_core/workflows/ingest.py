@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def ingest(
     def add_tokens(report: Choices) -> None:
         if choices is None:
             return
+        reasons = report["reasons"]
         try:
             built = tokenize(
                 dataset,
@@ -79,25 +80,15 @@ def ingest(
                 progress=progress,
             )
             findings = built["findings"]
-            # the report is the same in every workspace
-            place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()
-            report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
-            if exact := built.get(EXACT):
-                reasons = [*report["reasons"], *exact["findings"]]
-                counts_of_owner = {key: exact[key] for key in TOKEN_KEYS}
-                report["tokens"][EXACT] = {**counts_of_owner, "reasons": reasons}
+            report["tokens"] = _summarize_tokens(built, folder.parent.parent, reasons)
         except UserError as error:
-            if error.exit_code != Exit.REFUSED:
-                raise
-            finding = error.finding
-            if error.code == Reason.MIN_CODES:  # a default that keeps little: the cache is complete
-                finding = replace(finding, level="warning")
-            else:
+            finding = _make_finding(error)
+            if finding.level == "error":
                 report["exit_code"] = int(Exit.REFUSED)
             findings = [finding.as_dict()]
             if notice is not None:
                 notice(finding)
-        report["reasons"] = [*report["reasons"], *findings]
+        report["reasons"] = [*reasons, *findings]
         counts = Counter[str](report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in findings})
         report["reason_counts"] = dict(sorted(counts.items()))
@@ -113,6 +104,29 @@ def ingest(
         progress=progress,
         **arguments,
     )
+
+
+def _summarize_tokens(built: Choices, workspace: Path, reasons: Sequence[Choices]) -> Choices:
+    """The entry of new sequences in a report with these reasons; under `exact` the counts, and all
+    reasons, as the owner of the data sees them.
+    """
+    # the report is the same in every workspace
+    place = Path(built["folder"]).relative_to(workspace).as_posix()
+    tokens: Choices = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
+    if exact := built.get(EXACT):
+        counts = {key: exact[key] for key in TOKEN_KEYS}
+        tokens[EXACT] = {**counts, "reasons": [*reasons, *exact["findings"]]}
+    return tokens
+
+
+def _make_finding(error: UserError) -> Finding:
+    """The finding of sequences that could not be made, a warning where a default keeps little: the
+    cache is complete. Raises `error` where the data are not its reason.
+    """
+    if error.exit_code != Exit.REFUSED:
+        raise error
+    is_default = error.code == Reason.MIN_CODES
+    return replace(error.finding, level="warning") if is_default else error.finding
 
 
 def suggest_tokens(dataset: str, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.predict import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
-from bitimely_core.report.new_subjects_page import SubjectsSummary, new_subjects_page
+from bitimely_core.report.new_subjects_page import SharedCounts, SubjectsSummary, new_subjects_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest import FindingRecord, IngestReport
@@ -46,6 +46,13 @@ if TYPE_CHECKING:
     People: TypeAlias = str | Path | pl.DataFrame
 
 
+class OwnerSubjects(TypedDict):
+    """What the owner of the data sees of new people."""
+
+    lines: list[str]
+    findings: list[Choices]
+
+
 class SubjectsResult(TypedDict, total=False):
     """Result of `predict` on histories; counts of few people are None."""
 
@@ -55,12 +62,12 @@ class SubjectsResult(TypedDict, total=False):
     labels: list[str]
     notices: list[str]  # altered files of the run
     n: int | None
-    people: dict[str, Any]
+    people: SharedCounts
     calibrated: bool
-    findings: list[dict[str, Any]]
+    findings: list[Choices]
     report: str
     exit_code: int
-    exact: dict[str, Any]  # lines and findings as the owner of the data sees them
+    exact: OwnerSubjects
 
 
 class SubjectsRequest(NamedTuple):
@@ -88,7 +95,7 @@ class SubjectsPrediction(NamedTuple):
     exact: bool  # whether pages show small counts: the people are synthetic
 
 
-class NewPeople(NamedTuple):
+class ReadHistories(NamedTuple):
     """Histories of new people with how they were read."""
 
     made: new_subjects.NewHistories
@@ -198,13 +205,14 @@ class HistoryPredictor:
             rows = new_subjects.mark_deaths(made.people, people.cache)
             frame = self._make_frame(rows, probabilities, dated=made.manifest.clock == "calendar")
             frame = people.name_rows(frame)
-        exact = is_open_source(made.manifest.dataset, made.manifest.settings.options)
+        layout = made.manifest.settings.options.get("source")
+        exact = is_open_source(made.manifest.dataset, layout)
         return SubjectsPrediction(frame, made.unknown, people.findings, people.exit_code, exact)
 
     @contextmanager
     def _read(
         self, source: People, request: SubjectsRequest, place: Computation
-    ) -> Iterator[NewPeople]:
+    ) -> Iterator[ReadHistories]:
         """The histories of the people, in a folder that is there within the block."""
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as name:
             home, options = Path(name), request.choose_options()
@@ -218,16 +226,17 @@ class HistoryPredictor:
                 options = {**options, "keep_ids": str(home / "ids.csv")}
             cache = folder
             if not (folder / manifests.MANIFEST).is_file():
-                cache, report = new_subjects.ingest_new_subjects(
+                cache, account = new_subjects.ingest_new_subjects(
                     folder, self.run.folder, home / "workspace", options, place.progress
                 )
-                findings, exit_code = _list_findings(report), report["exit_code"]
+                report = IngestReport.parse(account, Path("ingest_report.json"))
+                findings, exit_code = _list_findings(report), report.exit_code
             made = new_subjects.build_new_histories(
                 cache, self.prepared, home / "sequences", request.as_of
             )
             opened = open_cache(cache, verify=False)
             ids = None if table is None else _read_ids(home / "ids.csv", table, options)
-            yield NewPeople(made, opened, findings, exit_code, ids)
+            yield ReadHistories(made, opened, findings, exit_code, ids)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The risks [n, K] of the probabilities that the model gives."""
@@ -269,11 +278,10 @@ def _read_ids(path: Path, table: pl.DataFrame, options: Choices) -> pl.DataFrame
     return ids.select(pl.col("subject_id").cast(table[name].dtype).alias("raw"), "new")
 
 
-def _list_findings(report: Mapping[str, Any]) -> list[FindingRecord]:
+def _list_findings(report: IngestReport) -> list[FindingRecord]:
     """The warnings and errors of an ingest, of its tables and of all."""
-    parsed = IngestReport.parse(dict(report), Path("ingest_report.json"))
-    reasons = [reason for unit in parsed.units for reason in unit.reasons]
-    return [reason for reason in (*reasons, *parsed.reasons) if reason.level != "info"]
+    reasons = [reason for unit in report.units for reason in unit.reasons]
+    return [reason for reason in (*reasons, *report.reasons) if reason.level != "info"]
 
 
 def predict_subjects(

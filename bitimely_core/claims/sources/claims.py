@@ -227,27 +227,19 @@ def _open_events_table(
     names = tables.read_names(path, delimiter=find_delimiter(path))
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
-    constant = meanings.get(words.fold_name(renamed.get("vocab", "")))
-    constant = None if renamed.get("vocab") in names else constant
+    constant = _find_stated_vocabulary(names, renamed, meanings)
     wide = _find_wide_columns(names, renamed.get("code"))
     if not wide and "code" not in renamed:
         _refuse_two_code_columns(names, file)
-    unneeded_reversing = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
     constants = _find_constants(file, names, wanted)
-    unneeded = {
-        *constants,
-        *["vocab"] * bool(constant),
-        *["code"] * bool(wide),
-        *unneeded_reversing,
-    }
-    wanted = {key: accepted for key, accepted in wanted.items() if key not in unneeded}
+    unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}
+    wanted = _drop_columns(wanted, unneeded, renamed)
     table = open_table(
         source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
     )
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
-    if since is not None and (constant or "vocab" in table.columns):
-        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
+    _refuse_two_vocabularies(table, constant, since)
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
@@ -277,6 +269,30 @@ def _open_events_table(
         *reversing,
     ]
     return events, _find_vocabulary(code_name, constant, since), findings
+
+
+def _find_stated_vocabulary(
+    names: Collection[str], renamed: Mapping[str, str], meanings: Mapping[str, str]
+) -> str | None:
+    """The vocabulary of all rows, where `--col vocab` gives one and no column."""
+    stated = renamed.get("vocab", "")
+    return None if stated in names else meanings.get(words.fold_name(stated))
+
+
+def _drop_columns(
+    wanted: Mapping[str, tuple[str, ...]], unneeded: Collection[str], renamed: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Key -> accepted names, without the keys that are not needed and the columns of reversals
+    that `--col KEY=none` leaves out.
+    """
+    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
+
+
+def _refuse_two_vocabularies(table: OpenTable, constant: str | None, since: int | None) -> None:
+    """Raises UserError (config, exit 2) for a vocabulary beside `--icd10-from`."""
+    if since is not None and (constant or "vocab" in table.columns):
+        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
 
 
 def _list_status_words(table: OpenTable) -> dict[str, int] | None:

@@ -119,9 +119,9 @@ def _match_columns(
         elif key not in optional:
             missing[key] = " or ".join(accepted[:NAMES_SHOWN])
     if missing:
-        is_header = not chosen.keys() <= set(optional)
-        unused = [name for name in names if name not in chosen.values()]
-        raise _refuse_missing(path, names, missing, unused if named else None, is_header=is_header)
+        unused = [name for name in names if name not in chosen.values()] if named else None
+        is_optional = chosen.keys() <= set(optional)
+        raise _refuse_missing(path, names, missing, unused, is_header=not is_optional)
     return chosen
 
 
@@ -135,14 +135,11 @@ def _refuse_missing(
 ) -> UserError:
     """The error about columns that are missing: key -> accepted names.
 
-    `unused`: columns of which `--col` may name one, which the advice does where a name is alike.
+    `unused`: columns of which `--col` may name one, which the advice does where a name is alike;
+    None: `--col` names no column of this table.
     """
-    expected, alike = ", ".join(missing.values()), dict[str, str]()
-    for key in missing if unused is not None else ():
-        free = [name for name in unused or () if name not in alike.values()]
-        if names_alike := words.find_lookalikes(key, free):
-            alike[key] = names_alike[0]
-    flags = {key: safe_text(alike[key]) if key in alike else "NAME" for key in missing}
+    expected, alike = ", ".join(missing.values()), _match_lookalikes(missing, unused or ())
+    flags = dict.fromkeys(missing, "NAME") | {key: safe_text(name) for key, name in alike.items()}
     advice = " ".join(f"--col {key}={name}" for key, name in flags.items())
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if not is_header and not alike:
@@ -161,6 +158,18 @@ def _refuse_missing(
         field=", ".join(missing),
         file=str(path),
     )
+
+
+def _match_lookalikes(keys: Iterable[str], names: Sequence[str]) -> dict[str, str]:
+    """Key -> a name that is like it, each name for one key at most; without the keys that no name
+    is like.
+    """
+    alike = dict[str, str]()
+    for key in keys:
+        free = [name for name in names if name not in alike.values()]
+        if lookalikes := words.find_lookalikes(key, free):
+            alike[key] = lookalikes[0]
+    return alike
 
 
 def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
