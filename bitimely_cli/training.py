@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Argument, Option
@@ -629,7 +629,7 @@ def predict(
         )
     if score.dry_run:
         return _show_plan(made)
-    visible = screen.choose(made)
+    visible = cast("Mapping[str, Any]", screen.choose(made))
     screen.print_findings([FindingRecord(**finding) for finding in visible["findings"]])
     if "people" in visible:
         lines = [*visible.get("lines", []), f"risks: {visible['out']}"]
