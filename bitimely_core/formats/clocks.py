@@ -134,18 +134,29 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
     named = read_header_unit(header, unit_text)
     if named == "samples" or (named and is_plausible(step, UNITS[named], SLOWEST_STATED)):
         return UnitChoice(named, "by its header")
+    calendar = _find_calendar_unit(values, step, named)
+    if calendar is not None:
+        return calendar
+    example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
+    if named:
+        return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
+    return _guess_unit(step, example, irregular=is_irregular(values))
+
+
+def _find_calendar_unit(values: np.ndarray, step: float, named: str) -> UnitChoice | None:
+    """The unit of times since 1970 or another beginning; None: they are those of no calendar.
+
+    `named`: the unit by the header, "": none.
+    """
     unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
     if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
         return UnitChoice(unix[0], "times since 1970")
     if find_epoch(values, "ticks") is not None and is_plausible(step, UNITS["ticks"], SLOWEST):
         return UnitChoice("ticks", "100 ns since the year 1")
-    if find_epoch(values, "days") is not None and step < MOST_DAYS:
-        others = ("s",) if not named and 1 / step < USUAL[1] else ()
-        return UnitChoice("days", "dates as numbers of days", others)
-    example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
-    if named:
-        return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
-    return _guess_unit(step, example, irregular=is_irregular(values))
+    if find_epoch(values, "days") is None or not step < MOST_DAYS:
+        return None
+    others = ("s",) if not named and 1 / step < USUAL[1] else ()
+    return UnitChoice("days", "dates as numbers of days", others)
 
 
 def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
@@ -180,6 +191,12 @@ def measure_step(values: np.ndarray) -> float:
     steps = np.diff(values[np.isfinite(values)])
     steps = steps[steps > 0]
     return float(np.median(steps)) if steps.size else float("nan")
+
+
+def measure_clock(values: np.ndarray) -> tuple[float, bool]:
+    """The step of a clock in the unit of its values, and whether they are irregular."""
+    irregular = is_irregular(values)
+    return (measure_step if irregular else measure_mean_step)(values), irregular
 
 
 def is_plausible(step: float, seconds: float, slowest: float) -> bool:
