@@ -138,14 +138,20 @@ def refuse_tables_alone(source: Source) -> None:
     if is_bids(source) or not {"edf", "wfdb", "mne"}.isdisjoint(kinds.values()):
         return
     facts = {rel: sniff_file(source, rel) for rel, kind in kinds.items() if kind == "table"}
-    if any(map(is_timed_table, facts.values())):
+    if _is_timed(source, kinds, facts.values()):
         return
-    arrays = [rel for rel, kind in kinds.items() if kind == "npy"]
-    if any(_states_rate(source, rel) for rel in arrays):
-        return
-    bare = [rel for rel in kinds if rel in arrays or _is_bare(rel, facts.get(rel))]
+    bare = [rel for rel, kind in kinds.items() if _is_bare(rel, kind, facts.get(rel))]
     if bare:
         raise _refuse_bare(source, bare, facts.get(bare[0]))
+
+
+def _is_timed(
+    source: Source, kinds: Mapping[str, Format | None], tables: Iterable[TableFacts | None]
+) -> bool:
+    """Whether one of the tables has a clock or a rate, or one of the arrays a rate."""
+    if any(map(is_timed_table, tables)):
+        return True
+    return any(kind == "npy" and _states_rate(source, rel) for rel, kind in kinds.items())
 
 
 def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) -> UserError:
@@ -158,11 +164,15 @@ def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) 
     )
 
 
-def _is_bare(rel: str, facts: TableFacts | None) -> bool:
-    """Whether a file may be a table without a rate; of .txt only those of numbers are."""
+def _is_bare(rel: str, kind: Format | None, facts: TableFacts | None) -> bool:
+    """Whether a file is an array, or may be a table, without a rate; of .txt only those of numbers
+    are tables.
+    """
+    if kind == "npy":
+        return True
     if LAYOUT.fullmatch(PurePosixPath(rel).name):
         return facts is not None and looks_like_samples(facts)
-    return SUFFIXES.get(find_suffix(rel)) == "table"
+    return kind == "table"
 
 
 def list_units(
@@ -613,21 +623,34 @@ def make_unit(
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
-        info = replace(info, rate=find_rate(path))
-    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=_find_array_rate(source, path))
+    files += [*_list_companions(source, rel), *info.annotation_files]
+    read = _choose_reader(source, rel, kind, info)
+    return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
+
+
+def _find_array_rate(source: Source, path: Path) -> float:
+    """Hz that the file of an array states. Raises UserError (usage) where it states none."""
+    rate = find_rate(path)
+    if rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
         raise usage_error(problem, wanted, suggest_map(source))
-    files += _list_companions(source, rel)
+    return rate
+
+
+def _choose_reader(
+    source: Source, rel: str, kind: Format, info: RecordingInfo
+) -> Callable[[], Record | Records]:
+    """What reads a file that is no WFDB record: an array of epochs with that of their classes, a
+    table with a row a recording, or any other by its format.
+    """
+    path = source.path(rel)
     if kind == "npy" and info.annotation_files:
-        files += info.annotation_files
-        read: Callable[[], Record | Records] = partial(
-            read_npy, path, rel, info, labels=source.path(files[-1])
-        )
-    elif info.series:
-        read = partial(read_series, path, rel, info)
-    else:
-        read = partial(readers.READERS[kind], path, rel, info)
-    return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
+        labels = source.path(info.annotation_files[-1])
+        return partial(read_npy, path, rel, info, labels=labels)
+    if info.series:
+        return partial(read_series, path, rel, info)
+    return partial(readers.READERS[kind], path, rel, info)
 
 
 def _make_wfdb_unit(

@@ -225,13 +225,10 @@ def _time_signals(
     if clock is None or times is None:
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
-    empty = np.isnan(times.seconds) & np.isnan(table.values).all(1)
-    if empty.any():  # lines of text among the rows
-        table = table._replace(values=table.values[~empty])
-        times = times._replace(seconds=times.seconds[~empty])
+    table, times = _drop_empty_rows(table, times)
     remarks: list[Finding] = []
     times = times._replace(seconds=timing.restore_rounded(times.seconds, remarks))
-    is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)
+    is_uneven = _is_uneven(times, facts, clock)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         return _grid_signals(table, times, column, rate)
     try:
@@ -244,6 +241,24 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
+
+
+def _is_uneven(
+    times: clocks.Times, facts: table_facts.TableFacts, clock: table_facts.Clock
+) -> bool:
+    """Whether rows follow at irregular times, by a vendor's form or by themselves."""
+    if facts.vendor and clock.irregular:
+        return True
+    return clocks.is_irregular(times.seconds)
+
+
+def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedColumns, clocks.Times]:
+    """The rows without those that have neither a time nor a value: lines of text among them."""
+    is_filled = ~np.isnan(times.seconds) | ~np.isnan(table.values).all(1)
+    if is_filled.all():
+        return table, times
+    seconds = times.seconds[is_filled]
+    return table._replace(values=table.values[is_filled]), times._replace(seconds=seconds)
 
 
 def _find_times(

@@ -211,9 +211,7 @@ def _list_recordings(
     """The recordings of one path. `folders` holds those whose files were scanned."""
     try:
         if path.is_dir() and (path / manifests.MANIFEST).is_file():
-            for name in open_cache(path, verify=False).recording_ids():
-                read = partial(_read_cached, path, name, plan)
-                yield NewRecording(name, f"{path}:{name}", read)
+            yield from _list_cached(path, plan)
             return
         (source, beside), rels = _scan_files(path, plan, folders)
         groups = _group_files(path, source, rels, plan) if path.is_dir() else {}
@@ -230,6 +228,12 @@ def _list_recordings(
         label_files = {rel: beside.get(rel, ()) for rel in parts}
         read = partial(read_parts, source, name, label_files, plan)
         yield NewRecording(name, str(source.root / name), read)
+
+
+def _list_cached(path: Path, plan: ReadingPlan) -> Iterator[NewRecording]:
+    """The recordings of a cache."""
+    for name in open_cache(path, verify=False).recording_ids():
+        yield NewRecording(name, f"{path}:{name}", partial(_read_cached, path, name, plan))
 
 
 def _scan_files(
@@ -515,6 +519,11 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
     record = replace(record, signals=signals, start_time=_drop_date(record.start_time))
+    return _select_labels(record, plan)
+
+
+def _select_labels(record: Record, plan: ReadingPlan) -> Record:
+    """The record with the labels that `plan` maps; without a mapping at most with its points."""
     if plan.labels is None:  # what texts would mean is of no interest
         findings = [finding for finding in record.findings if finding.code not in LABEL_REASONS]
         record = replace(record, findings=findings)
