@@ -161,16 +161,16 @@ def _find_calendar_unit(values: np.ndarray, step: float, named: str) -> UnitChoi
 
 def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
     """The unit of a clock that nothing states, by its step; `example`: first values."""
-    is_epochs = step >= EPOCH_STEP and step % EPOCH_STEP == 0
-    slowest = SLOWEST_STATED if is_epochs else USUAL_IRREGULAR[0] if irregular else SLOWEST
+    is_epochs = step % EPOCH_STEP == 0
+    low, high = USUAL_IRREGULAR if irregular else USUAL
+    slowest = SLOWEST_STATED if is_epochs else min(low, SLOWEST)
     plausible = [unit for unit in GUESSED if is_plausible(step, UNITS[unit], slowest)]
     if not plausible:
         return UnitChoice("", f"such as {example}: in no unit a rate of physiology")
-    low, high = USUAL_IRREGULAR if irregular else USUAL
     usual = [unit for unit in plausible if low <= 1 / (step * UNITS[unit]) <= high]
     choice = "s" if is_epochs else (usual or plausible)[0]
     # seconds below 1 are hardly anything else
-    others = usual if choice == "s" and usual == ["s"] else plausible
+    others = usual if usual == ["s"] else plausible
     rest = tuple(filter(choice.__ne__, others))
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -159,8 +159,7 @@ def read_stages(
         scorers: names in the texts, as `split_mark`.
     """
     texts = [(note, *split_mark(note.label, scorers)) for note in notes]
-    is_scored = listed or any(name_stage(text) is not None for _, text, _ in texts)
-    find = name_listed_stage if listed else _name_beside if is_scored else name_stage
+    find = _choose_naming([text for _, text, _ in texts], listed=listed)
     scored: list[tuple[Annotation, str, str]] = []
     others: list[Annotation] = []
     ambiguous: set[str] = set()
@@ -180,6 +179,14 @@ def read_stages(
         others=others,
         ambiguous=sorted(ambiguous),
     )
+
+
+def _choose_naming(texts: Iterable[str], *, listed: bool) -> Callable[[str], str | None]:
+    """How texts are named: in no list, bare ones count where another text is a stage."""
+    if listed:
+        return name_listed_stage
+    is_scored = any(name_stage(text) is not None for text in texts)
+    return _name_beside if is_scored else name_stage
 
 
 def _name_beside(text: str) -> str | None:

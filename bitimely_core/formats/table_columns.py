@@ -276,14 +276,20 @@ def mark_others(
         if clock and i in clock.places:
             kind = "time"
         elif kind == "number" and len(columns) > 1:
-            values = cells.numbers(i)
-            if counts and _counts_samples(i, column, values):
-                kind = "index"
-            elif clock and _is_further_clock(column, values):
-                kind = "time"
+            kind = _find_kind_beside(i, column, cells, clock, counts=counts)
         marked.append(column._replace(kind=kind))
     has_channel = any(column.kind == "number" for column in marked)
     return tuple(marked if has_channel or clock else columns)
+
+
+def _find_kind_beside(
+    place: int, column: Column, cells: CellColumns, clock: Clock | None, *, counts: bool
+) -> ColumnKind:
+    """What a column of numbers beside others is; `counts`: it may be numbers of samples."""
+    values = cells.numbers(place)
+    if counts and _counts_samples(place, column, values):
+        return "index"
+    return "time" if clock and _is_further_clock(column, values) else "number"
 
 
 def _counts_samples(place: int, column: Column, values: np.ndarray) -> bool:

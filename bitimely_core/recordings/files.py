@@ -364,10 +364,9 @@ def _make_file_unit(
 def _find_files(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
 ) -> FolderFiles:
-    passed_over = {table.path for table in (chosen.table, chosen.annotations) if table}
+    passed_over = _list_passed_over(source, chosen, bids=bids)
     candidates = [*source.files, *source.rejected]
     if bids:
-        passed_over |= {rel for rel in source.files if rel.startswith(DERIVED)}
         candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
         formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
     recordings = _choose_formats(candidates, passed_over, chosen, formats)
@@ -378,6 +377,14 @@ def _find_files(
     for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
+
+
+def _list_passed_over(source: Source, chosen: RecordingMap, *, bids: bool) -> set[str]:
+    """The tables of the map, and what a BIDS folder derives from its recordings."""
+    tables_of_map = {table.path for table in (chosen.table, chosen.annotations) if table}
+    if not bids:
+        return tables_of_map
+    return tables_of_map.union(rel for rel in source.files if rel.startswith(DERIVED))
 
 
 def _choose_formats(
@@ -442,7 +449,7 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
 def _find_reference(
     source: Source,
     chosen: RecordingMap,
-    recordings: dict[str, tuple[Format, FileRule]],
+    recordings: Mapping[str, tuple[Format, FileRule]],
     formats: tuple[Format, ...],
 ) -> ReferenceTable | Finding | None:
     """The table of classes beside recordings whose classes no map states; it is no recording.
@@ -456,12 +463,10 @@ def _find_reference(
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
     stated = chosen.annotations.path if chosen.annotations else ""
-    rels = [rel for rel in source.files if SUFFIXES.get(find_suffix(rel)) == "table"]
-    rels = [rel for rel in rels if rel != stated]
-    reference = find_reference_table(source, rels, keys)
-    if isinstance(reference, ReferenceTable):
-        recordings.pop(reference.rule.path, None)
-    return reference
+    rels = [
+        rel for rel in source.files if rel != stated and SUFFIXES.get(find_suffix(rel)) == "table"
+    ]
+    return find_reference_table(source, rels, keys)
 
 
 def _read_table(

@@ -143,14 +143,18 @@ def _choose_channels(
         headers_text = list_names([column.header for column in columns if column.header], 12)
         wanted = f"found the columns {headers_text or 'without names'}"
         raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
-    headers = Counter(columns[i].header for i in places)
-    for header, count in headers.items():
-        if header and count > 1:
-            problem = f"the column {safe_text(header)} occurs {count} times"
-            raise input_error(Reason.HEADER, problem, "expected once", field=header)
+    _refuse_repeated([columns[i].header for i in places])
     named = list_channel_names(facts)
     needed = list_needed(named, info)
     return [i for i, name in zip(places, named, strict=True) if name in needed], needed
+
+
+def _refuse_repeated(headers: Sequence[str]) -> None:
+    """Raises UserError (header) for a header that two columns have."""
+    for header, count in Counter(filter(None, headers)).items():
+        if count > 1:
+            problem = f"the column {safe_text(header)} occurs {count} times"
+            raise input_error(Reason.HEADER, problem, "expected once", field=header)
 
 
 def list_channel_names(facts: table_facts.TableFacts) -> list[str]:

@@ -299,20 +299,25 @@ def list_signal_files(source: Source) -> Iterator[str]:
     These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor
     segments of a record.
     """
-    is_bids = not source.files.keys().isdisjoint(("participants.tsv", "dataset_description.json"))
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
+    is_bids = files.is_bids(source)
     for rel in sorted(set(rels) - segments):
-        if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
-            continue
-        if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
-            continue
-        is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
-        if not is_label and not holds_annotations_alone(source, rel):
+        if _may_hold_signals(source, rel, is_bids=is_bids):
             yield rel
+
+
+def _may_hold_signals(source: Source, rel: str, *, is_bids: bool) -> bool:
+    """Whether a file is no table or product of a BIDS folder, no text but of samples, no label."""
+    if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
+        return False
+    if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
+        return False
+    is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
+    return not is_label and not holds_annotations_alone(source, rel)
 
 
 def _raise_error(error: UserError) -> Record:
@@ -614,15 +619,7 @@ def cut_unlabelled(
                 "no window of it has a label",
                 f"expected one of {', '.join(preprocessing.class_names)}",
             )
-        longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
-        raise input_error(
-            Reason.LENGTH,
-            "no stretch of it has all channels" if cut is None else f"{longest:.6g} s of signal",
-            f"expected at least one window of {options.length:g} s, {placement}",
-            "Give a longer recording, or times inside of it"
-            if options.points
-            else "Give a longer recording",
-        )
+        raise _too_short_error(signals, options, placement, is_joint=cut is not None)
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
@@ -632,6 +629,21 @@ def cut_unlabelled(
         record=replace(record, signals=[_convert(s, units_of) for s in record.signals]),
         placement=placement,
         findings=[*findings, *empty],
+    )
+
+
+def _too_short_error(
+    signals: Sequence[Signal], options: WindowOptions, placement: str, *, is_joint: bool
+) -> UserError:
+    """The error for a recording without a full window; `is_joint`: it has a stretch of all
+    channels.
+    """
+    longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
+    return input_error(
+        Reason.LENGTH,
+        f"{longest:.6g} s of signal" if is_joint else "no stretch of it has all channels",
+        f"expected at least one window of {options.length:g} s, {placement}",
+        f"Give a longer recording{', or times inside of it' if options.points else ''}",
     )
 
 
