@@ -112,8 +112,8 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     if form is not None:
         return _read_by_form(facts, cells, choice, form, top)
     clock = find_clock(columns, cells, choice, ())
-    columns = mark_others(columns, clock, cells)
-    return facts._replace(columns=columns, clock=clock, is_codes=holds_codes(columns, cells))
+    marked = mark_others(columns, clock, cells)
+    return facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
 
 
 def _read_by_form(

@@ -120,7 +120,7 @@ def _find_channels(columns: Sequence[Column], last: int | None, before: int) -> 
 
 
 def _rename(column: Column, name: str, form: vendors.VendorForm) -> Column:
-    """The column with the name that a form gives it; headers stay, unless the form replaces them."""
+    """The column with the name of a form; its header stays, unless the form replaces headers."""
     if name and (form.right or not column.header):
         return column._replace(name=name, header=name)
     return column

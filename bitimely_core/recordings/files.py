@@ -364,7 +364,7 @@ def _make_file_unit(
 def _find_files(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
 ) -> FolderFiles:
-    passed_over = _list_passed_over(source, chosen, bids=bids)
+    passed_over = _list_passed_over(source, chosen)
     candidates = [*source.files, *source.rejected]
     if bids:
         candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
@@ -379,10 +379,10 @@ def _find_files(
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
 
 
-def _list_passed_over(source: Source, chosen: RecordingMap, *, bids: bool) -> set[str]:
+def _list_passed_over(source: Source, chosen: RecordingMap) -> set[str]:
     """The tables of the map, and what a BIDS folder derives from its recordings."""
     tables_of_map = {table.path for table in (chosen.table, chosen.annotations) if table}
-    if not bids:
+    if not is_bids(source):
         return tables_of_map
     return tables_of_map.union(rel for rel in source.files if rel.startswith(DERIVED))
 
@@ -651,8 +651,7 @@ def _choose_reader(
     """
     path = source.path(rel)
     if kind == "npy" and info.annotation_files:
-        labels = source.path(info.annotation_files[-1])
-        return partial(read_npy, path, rel, info, labels=labels)
+        return partial(read_npy, path, rel, info, labels=source.path(info.annotation_files[-1]))
     if info.series:
         return partial(read_series, path, rel, info)
     return partial(readers.READERS[kind], path, rel, info)

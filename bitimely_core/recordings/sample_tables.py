@@ -261,8 +261,8 @@ def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedCol
     is_filled = ~np.isnan(times.seconds) | ~np.isnan(table.values).all(1)
     if is_filled.all():
         return table, times
-    seconds = times.seconds[is_filled]
-    return table._replace(values=table.values[is_filled]), times._replace(seconds=seconds)
+    times = times._replace(seconds=times.seconds[is_filled])
+    return table._replace(values=table.values[is_filled]), times
 
 
 def _find_times(

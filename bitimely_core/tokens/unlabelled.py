@@ -304,15 +304,15 @@ def list_signal_files(source: Source) -> Iterator[str]:
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
-    is_bids = files.is_bids(source)
     for rel in sorted(set(rels) - segments):
-        if _may_hold_signals(source, rel, is_bids=is_bids):
+        if _may_hold_signals(source, rel):
             yield rel
 
 
-def _may_hold_signals(source: Source, rel: str, *, is_bids: bool) -> bool:
+def _may_hold_signals(source: Source, rel: str) -> bool:
     """Whether a file is no table or product of a BIDS folder, no text but of samples, no label."""
-    if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
+    is_beside = rel.endswith(".tsv") or rel.startswith(files.DERIVED)
+    if is_beside and files.is_bids(source):
         return False
     if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
         return False
