@@ -134,32 +134,43 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
     named = read_header_unit(header, unit_text)
     if named == "samples" or (named and is_plausible(step, UNITS[named], SLOWEST_STATED)):
         return UnitChoice(named, "by its header")
-    unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
-    if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
-        return UnitChoice(unix[0], "times since 1970")
-    if find_epoch(values, "ticks") is not None and is_plausible(step, UNITS["ticks"], SLOWEST):
-        return UnitChoice("ticks", "100 ns since the year 1")
-    if find_epoch(values, "days") is not None and step < MOST_DAYS:
-        others = ("s",) if not named and 1 / step < USUAL[1] else ()
-        return UnitChoice("days", "dates as numbers of days", others)
+    calendar = _find_calendar_unit(values, step, named)
+    if calendar is not None:
+        return calendar
     example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
     if named:
         return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
     return _guess_unit(step, example, irregular=is_irregular(values))
 
 
+def _find_calendar_unit(values: np.ndarray, step: float, named: str) -> UnitChoice | None:
+    """The unit of times since 1970 or another beginning; None: they are those of no calendar.
+
+    `named`: the unit by the header, "": none.
+    """
+    unix = [unit for unit in GUESSED if is_unix(values, UNITS[unit])]
+    if unix and is_plausible(step, UNITS[unix[0]], SLOWEST_STATED):
+        return UnitChoice(unix[0], "times since 1970")
+    if find_epoch(values, "ticks") is not None and is_plausible(step, UNITS["ticks"], SLOWEST):
+        return UnitChoice("ticks", "100 ns since the year 1")
+    if find_epoch(values, "days") is None or not step < MOST_DAYS:
+        return None
+    others = ("s",) if not named and 1 / step < USUAL[1] else ()
+    return UnitChoice("days", "dates as numbers of days", others)
+
+
 def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
     """The unit of a clock that nothing states, by its step; `example`: first values."""
-    is_epochs = step >= EPOCH_STEP and step % EPOCH_STEP == 0
-    slowest = SLOWEST_STATED if is_epochs else USUAL_IRREGULAR[0] if irregular else SLOWEST
+    is_epochs = step % EPOCH_STEP == 0
+    low, high = USUAL_IRREGULAR if irregular else USUAL
+    slowest = SLOWEST_STATED if is_epochs else min(low, SLOWEST)
     plausible = [unit for unit in GUESSED if is_plausible(step, UNITS[unit], slowest)]
     if not plausible:
         return UnitChoice("", f"such as {example}: in no unit a rate of physiology")
-    low, high = USUAL_IRREGULAR if irregular else USUAL
     usual = [unit for unit in plausible if low <= 1 / (step * UNITS[unit]) <= high]
     choice = "s" if is_epochs else (usual or plausible)[0]
     # seconds below 1 are hardly anything else
-    others = usual if choice == "s" and usual == ["s"] else plausible
+    others = usual if usual == ["s"] else plausible
     rest = tuple(filter(choice.__ne__, others))
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 
@@ -180,6 +191,12 @@ def measure_step(values: np.ndarray) -> float:
     steps = np.diff(values[np.isfinite(values)])
     steps = steps[steps > 0]
     return float(np.median(steps)) if steps.size else float("nan")
+
+
+def measure_clock(values: np.ndarray) -> tuple[float, bool]:
+    """The step of a clock in the unit of its values, and whether they are irregular."""
+    irregular = is_irregular(values)
+    return (measure_step if irregular else measure_mean_step)(values), irregular
 
 
 def is_plausible(step: float, seconds: float, slowest: float) -> bool:

@@ -146,9 +146,7 @@ def parse_label_text(text: str) -> LabelText | None:
 
 def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
     """A text with a stage a line, below a name, where it has one."""
-    texts = [line.strip().strip('"') for line in lines if not line.lstrip().startswith(("#", "%"))]
-    first = next((i for i, text in enumerate(texts[:PREAMBLE]) if _is_listed(text)), len(texts))
-    above, texts = texts[:first], texts[first:]
+    above, texts = _split_preamble(lines)
     if len(texts) < 2 or not _are_stages(texts) or max(map(len, texts)) > 40:
         return None
     if len(above) > 1 and len(texts) < len(above):  # a text with two words at its end
@@ -157,15 +155,27 @@ def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
         LabelRow(float(number), None, "?" if text.lower() in MISSING else text)
         for number, text in enumerate(texts)
     ]
-    epoch = next((float(stated[1]) for stated in map(STATED_EPOCH.search, above) if stated), None)
     return LabelText(
         "one stage a line",
         "epochs",
         rows,
         codes=_list_codes(rows),
         is_listed=True,
-        epoch=epoch or None,
+        epoch=_find_stated_epoch(above),
     )
+
+
+def _split_preamble(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The texts above the first stage, and those from there on; comments are left out."""
+    texts = [line.strip().strip('"') for line in lines if not line.lstrip().startswith(("#", "%"))]
+    first = next((i for i, text in enumerate(texts[:PREAMBLE]) if _is_listed(text)), len(texts))
+    return texts[:first], texts[first:]
+
+
+def _find_stated_epoch(texts: Sequence[str]) -> float | None:
+    """Seconds of a stage that the first of these texts to do so states; None: none does."""
+    stated = next(filter(None, map(STATED_EPOCH.search, texts)), None)
+    return float(stated[1]) or None if stated else None
 
 
 def _are_stages(texts: Sequence[str]) -> bool:
@@ -262,21 +272,28 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
         return None
     if is_text and not ALL_NAMES.issuperset(folded):
         return None
-    places = {role: _find_places(folded, role) for role in COLUMNS}
-    onset, duration, stop, epoch = (
-        next(iter(places[role]), -1) for role in ("onset", "duration", "stop", "epoch")
-    )
-    duration = -1 if duration == onset else duration
-    texts = places["text"]
+    onset, duration, stop, epoch = _find_times(folded)
+    texts = _find_places(folded, "text")
     if not texts and (of_scorers := _find_scorers(names)):
         columns = Columns(onset, duration, stop, epoch, tuple(of_scorers))
         return columns._replace(is_stage=True, scorers=tuple(of_scorers.values()))
-    is_stage = bool(texts) and folded[texts[0]] in STAGE_NAMES
-    if not texts or (onset < 0 and not is_stage):
+    if not texts:
         return None
-    scale = _read_scale(names[onset]) if onset >= 0 else 1.0
+    is_stage = folded[texts[0]] in STAGE_NAMES
+    if onset < 0 and not is_stage:
+        return None
+    scale = _read_scale(_get(names, onset))
     is_prose = folded[texts[0]] in PROSE_NAMES
     return Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
+
+
+def _find_times(folded: Sequence[str]) -> tuple[int, int, int, int]:
+    """The columns of onset, duration, stop and epoch; -1 for one that is not there."""
+    onset, duration, stop, epoch = (
+        next(iter(_find_places(folded, role)), -1)
+        for role in ("onset", "duration", "stop", "epoch")
+    )
+    return onset, -1 if duration == onset else duration, stop, epoch
 
 
 def _find_scorers(names: Sequence[str]) -> dict[int, str]:
@@ -353,7 +370,7 @@ def _is_regular(times: Sequence[float | None]) -> bool:
 
 def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText | None:
     """The rows of a table; None where they are no labels."""
-    first = _get(cells[0], columns.onset) if cells else ""
+    first = _get(next(iter(cells), ()), columns.onset)
     is_clock = CLOCK.fullmatch(first) is not None
     parsed = _parse_by_scorer(cells, columns, is_clock=is_clock)
     rows = [row for row, _ in parsed if row is not None]
@@ -364,8 +381,7 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
     codes = _list_codes(rows) if is_listed else frozenset()
     dropped = len(parsed) - len(rows)
     if columns.scorers:
-        marks = [scorer for row, scorer in parsed if row is not None]
-        rows = [r._replace(text=f"{r.text}@@{mark}") for r, mark in zip(rows, marks, strict=True)]
+        rows = _add_scorers(rows, [scorer for row, scorer in parsed if row is not None])
     return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
 
 
@@ -379,6 +395,12 @@ def _parse_by_scorer(
         for scorer, choice in zip(columns.scorers or ("",), choices or [columns], strict=True)
         for number, row in enumerate(cells)
     ]
+
+
+def _add_scorers(rows: Sequence[LabelRow], scorers: Sequence[str]) -> list[LabelRow]:
+    """The rows with the name of the scorer of each behind its text."""
+    pairs = zip(rows, scorers, strict=True)
+    return [row._replace(text=f"{row.text}@@{scorer}") for row, scorer in pairs]
 
 
 def _parse_row(

@@ -108,22 +108,32 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
         _refuse_thousands(cells.rows)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
     rate = find_preamble_rate("\n".join(lines[: shape.skip]))
-    if form is None:
-        clock = find_clock(columns, cells, choice, ())
-        columns = mark_others(columns, clock, cells)
-        is_codes = holds_codes(columns, cells)
-        return TableFacts(shape, columns, clock, rate, "", None, len(cells.rows), is_codes)
-    columns = apply_form(columns, form, top)
-    rate = form.read_rate(top) or rate
+    facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
+    if form is not None:
+        return _read_by_form(facts, cells, choice, form, top)
+    clock = find_clock(columns, cells, choice, ())
+    marked = mark_others(columns, clock, cells)
+    return facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
+
+
+def _read_by_form(
+    facts: TableFacts, cells: CellColumns, choice: ClockChoice, form: vendors.VendorForm, top: str
+) -> TableFacts:
+    """The facts of a table with what the form of its vendor says; `top`: its first lines."""
+    columns = apply_form(facts.columns, form, top)
+    rate = form.read_rate(top) or facts.rate
     clock = None
     if choice.column or not rate:
         clock = find_clock(columns, cells, choice, form.clock)
     if clock and form.irregular:
         clock = clock._replace(irregular=True)
-    columns = mark_others(columns, clock, cells, counts=False)
-    start = clocks.parse_moment(form.read_start(top))
-    return TableFacts(
-        shape, columns, clock, rate, form.title, start, len(cells.rows), missing=tuple(form.missing)
+    return facts._replace(
+        columns=mark_others(columns, clock, cells, counts=False),
+        clock=clock,
+        rate=rate,
+        vendor=form.title,
+        start=clocks.parse_moment(form.read_start(top)),
+        missing=tuple(form.missing),
     )
 
 
@@ -213,9 +223,7 @@ def _show_cells(series: pl.Series) -> list[str]:
 
 
 def _make_stored_clock(place: int, series: pl.Series) -> Clock:
-    seconds = to_seconds(series)
-    irregular = clocks.is_irregular(seconds)
-    step = (clocks.measure_step if irregular else clocks.measure_mean_step)(seconds)
+    step, irregular = clocks.measure_clock(to_seconds(series))
     return Clock((place,), "datetime", "stored", "stored as times", (), step, irregular)
 
 

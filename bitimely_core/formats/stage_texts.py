@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -68,6 +68,7 @@ DIGITS = {  # of one stage a line and of Profusion; "" is not scored
     for stage, texts in WORDS["digits"].items()
     for text in texts
 }
+STAGE_OF_WORD = DIGITS | BARE | STAGE_OF  # of one word of a text
 LIKELY: dict[str, str] = WORDS["likely"]  # what is proposed for an ambiguous text
 BESIDE, STAGED = (frozenset(WORDS["beside"][kind]) for kind in ("words", "staged"))
 VOCABULARY = frozenset(WORDS["vocabulary"]["words"])
@@ -104,11 +105,11 @@ def _read_words_of(folded: str) -> str | None:
     """
     words = re.findall(r"[^\W_]+", re.sub(r"^(sleep)?(stage)(?=\w)", "stage ", folded))
     rest = [word for word in words if word not in BESIDE | STAGED]
-    if not rest or len(words) > MOST_WORDS:
+    stages = set(map(STAGE_OF_WORD.get, rest))
+    is_sure = not STAGE_OF.keys().isdisjoint(rest) or not STAGED.isdisjoint(words)
+    if not is_sure or len(stages) != 1 or len(words) > MOST_WORDS:
         return None
-    sure = any(word in STAGE_OF for word in rest) or not STAGED.isdisjoint(words)
-    stages = {STAGE_OF.get(word) or BARE.get(word) or DIGITS.get(word) for word in rest}
-    return stages.pop() or None if sure and len(stages) == 1 else None
+    return stages.pop() or None
 
 
 def name_listed_stage(text: str) -> str | None:
@@ -158,8 +159,7 @@ def read_stages(
         scorers: names in the texts, as `split_mark`.
     """
     texts = [(note, *split_mark(note.label, scorers)) for note in notes]
-    is_scored = listed or any(name_stage(text) is not None for _, text, _ in texts)
-    find = name_listed_stage if listed else _name_beside if is_scored else name_stage
+    find = _choose_naming([text for _, text, _ in texts], listed=listed)
     scored: list[tuple[Annotation, str, str]] = []
     others: list[Annotation] = []
     ambiguous: set[str] = set()
@@ -179,6 +179,14 @@ def read_stages(
         others=others,
         ambiguous=sorted(ambiguous),
     )
+
+
+def _choose_naming(texts: Iterable[str], *, listed: bool) -> Callable[[str], str | None]:
+    """How texts are named: in no list, bare ones count where another text is a stage."""
+    if listed:
+        return name_listed_stage
+    is_scored = any(name_stage(text) is not None for text in texts)
+    return _name_beside if is_scored else name_stage
 
 
 def _name_beside(text: str) -> str | None:

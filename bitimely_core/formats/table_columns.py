@@ -95,19 +95,35 @@ def apply_form(
 ) -> tuple[Column, ...]:
     """The columns with the names and units of a vendor's form, and those it leaves out."""
     before, names, units = _align_names(columns, form, head)
-    unit, last = form.read_unit(head), form.count_last(head)
-    numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
-    chosen = set(numeric[-last:]) if last else set(numeric)
+    channels = _find_channels(columns, form.count_last(head), before)
+    usual_unit = form.read_unit(head)
     result = []
-    for i, (column, name) in enumerate(zip(columns, names, strict=False)):
-        if name and (form.right or not column.header):
-            column = column._replace(name=name, header=name)
-        stated = form.find_unit(column.header or f"channel {i + 1}") or units[i] or None
-        is_other = i not in chosen or i < before or (form.columns and stated is None)
-        if column.kind == "number" and is_other:
+    for i, (column, name, unit) in enumerate(zip(columns, names, units, strict=False)):
+        column = _rename(column, name, form)
+        stated = form.find_unit(column.header or f"channel {i + 1}") or unit
+        is_channel = i in channels and bool(stated or not form.columns)
+        if column.kind == "number" and not is_channel:
             column = column._replace(kind="left out")
-        result.append(column._replace(unit=column.unit or stated or unit))
+        result.append(column._replace(unit=column.unit or stated or usual_unit))
     return tuple(result)
+
+
+def _find_channels(columns: Sequence[Column], last: int | None, before: int) -> set[int]:
+    """Places of the columns of numbers, but for the first `before` columns.
+
+    `last`: only so many at the end are channels; None: all are.
+    """
+    numeric = [i for i, column in enumerate(columns) if column.kind == "number"]
+    if last is not None:
+        numeric = numeric[-last:]
+    return {i for i in numeric if i >= before}
+
+
+def _rename(column: Column, name: str, form: vendors.VendorForm) -> Column:
+    """The column with the name of a form; its header stays, unless the form replaces headers."""
+    if name and (form.right or not column.header):
+        return column._replace(name=name, header=name)
+    return column
 
 
 class CellColumns:
@@ -189,9 +205,8 @@ def _make_clock(
         if not column.header and not unit and _is_count(values):
             return None
         choice = clocks.choose_unit(column.header, column.unit, values, unit)
-        irregular = clocks.is_irregular(values)
-        measure = clocks.measure_step if irregular else clocks.measure_mean_step
-        step = measure(values) * clocks.UNITS.get(choice.unit, float("nan"))
+        step, irregular = clocks.measure_clock(values)
+        step *= clocks.UNITS.get(choice.unit, float("nan"))
         return Clock((place,), choice.unit, "", choice.evidence, choice.others, step, irregular)
     return _make_text_clock(columns, cells, place)
 
@@ -212,9 +227,7 @@ def _make_text_clock(columns: Sequence[Column], cells: CellColumns, place: int) 
     times = clocks.parse_texts(pl.Series("", filled, pl.String), form) if form else 0
     if isinstance(times, int):
         return None
-    seconds = times.seconds
-    irregular = clocks.is_irregular(seconds)
-    step = (clocks.measure_step if irregular else clocks.measure_mean_step)(seconds)
+    step, irregular = clocks.measure_clock(times.seconds)
     return Clock(places, "datetime", form, "dates and times", (), step, irregular)
 
 
@@ -263,14 +276,20 @@ def mark_others(
         if clock and i in clock.places:
             kind = "time"
         elif kind == "number" and len(columns) > 1:
-            values = cells.numbers(i)
-            if counts and _counts_samples(i, column, values):
-                kind = "index"
-            elif clock and _is_further_clock(column, values):
-                kind = "time"
+            kind = _find_kind_beside(i, column, cells, clock, counts=counts)
         marked.append(column._replace(kind=kind))
     has_channel = any(column.kind == "number" for column in marked)
     return tuple(marked if has_channel or clock else columns)
+
+
+def _find_kind_beside(
+    place: int, column: Column, cells: CellColumns, clock: Clock | None, *, counts: bool
+) -> ColumnKind:
+    """What a column of numbers beside others is; `counts`: it may be numbers of samples."""
+    values = cells.numbers(place)
+    if counts and _counts_samples(place, column, values):
+        return "index"
+    return "time" if clock and _is_further_clock(column, values) else "number"
 
 
 def _counts_samples(place: int, column: Column, values: np.ndarray) -> bool:

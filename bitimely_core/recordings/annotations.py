@@ -12,6 +12,7 @@ from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.formats.stage_texts import (
     LIKELY,
     VOCABULARY,
+    StageReading,
     fold_text,
     name_listed_stage,
     read_stages,
@@ -84,17 +85,30 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
         return _map_texts(notes, words)
     if source.is_free and not info.stages and words is None:
         return LabelledNotes(others=notes) if info.keep_phi else LabelledNotes(excluded=notes)
-    scorers = () if rules.scorer in {"", CONSENSUS} else (rules.scorer,)
-    texts = {**source.words, **(words or {})}
-    reading = read_stages(notes, texts, listed=source.is_listed, scorers=scorers)
-    doubtful, rest = _part(reading.others, reading.ambiguous)
+    reading = _read_stages(notes, source, rules)
     if info.keep_phi or (words is None and not source.is_free):
-        # what the folder's label files say of a 4 is said once for all
-        are_stages = source.is_listed or bool(reading.stages)
-        named = [note for note in doubtful if are_stages and note.label != "4"]
-        others, prose = _part_prose(reading.others, source, info)
-        return LabelledNotes(reading.stages, reading.marks, others, prose, named)
+        return _keep_texts(reading, source, info)
+    doubtful, rest = _part(reading.others, reading.ambiguous)
     return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
+
+
+def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo) -> LabelledNotes:
+    """Stages, and other texts as they are called; sentences of a column of remarks are excluded."""
+    doubtful, _ = _part(reading.others, reading.ambiguous)
+    # what the folder's label files say of a 4 is said once for all
+    are_stages = source.is_listed or bool(reading.stages)
+    named = [note for note in doubtful if are_stages and note.label != "4"]
+    others, prose = _part_prose(reading.others, source, info)
+    return LabelledNotes(reading.stages, reading.marks, others, prose, named)
+
+
+def _read_stages(
+    notes: Sequence[Annotation], source: LabelSource, rules: LabelRules
+) -> StageReading:
+    """The notes by the words of the map, else of the source, and those that are known."""
+    scorers = () if rules.scorer in {"", CONSENSUS} else (rules.scorer,)
+    texts = {**source.words, **(rules.words or {})}
+    return read_stages(notes, texts, listed=source.is_listed, scorers=scorers)
 
 
 def _map_texts(notes: Sequence[Annotation], words: Mapping[str, str]) -> LabelledNotes:
@@ -231,27 +245,38 @@ def _report_unknown(
     named = [t for t, (count, _) in texts.items() if info.keep_phi or _may_show(t, count)]
     listing = _describe_texts(texts, named) or f"{len(texts)} texts"
     what = "no labels of the map" if info.label_rules.words is not None else "no known label"
-    action = "counted, not kept: texts can hold names"
-    if stages:
-        scored = sum(note.duration for note in stages)
-        action += f"; {max(0.0, 100 - 100 * scored / length):.0f} % of the time has no stage"
-    lines = (
-        f'{_quote(named[0])} = "{"N2" if stages else safe_text(named[0])[1:-1]}"' if named else ""
-    )
-    may_be_labels = any(seconds or count >= REPEATED for count, seconds in texts.values())
     return [
         input_warning(
             Reason.UNKNOWN_LABEL,
             f"annotations whose texts are {what}: {len(excluded)}, {listing}",
-            action,
-            f"Name what they are in [labels] of a map, such as {lines}"
-            if lines
-            else "--init-map FILE lists them: name what they are in [labels] there",
-            level="warning" if may_be_labels else "info",
+            f"counted, not kept: texts can hold names{_describe_gap(stages, length)}",
+            _suggest_label(named, has_stages=bool(stages)),
+            level="warning" if _may_be_labels(texts.values()) else "info",
             field=None if info.label_rules.words is None else "labels",
             count=len(excluded),
         )
     ]
+
+
+def _describe_gap(stages: Sequence[Annotation], length: float) -> str:
+    """How much of a recording of `length` seconds has no stage; "" where none has one."""
+    if not stages:
+        return ""
+    scored = sum(note.duration for note in stages)
+    return f"; {max(0.0, 100 - 100 * scored / length):.0f} % of the time has no stage"
+
+
+def _suggest_label(named: Sequence[str], *, has_stages: bool) -> str:
+    """What to do about texts that are not understood; `named`: those that may be shown."""
+    if not named:
+        return "--init-map FILE lists them: name what they are in [labels] there"
+    label = "N2" if has_stages else safe_text(named[0])[1:-1]
+    return f'Name what they are in [labels] of a map, such as {_quote(named[0])} = "{label}"'
+
+
+def _may_be_labels(texts: Iterable[tuple[int, float]]) -> bool:
+    """Whether a text, by how often it occurs and its seconds, may be a label."""
+    return any(seconds or count >= REPEATED for count, seconds in texts)
 
 
 def clip_annotations(

@@ -138,14 +138,20 @@ def refuse_tables_alone(source: Source) -> None:
     if is_bids(source) or not {"edf", "wfdb", "mne"}.isdisjoint(kinds.values()):
         return
     facts = {rel: sniff_file(source, rel) for rel, kind in kinds.items() if kind == "table"}
-    if any(map(is_timed_table, facts.values())):
+    if _is_timed(source, kinds, facts.values()):
         return
-    arrays = [rel for rel, kind in kinds.items() if kind == "npy"]
-    if any(_states_rate(source, rel) for rel in arrays):
-        return
-    bare = [rel for rel in kinds if rel in arrays or _is_bare(rel, facts.get(rel))]
+    bare = [rel for rel, kind in kinds.items() if _is_bare(rel, kind, facts.get(rel))]
     if bare:
         raise _refuse_bare(source, bare, facts.get(bare[0]))
+
+
+def _is_timed(
+    source: Source, kinds: Mapping[str, Format | None], tables: Iterable[TableFacts | None]
+) -> bool:
+    """Whether one of the tables has a clock or a rate, or one of the arrays a rate."""
+    if any(map(is_timed_table, tables)):
+        return True
+    return any(kind == "npy" and _states_rate(source, rel) for rel, kind in kinds.items())
 
 
 def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) -> UserError:
@@ -158,11 +164,15 @@ def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) 
     )
 
 
-def _is_bare(rel: str, facts: TableFacts | None) -> bool:
-    """Whether a file may be a table without a rate; of .txt only those of numbers are."""
+def _is_bare(rel: str, kind: Format | None, facts: TableFacts | None) -> bool:
+    """Whether a file is an array, or may be a table, without a rate; of .txt only those of numbers
+    are tables.
+    """
+    if kind == "npy":
+        return True
     if LAYOUT.fullmatch(PurePosixPath(rel).name):
         return facts is not None and looks_like_samples(facts)
-    return SUFFIXES.get(find_suffix(rel)) == "table"
+    return kind == "table"
 
 
 def list_units(
@@ -354,10 +364,9 @@ def _make_file_unit(
 def _find_files(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
 ) -> FolderFiles:
-    passed_over = {table.path for table in (chosen.table, chosen.annotations) if table}
+    passed_over = _list_passed_over(source, chosen)
     candidates = [*source.files, *source.rejected]
     if bids:
-        passed_over |= {rel for rel in source.files if rel.startswith(DERIVED)}
         candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
         formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
     recordings = _choose_formats(candidates, passed_over, chosen, formats)
@@ -368,6 +377,14 @@ def _find_files(
     for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
+
+
+def _list_passed_over(source: Source, chosen: RecordingMap) -> set[str]:
+    """The tables of the map, and what a BIDS folder derives from its recordings."""
+    tables_of_map = {table.path for table in (chosen.table, chosen.annotations) if table}
+    if not is_bids(source):
+        return tables_of_map
+    return tables_of_map.union(rel for rel in source.files if rel.startswith(DERIVED))
 
 
 def _choose_formats(
@@ -432,7 +449,7 @@ def _name_units(rels: Iterable[str]) -> dict[str, str]:
 def _find_reference(
     source: Source,
     chosen: RecordingMap,
-    recordings: dict[str, tuple[Format, FileRule]],
+    recordings: Mapping[str, tuple[Format, FileRule]],
     formats: tuple[Format, ...],
 ) -> ReferenceTable | Finding | None:
     """The table of classes beside recordings whose classes no map states; it is no recording.
@@ -446,12 +463,10 @@ def _find_reference(
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
     stated = chosen.annotations.path if chosen.annotations else ""
-    rels = [rel for rel in source.files if SUFFIXES.get(find_suffix(rel)) == "table"]
-    rels = [rel for rel in rels if rel != stated]
-    reference = find_reference_table(source, rels, keys)
-    if isinstance(reference, ReferenceTable):
-        recordings.pop(reference.rule.path, None)
-    return reference
+    rels = [
+        rel for rel in source.files if rel != stated and SUFFIXES.get(find_suffix(rel)) == "table"
+    ]
+    return find_reference_table(source, rels, keys)
 
 
 def _read_table(
@@ -613,21 +628,33 @@ def make_unit(
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
-        info = replace(info, rate=find_rate(path))
-    if kind in {"npy", "mat"} and info.rate is None:
+        info = replace(info, rate=_find_array_rate(source, path))
+    files += [*_list_companions(source, rel), *info.annotation_files]
+    read = _choose_reader(source, rel, kind, info)
+    return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
+
+
+def _find_array_rate(source: Source, path: Path) -> float:
+    """Hz that the file of an array states. Raises UserError (usage) where it states none."""
+    rate = find_rate(path)
+    if rate is None:
         problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
         raise usage_error(problem, wanted, suggest_map(source))
-    files += _list_companions(source, rel)
+    return rate
+
+
+def _choose_reader(
+    source: Source, rel: str, kind: Format, info: RecordingInfo
+) -> Callable[[], Record | Records]:
+    """What reads a file that is no WFDB record: an array of epochs with that of their classes, a
+    table with a row a recording, or any other by its format.
+    """
+    path = source.path(rel)
     if kind == "npy" and info.annotation_files:
-        files += info.annotation_files
-        read: Callable[[], Record | Records] = partial(
-            read_npy, path, rel, info, labels=source.path(files[-1])
-        )
-    elif info.series:
-        read = partial(read_series, path, rel, info)
-    else:
-        read = partial(readers.READERS[kind], path, rel, info)
-    return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
+        return partial(read_npy, path, rel, info, labels=source.path(info.annotation_files[-1]))
+    if info.series:
+        return partial(read_series, path, rel, info)
+    return partial(readers.READERS[kind], path, rel, info)
 
 
 def _make_wfdb_unit(

@@ -143,14 +143,18 @@ def _choose_channels(
         headers_text = list_names([column.header for column in columns if column.header], 12)
         wanted = f"found the columns {headers_text or 'without names'}"
         raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
-    headers = Counter(columns[i].header for i in places)
-    for header, count in headers.items():
-        if header and count > 1:
-            problem = f"the column {safe_text(header)} occurs {count} times"
-            raise input_error(Reason.HEADER, problem, "expected once", field=header)
+    _refuse_repeated([columns[i].header for i in places])
     named = list_channel_names(facts)
     needed = list_needed(named, info)
     return [i for i, name in zip(places, named, strict=True) if name in needed], needed
+
+
+def _refuse_repeated(headers: Sequence[str]) -> None:
+    """Raises UserError (header) for a header that two columns have."""
+    for header, count in Counter(filter(None, headers)).items():
+        if count > 1:
+            problem = f"the column {safe_text(header)} occurs {count} times"
+            raise input_error(Reason.HEADER, problem, "expected once", field=header)
 
 
 def list_channel_names(facts: table_facts.TableFacts) -> list[str]:
@@ -225,13 +229,10 @@ def _time_signals(
     if clock is None or times is None:
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
-    empty = np.isnan(times.seconds) & np.isnan(table.values).all(1)
-    if empty.any():  # lines of text among the rows
-        table = table._replace(values=table.values[~empty])
-        times = times._replace(seconds=times.seconds[~empty])
+    table, times = _drop_empty_rows(table, times)
     remarks: list[Finding] = []
     times = times._replace(seconds=timing.restore_rounded(times.seconds, remarks))
-    is_uneven = clocks.is_irregular(times.seconds) or (bool(facts.vendor) and clock.irregular)
+    is_uneven = _is_uneven(times, facts, clock)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         return _grid_signals(table, times, column, rate)
     try:
@@ -244,6 +245,24 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
+
+
+def _is_uneven(
+    times: clocks.Times, facts: table_facts.TableFacts, clock: table_facts.Clock
+) -> bool:
+    """Whether rows follow at irregular times, by a vendor's form or by themselves."""
+    if facts.vendor and clock.irregular:
+        return True
+    return clocks.is_irregular(times.seconds)
+
+
+def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedColumns, clocks.Times]:
+    """The rows without those that have neither a time nor a value: lines of text among them."""
+    is_filled = ~np.isnan(times.seconds) | ~np.isnan(table.values).all(1)
+    if is_filled.all():
+        return table, times
+    times = times._replace(seconds=times.seconds[is_filled])
+    return table._replace(values=table.values[is_filled]), times
 
 
 def _find_times(

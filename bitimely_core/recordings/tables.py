@@ -341,20 +341,22 @@ def read_annotations(
     notes: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
     seen = untimed = 0
-    columns = [table.file, table.onset, table.value or table.label]
-    columns += [table.duration] if table.duration else []
+    columns = _list_annotation_columns(table)
     with locate_errors(table.path):
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
         for row in tables.read_rows(path, columns, delimiter=delimiter):
             seen += 1
-            if isinstance(row, tables.TableRow) and _lacks_time(row, table):
+            if isinstance(row, Finding):
+                faults.append(row.at(table.path))
+                continue
+            if _lacks_time(row, table):
                 untimed += 1
                 continue
-            note = row if isinstance(row, Finding) else _parse_annotation(row, table)
+            note = _parse_annotation(row, table)
             if isinstance(note, Finding):
                 faults.append(note.at(table.path))
-            elif isinstance(row, tables.TableRow):
+            else:
                 notes.setdefault(row.cells[0].strip(), []).append(note)
     if not table.duration:
         notes = {key: _extend_to_next(same) for key, same in notes.items()}
@@ -365,6 +367,12 @@ def read_annotations(
     if untimed:
         dropped = {str(Reason.MISSING_VALUES): untimed}
     return _account(table.path, seen, dropped, faults), notes
+
+
+def _list_annotation_columns(table: AnnotationRule) -> list[str]:
+    """The columns that are read: file, onset, value or label, and duration where the map has it."""
+    columns = [table.file, table.onset, table.value or table.label]
+    return [*columns, table.duration] if table.duration else columns
 
 
 def _drop_empty(notes: Mapping[str, list[Annotation]]) -> tuple[dict[str, list[Annotation]], int]:

@@ -211,9 +211,7 @@ def _list_recordings(
     """The recordings of one path. `folders` holds those whose files were scanned."""
     try:
         if path.is_dir() and (path / manifests.MANIFEST).is_file():
-            for name in open_cache(path, verify=False).recording_ids():
-                read = partial(_read_cached, path, name, plan)
-                yield NewRecording(name, f"{path}:{name}", read)
+            yield from _list_cached(path, plan)
             return
         (source, beside), rels = _scan_files(path, plan, folders)
         groups = _group_files(path, source, rels, plan) if path.is_dir() else {}
@@ -230,6 +228,12 @@ def _list_recordings(
         label_files = {rel: beside.get(rel, ()) for rel in parts}
         read = partial(read_parts, source, name, label_files, plan)
         yield NewRecording(name, str(source.root / name), read)
+
+
+def _list_cached(path: Path, plan: ReadingPlan) -> Iterator[NewRecording]:
+    """The recordings of a cache."""
+    for name in open_cache(path, verify=False).recording_ids():
+        yield NewRecording(name, f"{path}:{name}", partial(_read_cached, path, name, plan))
 
 
 def _scan_files(
@@ -295,20 +299,25 @@ def list_signal_files(source: Source) -> Iterator[str]:
     These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor
     segments of a record.
     """
-    is_bids = not source.files.keys().isdisjoint(("participants.tsv", "dataset_description.json"))
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
     for rel in sorted(set(rels) - segments):
-        if is_bids and (rel.endswith(".tsv") or rel.startswith(files.DERIVED)):
-            continue
-        if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
-            continue
-        is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
-        if not is_label and not holds_annotations_alone(source, rel):
+        if _may_hold_signals(source, rel):
             yield rel
+
+
+def _may_hold_signals(source: Source, rel: str) -> bool:
+    """Whether a file is no table or product of a BIDS folder, no text but of samples, no label."""
+    is_beside = rel.endswith(".tsv") or rel.startswith(files.DERIVED)
+    if is_beside and files.is_bids(source):
+        return False
+    if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
+        return False
+    is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
+    return not is_label and not holds_annotations_alone(source, rel)
 
 
 def _raise_error(error: UserError) -> Record:
@@ -516,6 +525,11 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
     record = replace(record, signals=signals, start_time=_drop_date(record.start_time))
+    return _select_labels(record, plan)
+
+
+def _select_labels(record: Record, plan: ReadingPlan) -> Record:
+    """The record with the labels that `plan` maps; without a mapping at most with its points."""
     if plan.labels is None:  # what texts would mean is of no interest
         findings = [finding for finding in record.findings if finding.code not in LABEL_REASONS]
         record = replace(record, findings=findings)
@@ -606,15 +620,7 @@ def cut_unlabelled(
                 "no window of it has a label",
                 f"expected one of {', '.join(preprocessing.class_names)}",
             )
-        longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
-        raise input_error(
-            Reason.LENGTH,
-            "no stretch of it has all channels" if cut is None else f"{longest:.6g} s of signal",
-            f"expected at least one window of {options.length:g} s, {placement}",
-            "Give a longer recording, or times inside of it"
-            if options.points
-            else "Give a longer recording",
-        )
+        raise _too_short_error(signals, options, placement, is_joint=cut is not None)
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
@@ -624,6 +630,21 @@ def cut_unlabelled(
         record=replace(record, signals=[_convert(s, units_of) for s in record.signals]),
         placement=placement,
         findings=[*findings, *empty],
+    )
+
+
+def _too_short_error(
+    signals: Sequence[Signal], options: WindowOptions, placement: str, *, is_joint: bool
+) -> UserError:
+    """The error for a recording without a full window; `is_joint`: it has a stretch of all
+    channels.
+    """
+    longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
+    return input_error(
+        Reason.LENGTH,
+        f"{longest:.6g} s of signal" if is_joint else "no stretch of it has all channels",
+        f"expected at least one window of {options.length:g} s, {placement}",
+        f"Give a longer recording{', or times inside of it' if options.points else ''}",
     )
 
 
