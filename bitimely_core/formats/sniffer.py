@@ -108,12 +108,13 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
         _refuse_thousands(cells.rows)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
     rate = find_preamble_rate("\n".join(lines[: shape.skip]))
-    facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
     if form is not None:
+        facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
         return _read_by_form(facts, cells, choice, form, top)
     clock = find_clock(columns, cells, choice, ())
     marked = mark_others(columns, clock, cells)
-    return facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
+    facts = TableFacts(shape, marked, clock, rate, "", None, len(cells.rows))
+    return facts._replace(is_codes=holds_codes(marked, cells))
 
 
 def _read_by_form(
@@ -127,10 +128,9 @@ def _read_by_form(
         clock = find_clock(columns, cells, choice, form.clock)
     if clock and form.irregular:
         clock = clock._replace(irregular=True)
-    return facts._replace(
-        columns=mark_others(columns, clock, cells, counts=False),
-        clock=clock,
-        rate=rate,
+    marked = mark_others(columns, clock, cells, counts=False)
+    timed = TableFacts(facts.shape, marked, clock, rate, *facts[4:])
+    return timed._replace(
         vendor=form.title,
         start=clocks.parse_moment(form.read_start(top)),
         missing=tuple(form.missing),

@@ -159,7 +159,7 @@ def read_stages(
         scorers: names in the texts, as `split_mark`.
     """
     texts = [(note, *split_mark(note.label, scorers)) for note in notes]
-    find = _choose_naming([text for _, text, _ in texts], listed=listed)
+    find = _choose_naming([text for _, text, _ in texts], listed)
     scored: list[tuple[Annotation, str, str]] = []
     others: list[Annotation] = []
     ambiguous: set[str] = set()
@@ -181,7 +181,7 @@ def read_stages(
     )
 
 
-def _choose_naming(texts: Iterable[str], *, listed: bool) -> Callable[[str], str | None]:
+def _choose_naming(texts: Iterable[str], listed: bool) -> Callable[[str], str | None]:
     """How texts are named: in no list, bare ones count where another text is a stage."""
     if listed:
         return name_listed_stage

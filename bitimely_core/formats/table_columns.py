@@ -276,14 +276,14 @@ def mark_others(
         if clock and i in clock.places:
             kind = "time"
         elif kind == "number" and len(columns) > 1:
-            kind = _find_kind_beside(i, column, cells, clock, counts=counts)
+            kind = _find_kind_beside(i, column, cells, clock, counts)
         marked.append(column._replace(kind=kind))
     has_channel = any(column.kind == "number" for column in marked)
     return tuple(marked if has_channel or clock else columns)
 
 
 def _find_kind_beside(
-    place: int, column: Column, cells: CellColumns, clock: Clock | None, *, counts: bool
+    place: int, column: Column, cells: CellColumns, clock: Clock | None, counts: bool
 ) -> ColumnKind:
     """What a column of numbers beside others is; `counts`: it may be numbers of samples."""
     values = cells.numbers(place)
