@@ -189,7 +189,7 @@ class Reader(torch.nn.Module):
 class Head(torch.nn.Module):
     """Says what the window holds: probabilities, or a value."""
 
-    readout, layers = "sos", "last"
+    readout, layers, context = "sos", "last", None
 
     def __init__(self, columns):
         super().__init__()

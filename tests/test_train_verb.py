@@ -150,11 +150,16 @@ def test_any_model_can_be_trained(home, capsys, model, options, rate):
     assert record.leak_free is None
 
 
-def test_histories_are_trained_by_bitimelygpt(tmp_path, capsys):
+def test_histories_are_trained_by_trees_or_a_network(tmp_path, capsys):
     made = ["--subjects", "1000", "--no-select", "--max-events", "48"]
     assert main(["ingest", "synthetic-claims", *made, "-w", str(tmp_path)]) in {0, 3}
     few = ["--steps", "2", "--batch-size", "4"]
-    code, _, err = call(capsys, tmp_path, "train", "--data", "synthetic-claims", *few)
+    code, _, err = call(capsys, tmp_path, "train", "--data", "synthetic-claims")
+    assert code == 0, err
+    assert load_record(tmp_path, "trees-synthetic-claims").model == "trees"
+    code, _, err = call(
+        capsys, tmp_path, "train", "bitimelygpt", "--data", "synthetic-claims", *few
+    )
     assert code == 0, err
     record = load_record(tmp_path, "bitimelygpt-synthetic-claims")
     assert record.settings.model.tokenizer == "codes"

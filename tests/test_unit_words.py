@@ -158,7 +158,17 @@ def test_scores_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
-    ["attention", "calibration", "embedding", "leakage", "probing", "saliency", "shapelets", "svd"],
+    [
+        "attention",
+        "augmentation",
+        "calibration",
+        "embedding",
+        "leakage",
+        "probing",
+        "saliency",
+        "shapelets",
+        "svd",
+    ],
 )
 def test_analyses_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     of = (

@@ -242,10 +242,12 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
 
 
 def _is_known(text: str, form: CodeForm, table: PhecodeTable) -> bool:
-    """Whether a cell holds a known code, or a diagnosis that is known not to be one."""
+    """Whether a cell holds a code that the map knows, or without a map one of the vocabulary's
+    form, or a diagnosis that is known not to be one.
+    """
     return any(
         cell.fault == code_cells.NOT_DIAGNOSED
-        or (cell.code and codes.find_phecodes(cell.code, table)[0])
+        or (cell.code and (not table or codes.find_phecodes(cell.code, table)[0]))
         for cell in code_cells.read_cell(text, form, table)
     )
 
