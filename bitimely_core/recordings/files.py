@@ -412,14 +412,15 @@ def _drop_other_tables(
     source: Source, recordings: Mapping[str, tuple[Format, FileRule]], *, has_map: bool
 ) -> dict[str, tuple[Format, FileRule]]:
     """The recordings without the tables that are none, and without a map the arrays that state no
-    rate.
+    rate. Where a map leaves nothing else, all of them: each says what it needs.
     """
-    return {
+    kept = {
         rel: (kind, rule)
         for rel, (kind, rule) in recordings.items()
         if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
         and (kind != "npy" or has_map or _states_rate(source, rel))
     }
+    return kept or dict(recordings if has_map else {})
 
 
 def _states_rate(source: Source, rel: str) -> bool:
