@@ -17,10 +17,12 @@ import torch
 from test_shapelets import Labelled
 
 from bitimely_core import registry, report
+from bitimely_core.analyses.augmentation import augmentation
 from bitimely_core.analyses.calibration import calibration
 from bitimely_core.analyses.embedding import embedding
 from bitimely_core.analyses.leakage import leakage
 from bitimely_core.analyses.probing import probing
+from bitimely_core.config import Settings
 from bitimely_core.insight.attention import attention
 from bitimely_core.insight.complexity import complexity
 from bitimely_core.insight.saliency import saliency
@@ -88,6 +90,7 @@ def build_pages():
     pair = [test_saliency.run(windows=one), test_saliency.run("timelybert", one)]
     head = SimpleNamespace(
         readout="sos",
+        context=None,
         layers="last",
         to=lambda place: head,
         eval=lambda: head,
@@ -102,6 +105,9 @@ def build_pages():
     yield "probing", probing([tuned], readouts="sos,eos,mean", **few)
     yield "calibration", calibration([tuned], **few)
     yield "embedding", embedding([tuned], neighbours=3, **few)
+    settings = Settings.model_validate({"finetune": {"augment": ["gain"]}})
+    loud = planted.run(rows(), head, "loud", settings=settings)
+    yield "augmentation", augmentation([loud], sequences=2)
     yield "complexity", complexity(None, lengths="16,32", rounds=2)
     yield "leakage", leakage(None, model="bitimelygpt", objective="next-previous", steps=3)
 

@@ -100,6 +100,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     "--data",
                     "synthetic/staging",
                     *SMALL[-4:],
+                    "--augment",
+                    "default",
                     "--run",
                     "tuned",
                     "-w",
