@@ -414,13 +414,13 @@ def _drop_other_tables(
     """The recordings without the tables that are none, and without a map the arrays that state no
     rate. Where a map leaves nothing else, all of them: each says what it needs.
     """
-    kept = {
+    samples = {
         rel: (kind, rule)
         for rel, (kind, rule) in recordings.items()
         if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
         and (kind != "npy" or has_map or _states_rate(source, rel))
     }
-    return kept or dict(recordings if has_map else {})
+    return samples or dict(recordings if has_map else {})
 
 
 def _states_rate(source: Source, rel: str) -> bool:
