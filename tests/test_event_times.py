@@ -120,7 +120,7 @@ def home(tmp_path_factory):
     )
     for line in (
         "ingest synthetic-claims --subjects 1200",
-        f"tokenize synthetic-claims {build} --leakage drop-phecode --name times",
+        f"tokenize synthetic-claims {build} --no-small-counts --leakage drop-phecode --name times",
         "pretrain --preset tiny --data times --steps 3 --batch-size 16 --run base",
         "finetune base --data times --fraction 1 --steps 40 --batch-size 32 --lr 1e-3 --run risk",
         "evaluate risk",
