@@ -284,7 +284,7 @@ def test_the_command_line_and_recipes(
     planned = json.loads(capsys.readouterr().out)
     assert planned["tuning"]["steps"] == 100
     assert planned["tuning"]["rates"] == pytest.approx(
-        [3e-4 * 10**-0.5, 3e-4, 3e-4 * 10**0.5], rel=1e-2
+        [1e-3 * 10**-0.5, 1e-3, 1e-3 * 10**0.5], rel=1e-2
     )
     assert planned["tuning"]["seconds"] == pytest.approx(300 * planned["seconds_per_step"])
     assert main([*common, "--steps", "30", "--tune", "2", "--dry-run"]) == 0
