@@ -189,6 +189,30 @@ def ingest(
     if quarantine is not None:
         _write_quarantine(quarantine, dataset, _parse_report(shared, where).units)
     report = _parse_report(shared if screen.json else _open_report(result), where)
+    _show_findings(report, unpublished, where)
+    screen.result(shared, _show_ingest_report(report, where, has_page=not unpublished))
+    return report.exit_code
+
+
+def _show_splits(audit: Choices, class_names: Sequence[str]) -> None:
+    """Print subjects, windows and labels of each split."""
+    rows = []
+    for split, counts in audit.items():
+        classes = [counts["classes"].get(name, 0) for name in class_names]
+        rows.append([split, *map(format_count, (counts["subjects"], counts["windows"], *classes))])
+    screen.table(["split", "subjects", "windows", *class_names], rows)
+
+
+def _parse_report(result: Choices, where: Path) -> IngestReport | IngestPart:
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport
+
+    return (IngestPart if "parts_missing" in result else IngestReport).parse(result, where)
+
+
+def _show_findings(
+    report: IngestReport | IngestPart, unpublished: Sequence[Finding], where: Path
+) -> None:
+    """Print what was found in units and in the data set, and why no page was written."""
     told = {reason.message for reason in report.reasons}
     screen.print_findings(
         [
@@ -198,14 +222,6 @@ def ingest(
         ],
         str(where),
     )
-    screen.result(shared, _show_ingest_report(report, where, has_page=not unpublished))
-    return report.exit_code
-
-
-def _parse_report(result: Choices, where: Path) -> IngestReport | IngestPart:
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport
-
-    return (IngestPart if "parts_missing" in result else IngestReport).parse(result, where)
 
 
 def _open_report(result: Choices) -> Choices:
@@ -402,12 +418,7 @@ def tokenize(
     visible = screen.choose(result)
     screen.print_findings([FindingRecord(**finding) for finding in visible.get("findings", [])])
     result.pop("findings", None)
-    class_names = result["class_names"]
-    rows = []
-    for split, audit in visible["audit"].items():
-        classes = [audit["classes"].get(name, 0) for name in class_names]
-        rows.append([split, *map(format_count, (audit["subjects"], audit["windows"], *classes))])
-    screen.table(["split", "subjects", "windows", *class_names], rows)
+    _show_splits(visible["audit"], result["class_names"])
     if visible.get("honesty"):
         screen.table(*shortcut_rows(visible["honesty"]))
     text, verb = kind.describe_tokens(visible)

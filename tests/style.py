@@ -69,9 +69,9 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 713_800, 480_000),
+    Bound("tokens", 714_000, 480_000),
     Bound("branches", 25.4, 20),
-    Bound("branchy_functions", 76, 90),
+    Bound("branchy_functions", 74, 90),
     Bound("wide_functions", 48, 15),
     Bound("same_keywords", 1286, 350),
     Bound("filler_names", 17, 300),

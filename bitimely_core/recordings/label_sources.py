@@ -17,6 +17,7 @@ from bitimely_core.recordings.tables import read_bids_events
 from bitimely_core.types import Annotation
 
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
+LATEST_ZERO = 600.0  # seconds; times that begin later are times of day
 
 
 class RecordingTime(NamedTuple):
@@ -82,28 +83,35 @@ def _fits(notes: list[Annotation], step: float, length: float) -> bool:
 # --- the forms
 
 
+def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | None:
+    """Seconds from the zero of the table's times to the start of the recording; None: times of day,
+    and the recording does not say when it begins.
+    """
+    if table.clock == "epochs":
+        return 0.0
+    if table.clock != "day":
+        return time.origin
+    first = table.rows[0].onset
+    if time.start is None:
+        return None if first > LATEST_ZERO else 0.0
+    start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
+    return label_files.place_on_clock(first, start + time.start.microsecond / 1e6, time.length)
+
+
 def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: object) -> LabelSource:
     table = label_files.read_label_text(file.path)
     if table is None:
         wanted = "expected one stage a line, or a table with times and labels"
         raise input_error(Reason.ANNOTATION_SYNTAX, "is no file of labels that is known", wanted)
-    shift, factor, step = time.origin, 1.0, label_files.find_step(table.rows)
-    findings: list[Finding] = []
+    shift, factor, step = _find_shift(table, time), 1.0, label_files.find_step(table.rows)
+    if shift is None:
+        problem = "states clock times, and the recording states no start"
+        action = "its labels are not used"
+        hint = "State the times in seconds from the start of the recording"
+        warning = input_warning(Reason.UNMATCHED_LABELS, problem, action, hint)
+        return LabelSource(file.rel, [], findings=(warning,))
     if table.clock == "epochs":
         step = factor = epoch or table.epoch or EPOCH
-        shift = 0.0
-    elif table.clock == "day" and time.start is not None:
-        start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
-        seconds = start + time.start.microsecond / 1e6
-        shift = label_files.place_on_clock(table.rows[0].onset, seconds, time.length)
-    elif table.clock == "day":
-        if table.rows[0].onset > 600:
-            problem = "states clock times, and the recording states no start"
-            action = "its labels are not used"
-            hint = "State the times in seconds from the start of the recording"
-            warning = input_warning(Reason.UNMATCHED_LABELS, problem, action, hint)
-            return LabelSource(file.rel, [], findings=(warning,))
-        shift = 0.0
     notes = [
         Annotation(
             round(row.onset * factor - shift, 6),
@@ -112,8 +120,6 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         )
         for row in table.rows
     ]
-    if table.dropped:
-        findings.append(report_dropped(table.dropped))
     words = {"4": file.four} if file.four else {}
     return LabelSource(
         file.rel,
@@ -121,7 +127,7 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         is_prose=table.is_prose,
         is_listed=table.is_listed,
         words=words,
-        findings=tuple(findings),
+        findings=(report_dropped(table.dropped),) if table.dropped else (),
     )
 
 

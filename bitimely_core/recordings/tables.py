@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, compress, islice
+from itertools import chain, compress, filterfalse, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -437,16 +437,16 @@ def read_bids_events(
         texts = [name for name in ("trial_type", "value") if name in columns]
         if not texts:
             return [], len(list(tables.read_rows(path, delimiter="\t")))
-        timed = ["onset", "duration"] if "duration" in columns else ["onset", "onset"]
-        for row in tables.read_rows(path, [*timed, *texts], delimiter="\t"):
+        lengths = [name for name in ("duration",) if name in columns]
+        for row in tables.read_rows(path, ["onset", *texts, *lengths], delimiter="\t"):
             if isinstance(row, Finding):
                 raise finding_to_error(row)
-            onset, duration, *cells = (cell.strip() for cell in row.cells)
-            text = next((cell for cell in cells if not is_missing(cell)), "")
+            onset, *cells = (cell.strip() for cell in row.cells)
+            text = next(filterfalse(is_missing, cells[: len(texts)]), "")
             if is_missing(onset) or not text:
                 dropped += 1
                 continue
-            length = duration if timed[1] == "duration" and not is_missing(duration) else "0"
+            length = next(filterfalse(is_missing, cells[len(texts) :]), "0")
             note = _make_annotation(row.row, onset, length, (levels or {}).get(text, text))
             if isinstance(note, Finding):
                 raise finding_to_error(note)

@@ -410,17 +410,23 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
         for name, count in counts.most_common(LISTED)
     ]
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
-    clock = first.clock
-    if not all(facts.found_rate for facts in sniffed):
-        head.append(RATE_LINE)
-    elif clock and not first.rate:
-        header = first.columns[clock.places[-1]].header
-        rate = f"{first.found_rate:.6g} Hz"
-        mark = "" if header else "# "
-        head.append(f"{mark}time = {_quote(header)}  # {rate}; the times of the rows")
-        if doubt := table_facts.describe_doubt(first):
-            head.append(f'clock = "{clock.unit}"  # TO CHECK: {clean(doubt, 300)}')
+    is_timed = all(facts.found_rate for facts in sniffed)
+    head += _describe_clock(first) if is_timed else [RATE_LINE]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+
+
+def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
+    """The column of the times, and its unit where that is in doubt; none of a stated rate."""
+    clock = facts.clock
+    if clock is None or facts.rate:
+        return []
+    header = facts.columns[clock.places[-1]].header
+    mark = "" if header else "# "
+    rate = f"{facts.found_rate:.6g} Hz"
+    lines = [f"{mark}time = {_quote(header)}  # {rate}; the times of the rows"]
+    if doubt := table_facts.describe_doubt(facts):
+        lines.append(f'clock = "{clock.unit}"  # TO CHECK: {clean(doubt, 300)}')
+    return lines
 
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:

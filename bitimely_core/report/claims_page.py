@@ -297,9 +297,8 @@ def _add_timelines(
     lanes = []
     for i, is_event in enumerate(mask):
         colours = [groups.get(sequences.vocabulary[code], 0) for code in values[i][is_event]]
-        labels: list[str] = []
-        if target is not None:
-            labels = [sequences.class_names[k] for k in np.flatnonzero(target[i] == 1)]
+        present: list[int] = [] if target is None else np.flatnonzero(target[i] == 1).tolist()
+        labels = (sequences.class_names[k] for k in present)
         name = ", ".join(filter(definitions.__contains__, labels)) or "none"
         lanes.append(Timeline(name, times[i][is_event].tolist(), colours))
     page.figure(

@@ -65,11 +65,7 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         _check_channels(cache, choices.channels)
         view = replace(view, channels=tuple(choices.channels))
     view = _complete_view(cache, view)
-    factor = 1.0 if choices.rate is None else choices.rate / view.rate
-    if not 0 < factor < math.inf:
-        raise usage_error(
-            f"found {choices.rate}", "expected a positive number of Hz", field="--rate"
-        )
+    factor = _scale_rate(view, choices.rate)
     window, stride = _scale_window(view, choices, factor)
     by_epoch = view.epoch is not None and view.target is None
     if by_epoch:
@@ -79,7 +75,7 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     return WindowOptions(
         dataset=cache.dataset,
         view=choices.view,
-        channels=(*view.channels, view.clock) if view.clock and not view.grid else view.channels,
+        channels=_list_read_channels(view),
         rate=rate,
         window=window,
         stride=stride,
@@ -107,6 +103,19 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         resampling=choices.resampling or "two-sided",
         filtering=choices.filtering or "zero-phase",
     )
+
+
+def _scale_rate(view: View, rate: float | None) -> float:
+    """The rate that is asked for over that of the view. Raises UserError (config, exit 2)."""
+    factor = 1.0 if rate is None else rate / view.rate
+    if not 0 < factor < math.inf:
+        raise usage_error(f"found {rate}", "expected a positive number of Hz", field="--rate")
+    return factor
+
+
+def _list_read_channels(view: View) -> tuple[str, ...]:
+    """The channels of the values, and that of the times of irregular samples."""
+    return (*view.channels, view.clock) if view.clock and not view.grid else view.channels
 
 
 def _choose_epoch(cache: Cache, view: View, choices: WindowChoices, seconds: float) -> View:

@@ -346,15 +346,21 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
         for member in (first, *others)
         for model in (member, *member.others)
     ]
-    calibration = None
-    if calibrate and run.record.members.by == "fold":
-        calibration = calibrate_folds(run)
-    elif calibrate and first.run.record.members is not None:
-        calibration = calibrate_folds(first.run)
-    elif calibrate:
-        calibration = calibrate_run(first.run, [model.head for model in models])
+    heads = [model.head for model in models]
+    calibration = _calibrate_members(run, first.run, heads) if calibrate else None
     model = replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
     return replace(model, changes=_gather_changes(model))
+
+
+def _calibrate_members(
+    run: Run, first: Run, heads: Sequence[Head | FittedMethod]
+) -> Calibration | None:
+    """The calibration of the mean of `heads`; `first` is the first of its runs."""
+    if run.record.members is not None and run.record.members.by == "fold":
+        return calibrate_folds(run)
+    if first.record.members is not None:
+        return calibrate_folds(first)
+    return calibrate_run(first, heads)
 
 
 def _gather_changes(model: Predictor) -> tuple[str, ...]:
