@@ -642,11 +642,9 @@ def predict(
 
 def _show_recordings(recordings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Print the table of predicted recordings; the lines below it."""
-    rows = [
-        [row["recording"], row["status"], row["windows"], row["hours"], row["confidence"]]
-        for row in recordings[:40]
-    ]
-    screen.table(["recording", "status", "windows", "hours", "mean confidence"], rows)
+    keys = ("recording", "status", "windows", "hours", "prediction", "confidence")
+    rows = [[row[key] for key in keys] for row in recordings[:40]]
+    screen.table([*keys[:-1], "mean confidence"], rows)
     placements = dict.fromkeys(filter(None, (row["placement"] for row in recordings)))
     return [f"windows: {text}" for text in list(placements)[:3]]
 

@@ -5,6 +5,7 @@ trained on, and never changed by a verb.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -65,6 +66,11 @@ def test_rhythms_of_records_are_found_and_the_package_stays_as_it_is(tmp_path: P
         for row in means.iter_rows(named=True)
     ]
     assert np.mean(right) > 0.9
+    shown = json.loads((out / "summary.json").read_text())["recordings"]
+    for row in shown:
+        own = means.filter(pl.col("recording_id") == row["recording"]).drop("recording_id")
+        best = max(own.columns, key=lambda name: own[name][0])
+        assert row["prediction"] == f"{best.removeprefix('p_')} {own[best][0]:.2f}"
     model = bitimely.from_pretrained("ecg-rhythm", workspace=tmp_path / "none")
     assert model.predict(CINC / f"{chosen[0]}.hea").equals(
         frame.filter(pl.col("recording_id") == chosen[0])

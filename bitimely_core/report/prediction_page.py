@@ -300,15 +300,16 @@ def collection_page(
 def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:
     """A line for each recording, of sleep stages with the main endpoints."""
     names = SHOWN_ENDPOINTS if is_staging(record.data[0].class_names) else ()
-    caption = "One row a recording; its page, hypnogram and table are in the folder of that name."
+    caption = (
+        "One row a recording; its page, hypnogram and table are in the folder of that name. "
+        "Prediction: the class of the largest mean probability, with it, or the median value."
+    )
     if names:
         caption += " Times in minutes."
-    lines = []
+    lines, keys = [], ("recording", "windows", "hours", "prediction", "confidence")
     for row in rows:
         endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
-        lines.append(
-            [row["recording"], row["windows"], row["hours"], row["confidence"], *endpoints]
-        )
-    columns = ["recording", "windows", "hours", "mean confidence"]
+        lines.append([*(row[key] for key in keys), *endpoints])
+    columns = [*keys[:-1], "mean confidence"]
     columns += [name.replace("_", " ") for name in names]
     page.table("recordings", "Recordings", caption, columns, lines)

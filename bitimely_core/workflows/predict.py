@@ -94,6 +94,7 @@ class RecordingRow(TypedDict):
     windows: int | None
     hours: float | None
     placement: str | None  # where the windows lie
+    prediction: str | None  # class of the largest mean probability, with it; or the median value
     confidence: float | None  # mean over the windows
     endpoints: dict[str, Any]
     messages: list[str]
@@ -144,6 +145,13 @@ class RecordingPrediction(NamedTuple):
             for name, values in self._list_columns().items()
         }
         return self.windows.index.select("recording_id", "window", "start").with_columns(**columns)
+
+    def describe(self) -> str:
+        """The class of the largest mean probability, with it; or the median value."""
+        if self.windows.task == "regression":
+            return f"{np.median(self.prediction):.4g}"
+        means = self.prediction.mean(0)
+        return f"{self.windows.class_names[means.argmax()]} {means.max():.2f}"
 
     def _list_columns(self) -> dict[str, Any]:
         """The columns of `frame` beside those of the windows; None for one without values."""
@@ -597,6 +605,7 @@ def _make_refused_row(recording: NewRecording, fault: Finding) -> RecordingRow:
         "windows": None,
         "hours": None,
         "placement": None,
+        "prediction": None,
         "confidence": None,
         "endpoints": {},
         "messages": [fault.message],
@@ -645,6 +654,7 @@ def _write_recording(
         "windows": len(windows),
         "hours": float((starts[-1] + length) / 3600),
         "placement": prediction.placement,
+        "prediction": prediction.describe(),
         "confidence": None if confidence is None else float(confidence.mean()),
         "endpoints": {key: value.model_dump() for key, value in prediction.endpoints.items()},
         "messages": messages,
