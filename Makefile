@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow test-long lint bench docs clean
 
-demo: $(VENV)/.installed  ## synthetic cohort -> cache -> tokens -> models -> report
+demo: $(VENV)/.installed  ## a night staged and a cohort of claims scored, both made up
 	$(BIN)/bitimely demo
 
 test: $(VENV)/.tested  ## the suite, offline, CPU

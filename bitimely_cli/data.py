@@ -55,7 +55,7 @@ class IngestOptions(OptionGroup):
     shard: Annotated[
         str | None, Option(metavar="k/n", help="Read part k of n; the last part publishes.")
     ] = None
-    size: Annotated[str | None, Option(help="small, large or planted (synthetic).")] = None
+    size: Annotated[str | None, Option(help="small, large, night or planted (synthetic).")] = None
     seed: Annotated[int | None, Option(min=0, help="Seed (synthetic).")] = None
     rate: Annotated[
         int | None, Option(help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")

@@ -196,112 +196,108 @@ def _list_stages(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-class Demonstration(NamedTuple):
-    """What a user would type, small enough for four minutes on two cores."""
+class Tour(NamedTuple):
+    """What a user would type, from data to predictions; `{home}` is the folder of the tour."""
 
     steps: tuple[str, ...]
-    # done together by `workflows.demonstrate`, whose page shows them beside each other
-    last: tuple[str, ...]
+    runs: tuple[str, ...]  # that they train
+    page: str  # of its predictions, in `{home}`
 
 
-DEMO = Demonstration(  # the tutorial
+NIGHTS = Tour(
     steps=(
         "ingest synthetic",
-        "tokenize synthetic",
-        "tokenize synthetic/staging",
-        "pretrain --preset tiny --data synthetic/staging --epochs 10 --lr 1e-3 "
-        "--set model.tokenizer=patch --set model.patch=24",
-        "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3 --from-scratch",
-        "evaluate tiny-staging-scratch",
-        "finetune tiny --data synthetic/staging --epochs 8 --lr 1e-3",
-        "evaluate tiny-staging --compare tiny-staging-scratch",
-        "embed tiny --data synthetic/staging",
+        "train --data synthetic/staging --steps 300",
+        "train features --data synthetic/staging",
+        "evaluate resnet-staging",
+        "evaluate features-staging --compare resnet-staging",
+        "ingest synthetic --size night --seed 7 -w {home}/new",
+        "predict features-staging {home}/new/cache/synthetic --out {home}/night",
     ),
-    last=(
-        "analyze svd tiny --sequences 32",
-        "analyze attention tiny",
-        "report tiny-staging tiny-staging-scratch",
-    ),
+    runs=("resnet-staging", "features-staging"),
+    page="night/report.html",
 )
-CLAIMS = Demonstration(
+COHORT = Tour(
     steps=(
-        "ingest synthetic-claims --subjects 6000 --no-select --max-events 48",
-        "pretrain --preset tiny --data synthetic-claims --objective next-previous-strict "
-        "--epochs 1 --lr 1e-3 --run tiny",
-        "finetune tiny --data synthetic-claims --fraction 1 --epochs 2 --lr 1e-3 --from-scratch",
-        "evaluate tiny-synthetic-claims-scratch",
-        "finetune tiny --data synthetic-claims --fraction 1 --epochs 2 --lr 1e-3",
-        "evaluate tiny-synthetic-claims --compare tiny-synthetic-claims-scratch",
-        "embed tiny --data synthetic-claims",
+        "ingest synthetic-claims --subjects 3000 --no-select",
+        "train --data synthetic-claims",
+        "evaluate trees-synthetic-claims",
+        "ingest synthetic-claims --subjects 500 --seed 7 --no-select -w {home}/new",
+        "predict trees-synthetic-claims {home}/new/cache/synthetic-claims --out {home}/cohort",
     ),
-    last=(
-        "analyze svd tiny --sequences 32",
-        "analyze attention tiny",
-        "report tiny-synthetic-claims tiny-synthetic-claims-scratch",
-    ),
+    runs=("trees-synthetic-claims",),
+    page="cohort/report.html",
 )
 
 
 @expand_options
 def demo(
     *,
-    claims: Annotated[
-        bool, Option("--claims", help="Claims histories in the place of sleep recordings.")
-    ] = False,
+    claims: Annotated[bool, Option("--claims", help="The cohort of claims alone.")] = False,
     out: Out = None,
     write: WriteOptions,
 ) -> int:
-    """All verbs on data that it makes itself, to a report, in a few minutes. Prints the commands
-    that it runs, on one thread each.
+    """Stage a night and score a cohort of claims with the recommended models, on made-up data, in a
+    few minutes. Prints the commands that it runs, on one thread each.
 
     Example: bitimely demo
     """
     home = out or write.workspace / "demo"
-    commands = CLAIMS if claims else DEMO
-    about = (
-        {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}
-    )
-    lines = [f"bitimely {command} -w {home}" for command in (*commands.steps, *commands.last)]
+    tours = (COHORT,) if claims else (NIGHTS, COHORT)
+    commands = [_make_command(step, home) for tour in tours for step in tour.steps]
+    lines = [shlex.join(["bitimely", *command]) for command in commands]
     if write.dry_run:
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
-    verbs = typer.main.get_command(app)
+    from bitimely_core import workflows
     from bitimely_core.train.devices import use_threads
 
     # the same digits for any OMP_NUM_THREADS
     with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):
         wanted, screen.json = screen.json, False
         try:
-            for command, line in zip(commands.steps, lines, strict=False):
-                screen.print_line(f"$ {line}")
-                code = verbs.main(
-                    args=[*command.split(), "-w", str(home)],
-                    prog_name="bitimely",
-                    standalone_mode=False,
-                )
-                screen.print_line()
-                if code not in {None, Exit.OK, Exit.PARTIAL}:
-                    raise UserError(
-                        Reason.INCOMPLETE,
-                        f"ended with exit code {code}",
-                        "expected 0 or 3",
-                        file=line,
-                        exit_code=int(code),
-                    )
-            for line in lines[len(commands.steps) :]:
-                screen.print_line(f"$ {line}")
-            from bitimely_core import workflows
-
-            with screen.progress() as progress:
-                result = workflows.demonstrate(home, progress=progress, **about)
+            for command, line in zip(commands, lines, strict=True):
+                _run_command(command, line)
         finally:
             screen.json = wanted  # also for the object of an error
-    if claims:
-        # the made-up claims have faulty rows on purpose: the tour itself is complete
-        screen.has_errors = False
+    # the made-up claims have faulty rows on purpose: the tour itself is complete
+    screen.has_errors = False
+    pages = [home / tour.page for tour in tours]
+    result = workflows.demonstrate(home, [run for tour in tours for run in tour.runs], pages)
     refresh_page(home)
-    screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
+    closing = [
+        *result["verdict"].splitlines(),
+        *(f"report: {page}" for page in result["pages"]),
+        *(f"next, with your own {kind}" for kind in NEXT),
+    ]
+    screen.result({**result, "commands": lines}, closing)
     return 0
+
+
+NEXT = ("recordings: bitimely ingest generic FOLDER", "claims: bitimely ingest pophr FOLDER")
+
+
+def _make_command(step: str, home: Path) -> list[str]:
+    """The arguments of a step, in the workspace `home` where it names none."""
+    words = [word.format(home=home) for word in step.split()]
+    return words if "-w" in words else [*words, "-w", str(home)]
+
+
+def _run_command(command: Sequence[str], line: str) -> None:
+    """Raises UserError where it ends with another exit code than 0 or 3."""
+    screen.print_line(f"$ {line}")
+    code = typer.main.get_command(app).main(
+        args=list(command), prog_name="bitimely", standalone_mode=False
+    )
+    screen.print_line()
+    if code not in {None, Exit.OK, Exit.PARTIAL}:
+        raise UserError(
+            Reason.INCOMPLETE,
+            f"ended with exit code {code}",
+            "expected 0 or 3",
+            file=line,
+            exit_code=int(code),
+        )
 
 
 @expand_options

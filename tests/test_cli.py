@@ -18,7 +18,6 @@ import pytest
 from bitimely_cli.main import app, main
 from bitimely_core import models, workflows
 from bitimely_core.errors import UserError
-from bitimely_core.workflows import demo
 
 SMALL = ["--set", "model.tokenizer=patch", "--batch-size", "8", "--steps", "4"]
 
@@ -200,62 +199,6 @@ def test_dry_run_writes_nothing(
     body = loaded(capsys, *argv, "--dry-run", "-w", workspace)
     assert body
     assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
-
-
-@pytest.mark.slow
-def test_the_demonstration_ends_in_one_page(
-    capsys: pytest.CaptureFixture[str], workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last step of `bitimely demo`, on few sequences."""
-    analyze = demo.analyze
-    few: dict[str, dict[str, object]] = {
-        "svd": {"sequences": 2},
-        "attention": {"options": {"windows": "8"}},
-    }
-    monkeypatch.setattr(
-        demo,
-        "analyze",
-        lambda kind, runs, **options: analyze(kind, runs, **{**options, **few[kind]}),
-    )
-    for run, more in (
-        ("tiny-staging-scratch", []),
-        ("tiny-staging", ["--compare", "tiny-staging-scratch"]),
-    ):
-        _, out, _ = call(
-            capsys,
-            "evaluate",
-            run,
-            *more,
-            "--bootstrap",
-            "20",
-            "--baselines",
-            "cheap",
-            "-w",
-            workspace,
-        )
-    scores = json.loads((workspace / "runs" / "tiny-staging" / "scores.json").read_bytes())
-    printed = re.search(
-        r"^accuracy: tiny-staging minus tiny-staging-scratch = ([+-][0-9.]+) points",
-        out,
-        re.MULTILINE,
-    )
-    assert printed is not None, out
-    assert float(printed[1]) == pytest.approx(
-        100 * scores["comparison"]["metrics"]["accuracy"]["difference"], abs=0.005
-    )
-    found = workflows.demonstrate(workspace)
-    page = Path(found["report"]).read_text()
-    assert all(
-        text in page for text in ("Data: synthetic-staging", "tiny-staging", "tiny-staging-scratch")
-    )
-    assert (
-        found["metrics"]["tiny-staging"]["accuracy"]["value"]
-        == scores["metrics"]["accuracy"]["value"]
-    )
-    assert not re.search(r"\b(better|worse|best|highest|lowest)\b", found["verdict"]), (
-        "one seed a row"
-    )
-    assert "nothing is said about the methods" in found["verdict"]
 
 
 def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:

@@ -38,9 +38,8 @@ from bitimely_core.types import (
 )
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted"
-# is "small" in which nothing but the planted
-# waveforms distinguishes the stages.
-SIZES = {"small": (40, 20), "large": (60, 240), "planted": (40, 20)}
+# is "small" in which nothing but the planted waveforms distinguishes the stages.
+SIZES = {"small": (40, 20), "large": (60, 240), "night": (1, 240), "planted": (40, 20)}
 NIGHTS = 2
 PER_EPOCH = int(RATE * EPOCH)
 MARK = "shapelet "  # begins the annotations that say where a waveform was planted

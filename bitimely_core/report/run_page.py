@@ -5,7 +5,6 @@ and the sentence that it begins with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from bitimely_core.page import (
     make_table,
     rename_units,
 )
-from bitimely_core.privacy import format_count, is_small, round_message, show_count
+from bitimely_core.privacy import format_count, is_small, round_message
 from bitimely_core.records import has_result
 from bitimely_core.report.score_blocks import add_score_blocks, comparison_table
 from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
@@ -310,33 +309,6 @@ def _fold_table(runs: Sequence[ScoredRun]) -> Table:
         "above are of all folds together.",
         [*columns, *(name.replace("_", " ") for name in names)],
         table,
-    )
-
-
-def combine_pages(page: Page, others: list[Page], tables: list[Table], title: str) -> Page:
-    """`page` with the tables in front and the blocks of `others` behind, each under its own
-    title.
-    """
-    blocks: list[Figure | Table | str] = [*tables, *page.blocks]
-    notices = dict.fromkeys(page.notices)
-    for other in others:
-        blocks += [f"{other.title}. {other.verdict}", *other.blocks]
-        notices |= dict.fromkeys(other.notices)
-    return replace(page, title=title, notices=list(notices), blocks=blocks)
-
-
-def audit_table(name: str, audit: Mapping[str, Mapping[str, Any]], class_names: list[str]) -> Table:
-    """Subjects, windows and windows of each class by split."""
-    rows = []
-    for split, counts in audit.items():
-        classes = [counts["classes"].get(class_name, 0) for class_name in class_names]
-        rows.append([split, *map(show_count, (counts["subjects"], counts["windows"], *classes))])
-    return make_table(
-        "audit",
-        f"Data: {name}",
-        "No subject is in two splits; normalisation statistics come from the training split only.",
-        ["split", "subjects", "windows", *class_names],
-        rows,
     )
 
 

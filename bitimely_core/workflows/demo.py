@@ -1,58 +1,50 @@
-"""The last steps of `bitimely demo`: figures of a run, and one page of two runs."""
+"""The end of `bitimely demo`: how its models did beside the best method without a network."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from bitimely_core.report import run_page
-from bitimely_core.report.comparison import comparison_page
+from bitimely_core.evaluate.baselines import title_baseline
+from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.types import Progress
-from bitimely_core.workflows.analyze import analyze
-from bitimely_core.workspace import find_data_kind
 
 
-def demonstrate(
-    workspace: Path,
-    *,
-    data: str = "synthetic-staging",
-    title: str = "Demonstration on a synthetic cohort",
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """The last three commands of `bitimely demo`: spectra, maps, and one page of the two runs with
-    data, scores, curves and these figures.
+class Demonstration(TypedDict):
+    """Result of `demo`."""
 
-    `workspace` holds `tiny`, pre-trained and fine-tuned on the tokens `data`, with and without its
-    weights.
-    """
-    from bitimely_core import report as rendering
-    from bitimely_core import tokens
+    format_version: int
+    verdict: str  # a line for each model
+    metrics: dict[str, float]  # run -> its main score
+    pages: list[str]  # of the predictions for new nights and new people
 
-    spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
-    maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)
-    names = [
-        f"tiny-{data.removeprefix('synthetic-') if data == 'synthetic-staging' else data}{end}"
-        for end in ("", "-scratch")
-    ]
-    evaluated = [workspace / "runs" / name for name in names]
-    windows = tokens.open_tokens(workspace / "tokens" / data)
-    table = run_page.audit_table(
-        windows.name,
-        find_data_kind(windows.dataset).summarize_tokens(windows.folder)["audit"],
-        list(windows.class_names),
-    )
-    page = run_page.combine_pages(
-        comparison_page(evaluated), [spectra["page"], maps["page"]], [table], title
-    )
-    path = rendering.write_report(workspace / "reports" / f"compare-{'-'.join(names)}", page)
-    scores = [Scores.load_shared(folder).to_json() for folder in evaluated]
+
+def demonstrate(workspace: Path, runs: Sequence[str], pages: Sequence[Path]) -> Demonstration:
+    """What the evaluated `runs` of a workspace reach, and the pages of what they predicted."""
+    scores = [Scores.load_shared(workspace / "runs" / run) for run in runs]
     return {
         "format_version": FORMAT,
-        "report": str(path),
-        "verdict": page.verdict,
-        "metrics": {run["run"]: run["metrics"] for run in scores},
-        "baselines": scores[0]["baselines"],
-        "comparison": scores[0]["comparison"],
+        "verdict": "\n".join(map(describe_score, scores)),
+        "metrics": {run.run: run.metrics[run.main or ""].value or 0.0 for run in scores},
+        "pages": [str(page) for page in pages],
     }
+
+
+def describe_score(scores: Scores) -> str:
+    """A sentence on the main score of a run and on that of its best baseline, both metrics for
+    which higher is better.
+    """
+    metric = scores.main or ""
+    own = scores.metrics[metric].value
+    values = {
+        title_baseline(kind): value
+        for kind, baseline in scores.baselines.items()
+        if (value := baseline.metrics[metric].value) is not None
+    }
+    best = max(values, key=lambda kind: values[kind])
+    return (
+        f"{scores.run}: {NAMES[metric]} {own:.3f}; best of {len(values)} baselines: {best}, "
+        f"{values[best]:.3f}."
+    )
