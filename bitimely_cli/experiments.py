@@ -37,7 +37,7 @@ On = Annotated[
     Option(
         "--on",
         metavar="DEVICE",
-        help="With --dry-run: hours on this accelerator, h100 or h200, instead.",
+        help="As --estimate, on this accelerator, h100 or h200; nothing is timed.",
     ),
 ]
 
@@ -70,6 +70,13 @@ class RecipeOptions(OptionGroup):
         ),
     ] = None
     set_: Set = None
+    estimate: Annotated[
+        bool,
+        Option(
+            "--estimate",
+            help="As --dry-run, with parameters, operations, hours and disk; steps are timed here.",
+        ),
+    ] = False
     on: On = None
     slurm: Annotated[
         Path | None,
@@ -105,12 +112,6 @@ def run(
     """
     from bitimely_core import pipeline as recipes
 
-    if options.on is not None and not write.dry_run:
-        raise usage_error(
-            "--on without --dry-run",
-            "expected an estimate, which --dry-run shows",
-            "Add --dry-run, or leave --on out",
-        )
     arguments = {**options.collect(), **write.collect()}
     slurm, sbatch = (arguments.pop(name, None) for name in ("slurm", "sbatch"))
     script = None
@@ -126,8 +127,10 @@ def run(
         result = recipes.run(pipeline, progress=progress, say=screen.note, watch=watch, **arguments)
     if script is not None:
         return _show_script(result, script, slurm, write.dry_run)
-    if "total" in result:
+    if "assumptions" in result:
         return _show_estimates(result, options.on or "this device")
+    if "total" in result:
+        return _show_plan(result)
     rows = [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
     screen.table(["stage", "state", "time", "detail"], rows)
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
@@ -144,8 +147,17 @@ def _show_script(result: Mapping[str, Any], script: str, path: Path, dry_run: bo
     return Exit.OK
 
 
+def _show_plan(result: Mapping[str, Any]) -> int:
+    """The stages of a dry run."""
+    screen.table(["stage"], [[stage["stage"]] for stage in result["stages"]])
+    total = result["total"]
+    line = f"{total['stages']} stages, {total['trainings']} trainings; --estimate adds their hours"
+    screen.result(result, [line])
+    return Exit.OK
+
+
 def _show_estimates(result: Mapping[str, Any], device: str) -> int:
-    """The table of a dry run, and its sum."""
+    """The table of estimates, and its sum."""
     rows = []
     for stage in result["stages"]:
         flops = stage.get("flops")

@@ -89,7 +89,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["ingst"], 2, "Did you mean ingest"),
         (["--seed", "list"], 2, "options of a verb after it"),
-        (["run", "smoke", "--on", "h100"], 2, "--on without --dry-run"),
+        (["run", "smoke", "--on", "h1"], 2, "unknown accelerator"),
         (["run", "smoke", "--on", "v100", "--dry-run"], 2, "h100"),
         (["pretrain", "--presett", "tiny"], 2, "--preset"),
         (["ingest", "sleepedf", "x"], 2, "sleep-edf"),

@@ -75,6 +75,7 @@ def run(
     preset: str | None = None,
     assignments: list[str] | None = None,
     dry_run: bool = False,
+    estimate: bool = False,
     on: str | None = None,
     progress: Progress | None = None,
     say: Say | None = None,
@@ -101,10 +102,10 @@ def run(
             the paper's; names end in it.
         assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate,
             matrix) change the recipe, the others all trainings.
-        dry_run: only show what would be done, with estimates of parameters, operations, hours and
-            disk.
-        on: an accelerator (a key of `costs.ACCELERATORS`) whose hours the estimates are; None: the
-            present device.
+        dry_run: only show what would be done.
+        estimate: as `dry_run`, with parameters, operations, hours and disk; steps are timed.
+        on: as `estimate`, with the hours of this accelerator (a key of `costs.ACCELERATORS`);
+            nothing is timed.
         progress: called with what is counted, how far, of how many.
         say: called with one line of information.
         watch: called whenever a stage changes: states, and `seconds_left`, the estimated
@@ -114,8 +115,8 @@ def run(
 
     Returns:
         stages (stage, state, detail, exit_code, seconds), report, exit_code: 0, 3 when a data set
-        was partly quarantined, else that of the first failed stage; of a dry run stages (stage, and
-        of trainings parameters, flops, seconds, bytes) and totals.
+        was partly quarantined, else that of the first failed stage; of a dry run stages and totals,
+        of estimates with parameters, flops, seconds and bytes of trainings.
 
     Raises:
         UserError: unknown_name, config (2).
@@ -140,7 +141,14 @@ def run(
         plans = _plan_recipes(recipe, pipeline, preset, workspace)
         _check_matches(only, plans.values())
         call = functools.partial(
-            run_again, jobs=jobs, dry_run=dry_run, on=on, progress=progress, say=say, watch=watch
+            run_again,
+            jobs=jobs,
+            dry_run=dry_run,
+            estimate=estimate,
+            on=on,
+            progress=progress,
+            say=say,
+            watch=watch,
         )
         results = {
             plan.name: call(part)
@@ -161,9 +169,12 @@ def run(
     )
     _check_matches(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
+    if estimate or on is not None:
+        planned = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **planned}
     if dry_run:
-        estimates = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **estimates}
+        planned = costs.list_stages(plan, selected)
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **planned}
     same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
     with workers.limit_threads(jobs), workers.start_processes(jobs, same_run, devices):
         states = graph.execute(
@@ -225,12 +236,11 @@ def _join_recipes(
     ]
     totals = [result["total"] for result in results.values() if "total" in result]
     if totals:
+        first = next(iter(results.values()))
         return {
-            "exit_code": 0,
+            **{key: first[key] for key in ("exit_code", "report", "assumptions") if key in first},
             "stages": stages,
-            "report": None,
             "total": {key: sum(total[key] for total in totals) for key in totals[0]},
-            "assumptions": next(iter(results.values()))["assumptions"],
         }
     reports = workspace / "reports"
 

@@ -101,6 +101,21 @@ class DataSize:
     observed: float = 1.0  # share of a window's samples
 
 
+def list_stages(plan: ExperimentPlan, selected: set[str]) -> dict[str, Any]:
+    """The plan as rows, and their number."""
+    labels = [label for label in plan.nodes if label in selected]
+    trainings = sum(label in plan.trainings for label in labels)
+    return {
+        "stages": [_plan_row(label) for label in labels],
+        "report": None,
+        "total": {"stages": len(labels), "trainings": trainings},
+    }
+
+
+def _plan_row(label: str) -> dict[str, Any]:
+    return {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
+
+
 def estimate_costs(
     plan: ExperimentPlan,
     selected: set[str],
@@ -123,7 +138,7 @@ def estimate_costs(
     rows: list[dict[str, Any]] = []
     for label in labels:
         cells = costs[label].list_cells(speed, device) if label in costs else {}
-        rows.append({"stage": label, "state": "planned", "detail": "", "exit_code": 0, **cells})
+        rows.append({**_plan_row(label), **cells})
     sums = {key: sum(row.get(key) or 0 for row in rows) for key in ("flops", "seconds", "bytes")}
     unknown = sum(cost.flops is None for cost in costs.values())
     return {
