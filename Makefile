@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-long lint bench docs clean
+.PHONY: demo test test-slow test-long lint bench docs gallery clean
 
 demo: $(VENV)/.installed  ## a night staged and a cohort of claims scored, both made up
 	$(BIN)/bitimely demo
@@ -28,6 +28,9 @@ bench: $(VENV)/.tested  ## ratios measured side by side, see benchmarks/README.m
 
 docs: $(VENV)/.documented  ## the site, into build/site; no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+gallery: $(VENV)/.documented  ## the site with the figures of docs/gallery, whose scripts take a minute
+	GALLERY=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -78,6 +78,21 @@ def run_script(script: Path) -> Example:
     )
 
 
+def list_scripts() -> str:
+    """The page without results, as Markdown: what each script shows, and where it is."""
+    lines = [
+        "# Gallery",
+        "",
+        "Eight short scripts. `make gallery` builds this site with their figures.",
+        "",
+    ]
+    for script in SCRIPTS:
+        about = ast.get_docstring(ast.parse(script.read_text())) or ""
+        title, _, text = about.partition(".\n\n")
+        lines.append(f"* **{title}** (`docs/gallery/{script.name}`). " + text.replace("\n", " "))
+    return "\n".join(lines)
+
+
 def format_page(examples: list[Example]) -> str:
     """The page as Markdown, with the figures beside it."""
     parts = [

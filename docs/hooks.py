@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -76,11 +77,17 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """The gallery: its scripts are run, unless they and the packages are as at the last build."""
+    """The gallery. `make gallery` runs its scripts, unless they and the packages are as at its last
+    build; `make docs` lists them.
+    """
+    if not os.environ.get("GALLERY"):
+        files.append(File.generated(config, "gallery/index.md", content=gallery.list_scripts()))
+        return files
     examples = [gallery.run_script(script) for script in gallery.SCRIPTS]
     files.append(File.generated(config, "gallery/index.md", content=gallery.format_page(examples)))
-    for one in examples:
-        files.append(File.generated(config, f"gallery/{one.name}.svg", content=one.figure))
+    for example in examples:
+        figure = File.generated(config, f"gallery/{example.name}.svg", content=example.figure)
+        files.append(figure)
     return files
 
 
