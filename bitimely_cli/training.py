@@ -607,6 +607,10 @@ def predict(
 
     Example: bitimely predict 18m-staging night.edf --map "EEG Fpz-Cz=Fpz-Cz"
     """
+    from bitimely_core.tokens.unlabelled import check_exists
+
+    for path in files:  # before torch is imported, which takes seconds
+        check_exists(path)
     from bitimely_core import workflows
     from bitimely_core.schemas.ingest import FindingRecord
 

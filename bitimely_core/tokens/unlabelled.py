@@ -236,6 +236,17 @@ def _list_cached(path: Path, plan: ReadingPlan) -> Iterator[NewRecording]:
         yield NewRecording(name, f"{path}:{name}", partial(_read_cached, path, name, plan))
 
 
+def check_exists(path: Path) -> None:
+    """Raises UserError (not_found, exit 2) where nothing is at `path`."""
+    if not path.exists():
+        raise usage_error(
+            "no such file",
+            "expected a recording, a folder or a cache",
+            code=Reason.NOT_FOUND,
+            file=str(path),
+        )
+
+
 def _scan_files(
     path: Path, plan: ReadingPlan, folders: dict[Path, LabelledFolder]
 ) -> tuple[LabelledFolder, list[str]]:
@@ -251,13 +262,7 @@ def _scan_files(
                 file=str(path),
             )
         return LabelledFolder(source, _find_label_files(source, plan)), rels
-    if not path.exists():
-        raise usage_error(
-            "no such file",
-            "expected a recording, a folder or a cache",
-            code=Reason.NOT_FOUND,
-            file=str(path),
-        )
+    check_exists(path)
     if path.parent not in folders:
         source = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
         folders[path.parent] = LabelledFolder(source, _find_label_files(source, plan))
