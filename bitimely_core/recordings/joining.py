@@ -18,7 +18,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf_header
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import list_first, list_names
-from bitimely_core.recordings.mapping import Format, RecordingInfo
+from bitimely_core.recordings.mapping import SUFFIXES, Format, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
@@ -108,7 +108,8 @@ def describe_part(info: RecordingInfo, kind: Format) -> RecordingInfo:
 
 def join_units(info: RecordingInfo, parts: Sequence[IngestUnit]) -> IngestUnit:
     """The unit of a recording in several files; without `read` where one of them is faulty."""
-    files = tuple(dict.fromkeys(file for part in parts for file in part.files))
+    labels = [file.rel for file in info.label_files]
+    files = tuple(dict.fromkeys([*(file for part in parts for file in part.files), *labels]))
     faults = tuple(finding for part in parts if part.read is None for finding in part.findings)
     reads = tuple((part.files[0], part.read) for part in parts if part.read is not None)
     read = None if faults else partial(join_records, info, reads)
@@ -175,7 +176,8 @@ def _place_parts(
 ) -> list[PlacedPart]:
     """The parts in order of time, with their onsets by `starts`; those without begin together.
 
-    An onset that is within a second of the start or the end of an earlier part is that.
+    An onset that is within a second of the start or the end of an earlier part is that. Tables of
+    other channels keep their onsets: they state fractions of seconds.
     """
     times = list(filter(None, starts.values()))
     if len(times) < len(parts):
@@ -186,11 +188,19 @@ def _place_parts(
     placed: list[PlacedPart] = []
     for part in order:
         onset = ((starts[part.file] or first) - first).total_seconds()
-        edges = [edge for other in placed for edge in (other.onset, other.end)]
+        edges = [edge for other in placed for edge in _list_edges(part, other)]
         near = [edge for edge in edges if abs(edge - onset) <= NEAR]
         placed.append(part._replace(onset=near[0] if near else onset))
     _require_no_overlap(placed)
     return placed
+
+
+def _list_edges(part: PlacedPart, other: PlacedPart) -> tuple[float, ...]:
+    """The times of an earlier part at which `part` may begin."""
+    is_table = SUFFIXES.get(find_suffix(part.file)) == "table"
+    if is_table and _list_channels(part).isdisjoint(_list_channels(other)):
+        return ()
+    return other.onset, other.end
 
 
 def _list_channels(part: PlacedPart) -> set[str]:
@@ -231,17 +241,20 @@ def _require_no_overlap(placed: Sequence[PlacedPart]) -> None:
 
 
 def _cut_at_edges(signals: Sequence[Signal]) -> list[Signal]:
-    """The signals, cut wherever another one begins or ends more than a second from their ends."""
-    edges = {edge for signal in signals for edge in (signal.onset, _end(signal))}
+    """The signals, cut wherever another one begins, or ends more than a second from their ends, at
+    the nearest of their samples.
+    """
+    begins, ends = {signal.onset for signal in signals}, set(map(_end, signals))
     cut: list[Signal] = []
     for signal in signals:
-        inner = [e for e in sorted(edges) if signal.onset + NEAR < e < _end(signal) - NEAR]
+        inner = {e for e in ends if signal.onset + NEAR < e < _end(signal) - NEAR}
+        inner |= {begin for begin in begins if signal.onset < begin < _end(signal)}
         first, onset = 0, signal.onset
-        for edge in inner:
-            stop = round((edge - signal.onset) * signal.rate)
+        for edge in sorted(inner):
+            stop = min(round((edge - signal.onset) * signal.rate), len(signal.samples) - 1)
             if stop > first:
                 cut.append(signal._replace(samples=signal.samples[first:stop], onset=onset))
-                first, onset = stop, edge
+            first, onset = stop, edge
         cut.append(signal._replace(samples=signal.samples[first:], onset=onset))
     return cut
 
