@@ -30,6 +30,7 @@ from bitimely_core.recordings.joining import (
     describe_part,
     find_channel_folders,
     join_units,
+    list_shared_labels,
     report_joined,
 )
 from bitimely_core.recordings.labels import FoundLabels, find_labels
@@ -341,9 +342,8 @@ def _make_recording(
     alone = describe((name,), rule, folder.chosen, folder.labels, folder.options)
     notes, numbers = ((), ()) if name in part_keys else (alone.notes, alone.numbers)
     info = replace(info, notes=notes, numbers=numbers)  # those of files come with them
-    beside = itertools.chain.from_iterable(folder.beside.files.get(rel, ()) for rel in members)
-    events = {file.rel: file for file in beside if file.form == "device"}
-    info = replace(info, label_files=tuple(events.values()))
+    shared = list_shared_labels(folder.beside.files.get(rel, ()) for rel in members)
+    info = replace(info, label_files=shared)
     return join_units(info, [unit for unit, _ in parts]), info
 
 
@@ -359,10 +359,7 @@ def _make_file_unit(
     info = describe_recording(
         rel, name, folder.keys.keys[rel], rule, folder.chosen, folder.labels, folder.options
     )
-    beside = folder.beside.files.get(rel, ())
-    if is_part:
-        beside = tuple(file for file in beside if file.form != "device")  # of all parts
-    info = replace(info, label_files=beside)
+    info = replace(info, label_files=folder.beside.files.get(rel, ()))
     if rel in folder.label_arrays:
         info = replace(info, annotation_files=(folder.label_arrays[rel],))
     elif kind == "wfdb":

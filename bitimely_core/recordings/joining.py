@@ -18,7 +18,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf_header
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import list_first, list_names
-from bitimely_core.recordings.mapping import SUFFIXES, Format, RecordingInfo, find_suffix
+from bitimely_core.recordings.mapping import SUFFIXES, Format, LabelFile, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
@@ -92,8 +92,8 @@ def report_joined(groups: Mapping[str, Sequence[str]], *, is_stated: bool) -> Fi
     hint = "To keep each file apart, give --map with a map of the one line: files = [{}]"
     return input_warning(
         Reason.FILE_NAME,
-        f"{count} files are {len(groups)} recordings",
-        f"joined {'by the group recording' if is_stated else 'since each holds one channel'}: "
+        f"{count} files are {len(groups)} recording{'s' if len(groups) > 1 else ''}",
+        f"joined {'by the group recording' if is_stated else 'since each holds other channels'}: "
         f"{list_first(listed, SHOWN)}",
         "" if is_stated else hint,
         count=count,
@@ -103,7 +103,16 @@ def report_joined(groups: Mapping[str, Sequence[str]], *, is_stated: bool) -> Fi
 def describe_part(info: RecordingInfo, kind: Format) -> RecordingInfo:
     """What is known of a file of a recording: all its channels are read, the map chooses later."""
     names = info.channels if kind in {"npy", "mat"} else {}
-    return replace(info, channels=names, choices=(), keep_dates=True, is_part=True)
+    labels = tuple(file for file in info.label_files if file.form != "device")
+    return replace(
+        info, channels=names, choices=(), keep_dates=True, is_part=True, label_files=labels
+    )
+
+
+def list_shared_labels(beside: Iterable[Sequence[LabelFile]]) -> tuple[LabelFile, ...]:
+    """The label files that are of a whole session; `beside`: those of each of its parts."""
+    files = {file.rel: file for same in beside for file in same if file.form == "device"}
+    return tuple(files.values())
 
 
 def join_units(info: RecordingInfo, parts: Sequence[IngestUnit]) -> IngestUnit:

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
-from bitimely_core.formats import (
-    edf,
-    edf_header,
-    label_files,
-    nsrr_xml,
-    vendors,
-    wfdb_annotations,
-)
+from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, vendors, wfdb_annotations
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table

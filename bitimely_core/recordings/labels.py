@@ -152,7 +152,7 @@ def _pair_by_name(
         elif form is not None and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-        elif form is None and owner and file.lower().endswith(".txt"):
+        elif form is None and owner and file not in recordings and file.lower().endswith(".txt"):
             unread.append(file)  # other endings are listed among the files that are not read
     return pairs, lone, unread
 

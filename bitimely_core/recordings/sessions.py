@@ -98,7 +98,9 @@ def report_events(source: Source, sessions: Sequence[Session]) -> Iterator[Findi
     for rel in chain.from_iterable(session.events for session in sessions):
         form = read_form(source, rel)
         if form is not None:
-            titles.setdefault(f"{form.title}; a row a point, called '{form.events}'", []).append(rel)
+            titles.setdefault(f"{form.title}; a row a point, called '{form.events}'", []).append(
+                rel
+            )
     for line, rels in titles.items():
         files = f" ({len(rels)} files)" if rels[1:] else ""
         problem = f"read as: {line}{files}"
