@@ -260,12 +260,14 @@ def test_an_empatica_e4_is_read_as_it_is(bench: Bench) -> None:
     assert outcome.code == 0
     assert "Empatica E4" in outcome.out
     records = bench.records()
-    assert [(s.rate, len(s.samples)) for s in records["p1/BVP"].signals] == [(64.0, 3840)]
-    assert [(s.rate, len(s.samples)) for s in records["p2/ACC"].signals] == [(32.0, 1920)] * 3
+    assert list(records) == ["p1", "p2"]
+    *axes, pulse = records["p2"].signals
+    assert (pulse.channel, pulse.rate, len(pulse.samples)) == ("BVP", 64.0, 3840)
+    assert [(s.rate, len(s.samples), s.unit) for s in axes] == [(32.0, 1920, "g")] * 3
     wanted = np.loadtxt(raw / "p2" / "ACC.csv", delimiter=",", skiprows=2, dtype=np.float32)
-    np.testing.assert_array_equal([s.samples for s in records["p2/ACC"].signals], wanted.T)
+    np.testing.assert_array_equal([s.samples * s.scale for s in axes], wanted.T / 64)
     start = datetime.fromtimestamp(1544027000, UTC).replace(tzinfo=None).isoformat()
-    assert records["p1/BVP"].start_time == start
+    assert records["p1"].start_time == start
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -21,6 +21,10 @@ from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.formats import sniffer, table_facts, vendors
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.template import write_template
+from bitimely_core.schemas.tokens import WindowOptions
+from bitimely_core.tokens.unlabelled import ChannelMap, find_recordings
 from bitimely_core.types import Record
 
 ROWS = 300
@@ -638,3 +642,183 @@ def test_every_form_has_a_title_and_a_rate_or_a_clock() -> None:
     for form in vendors.read_forms():
         assert form.title
         assert form.rate or form.interval or form.clock, form.title
+
+
+# --- sessions of devices with a file a sensor
+
+E4_START = 1544027337.0
+E4_RATES = {"ACC": 32, "BVP": 64, "EDA": 4, "TEMP": 4, "HR": 1}
+E4_DELAYS = {"EDA": 0.5, "HR": 10.0}
+E4_BEATS = np.cumsum(np.random.default_rng(3).uniform(0.6, 1.1, 60)).round(6) + 4
+
+
+def write_e4(folder: Path, prefix: str = "", seed: int = 0) -> dict[str, np.ndarray]:
+    """A session of 80 s as the maker describes it; the values of each sensor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    values: dict[str, np.ndarray] = {}
+    for sensor, rate in E4_RATES.items():
+        start = E4_START + E4_DELAYS.get(sensor, 0.0)
+        width = 3 if sensor == "ACC" else 1
+        table = random.integers(-64, 64, (80 * rate, width)) + (0 if sensor == "ACC" else 0.25)
+        rows = [[start] * width, [float(rate)] * width, *table.tolist()]
+        text = "".join(", ".join(f"{cell:.6f}" for cell in row) + "\n" for row in rows)
+        (folder / f"{prefix}{sensor}.csv").write_text(text)
+        values[sensor] = table
+    beats = "".join(f"{time:.6f},0.8\n" for time in E4_BEATS)
+    (folder / f"{prefix}IBI.csv").write_text(f"{E4_START:.6f}, IBI\n{beats}")
+    (folder / f"{prefix}tags.csv").write_text(f"{E4_START + 30.25:.2f}\n{E4_START + 61:.2f}\n")
+    return values
+
+
+def read_folder(folder: Path, chosen: Path | None = None) -> dict[str, Record]:
+    """The recordings of `folder / "raw"`, by their names."""
+    options = {"map": str(chosen)} if chosen else None
+    cache = folder / ("mapped" if chosen else "cache")
+    report = ingest("generic", folder / "raw", cache, options=options, keep_dates=True)
+    assert report["exit_code"] == 0
+    return {record.recording_id: record for record in open_cache(cache).records()}
+
+
+def find_values(record: Record, channel: str) -> tuple[np.ndarray, np.ndarray]:
+    """Times and physical values of a channel, by its segments."""
+    parts = [signal for signal in record.signals if signal.channel == channel]
+    times = [s.onset + np.arange(len(s.samples)) / s.rate for s in parts]
+    return np.concatenate(times), np.concatenate([s.samples * s.scale for s in parts])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("folders", "prefixes", "names"),
+    [
+        (("a/154_A1", "b"), ("", ""), ["a/154_A1", "b"]),
+        ((".",), ("",), ["raw"]),
+        ((".", "."), ("P1_", "P2_"), ["P1", "P2"]),
+    ],
+)
+def test_the_files_of_an_e4_session_are_one_recording(
+    tmp_path: Path,
+    folders: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    names: list[str],
+    mapped: bool,
+) -> None:
+    written = [
+        write_e4(tmp_path / "raw" / folder, prefix, seed)
+        for seed, (folder, prefix) in enumerate(zip(folders, prefixes, strict=True))
+    ]
+    (tmp_path / "map.toml").write_text(write_template(scan_folder(tmp_path / "raw")))
+    records = read_folder(tmp_path, tmp_path / "map.toml" if mapped else None)
+    assert list(records) == names
+    for record, values in zip(records.values(), written, strict=True):
+        assert record.start_time == "2018-12-05T16:28:57"
+        units = {signal.channel: (signal.unit, signal.rate) for signal in record.signals}
+        assert units == {f"ACC {axis}": ("g", 32) for axis in "xyz"} | {
+            "BVP": ("", 64),
+            "EDA": ("uS", 4),
+            "TEMP": ("C", 4),
+            "HR": ("bpm", 1),
+        }
+        for sensor, rate in E4_RATES.items():
+            scale = 1 / 64 if sensor == "ACC" else 1.0
+            for column, axis in zip(values[sensor].T, "xyz", strict=False):
+                times, found = find_values(record, f"ACC {axis}" if sensor == "ACC" else sensor)
+                np.testing.assert_array_equal(found, (column * scale).astype(np.float32))
+                expected = E4_DELAYS.get(sensor, 0.0) + np.arange(80 * rate) / rate
+                assert np.abs(times - expected).max() <= 0.5 / rate
+        beats = [note.onset for note in record.annotations if note.label == "beat"]
+        np.testing.assert_allclose(beats, E4_BEATS, atol=1e-6)
+        marks = [note for note in record.annotations if note.label == "tag"]
+        assert [(note.onset, note.duration) for note in marks] == [(30.25, 0.0), (61.0, 0.0)]
+
+
+def test_an_e4_session_gives_windows_and_an_empty_file_of_marks_is_none(tmp_path: Path) -> None:
+    write_e4(tmp_path / "raw")
+    (tmp_path / "raw" / "tags.csv").write_text("")
+    (record,) = read_folder(tmp_path).values()
+    assert {note.label for note in record.annotations} == {"beat"}
+    made = tokens.build(tmp_path / "cache", out=tmp_path / "t")
+    assert len(made.channel_names) == 7
+    assert len(made) == 7  # of 10 s, from where the heart rate begins to 80 s
+
+
+def test_intervals_without_their_session_are_a_channel(tmp_path: Path) -> None:
+    write_e4(tmp_path / "whole")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "IBI.csv").write_bytes((tmp_path / "whole" / "IBI.csv").read_bytes())
+    (record,) = read_folder(tmp_path).values()
+    assert [signal.channel for signal in record.signals] == ["IBI"]
+
+
+def test_an_e4_session_is_applied_as_it_is_read(tmp_path: Path) -> None:
+    values = write_e4(tmp_path / "raw")
+    options = WindowOptions.model_construct(
+        channels=["BVP", "ACC y"], rate=64.0, length=10.0, clock=None
+    )
+    (recording,) = find_recordings([tmp_path / "raw"], options, ChannelMap())
+    record = recording.read()
+    assert (recording.name, record.annotations) == ("raw", [])
+    _, pulse = find_values(record, "BVP")
+    np.testing.assert_array_equal(pulse, values["BVP"][:, 0].astype(np.float32))
+
+
+def test_sensors_of_polar_are_one_recording(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    start = datetime(2023, 5, 1, 10, 11, 12, 100000)
+    sensors = {  # columns, Hz, seconds after the start
+        "ECG": ("ecg [uV]", 130, 0.0),
+        "ACC": ("X [mg];Y [mg];Z [mg]", 50, 0.34),
+        "GYRO": ("X [dps];Y [dps];Z [dps]", 50, 0.2),
+        "MAGN": ("X [G];Y [G];Z [G]", 50, 0.2),
+    }
+    for sensor, (columns, rate, delay) in sensors.items():
+        rows = [f"Phone timestamp;sensor timestamp [ns];{columns}"]
+        for i in range(rate * 30):
+            phone = (start + timedelta(seconds=delay + i / rate)).isoformat(timespec="milliseconds")
+            cells = [str(i % 50 + k) for k in range(columns.count(";") + 1)]
+            rows.append(";".join([phone, str(599616 * 10**12 + round(i * 1e9 / rate)), *cells]))
+        (raw / f"Polar_H10_12_20230501_101112_{sensor}.txt").write_text("\n".join(rows) + "\n")
+    records = read_folder(tmp_path)
+    assert list(records) == ["Polar_H10_12_20230501_101112"]
+    (record,) = records.values()
+    units = {signal.channel: signal.unit for signal in record.signals}
+    assert units == {
+        "ecg": "uV",
+        **dict.fromkeys(("X", "Y", "Z"), "mg"),
+        **{f"GYRO {axis}": "deg/s" for axis in "xyz"},
+        **{f"MAGN {axis}": "gauss" for axis in "xyz"},
+    }
+    for channel, delay in (("ecg", 0.0), ("Y", 0.34), ("MAGN z", 0.2)):
+        times, _ = find_values(record, channel)
+        assert abs(times[0] - delay) < 0.002
+        assert times[-1] == pytest.approx(delay + 30, abs=0.03)
+    assert "hold no labels that are known" not in messages(tmp_path)
+
+
+def test_the_minutes_of_an_embrace_plus_are_one_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "raw" / "2023-01-20" / "105-3YK"
+    folder.mkdir(parents=True)
+    sensors = {
+        "eda": ("eda_scl_usiemens", "uS"),
+        "pulse-rate": ("pulse_rate_bpm", "bpm"),
+        "temperature": ("temperature_celsius", "C"),
+        "activity-counts": ("activity_counts", ""),
+    }
+    for sensor, (column, _) in sensors.items():
+        head = f"timestamp_unix,timestamp_iso,participant_full_id,{column},missing_value_reason\n"
+        rows = [
+            f"{1674172800000 + 60000 * i},2023-01-20T{i // 60:02d}:{i % 60:02d}:00Z,1-1-105,"
+            + (",device_not_recording" if i % 40 == 5 else f"{30 + i / 8},")
+            for i in range(200)
+        ]
+        (folder / f"1-1-105_2023-01-20_{sensor}.csv").write_text(head + "\n".join(rows) + "\n")
+    records = read_folder(tmp_path)
+    assert list(records) == ["2023-01-20/105-3YK/1-1-105_2023-01-20"]
+    (record,) = records.values()
+    units = {signal.channel: signal.unit for signal in record.signals}
+    assert units == dict(sensors.values())
+    wanted = np.where(np.arange(200) % 40 == 5, np.nan, 30 + np.arange(200) / 8)
+    for signal in record.signals:
+        assert signal.rate == pytest.approx(1 / 60)
+        np.testing.assert_array_equal(signal.samples, wanted.astype(np.float32))

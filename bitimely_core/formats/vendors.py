@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 import tomllib
 from functools import cache
@@ -36,6 +37,8 @@ class VendorForm(NamedTuple):
     blanks: bool = False
     units: str = ""
     counts: str = ""
+    device: str = ""
+    events: str = ""
 
     def matches(self, name: str, head: str) -> bool:
         """Whether a file of this name that begins with `head` has the form."""
@@ -89,11 +92,21 @@ class VendorForm(NamedTuple):
         """The text of the time of the first row."""
         return _search(self.start, head)
 
+    def read_events(self, text: str) -> list[float]:
+        """Seconds since 1970 of the events in a text, NaN of a row without a time."""
+        start = float(_search(self.start, text) or 0)
+        rows = filter(str.strip, text.splitlines()[self.skip :])
+        return [start + _parse_seconds(row.partition(",")[0]) for row in rows]
+
 
 def _search(pattern: str, head: str) -> str:
     """The first group of a pattern; "": there is no pattern, or it is not found."""
     match = re.search(pattern, head, re.MULTILINE) if pattern else None
     return match[1] if match else ""
+
+
+def _parse_seconds(cell: str) -> float:
+    return float(cell) if re.fullmatch(r" *-?\d+(\.\d+)? *", cell) else math.nan
 
 
 def _split_list(text: str) -> list[str]:

@@ -30,6 +30,7 @@ from bitimely_core.recordings.joining import (
     describe_part,
     find_channel_folders,
     join_units,
+    list_shared_labels,
     report_joined,
 )
 from bitimely_core.recordings.labels import FoundLabels, find_labels
@@ -49,6 +50,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
+from bitimely_core.recordings.sessions import ROOT, find_sessions
 from bitimely_core.recordings.sidecars import read_sidecars
 from bitimely_core.recordings.sniffed_tables import (
     describe_tables,
@@ -272,9 +274,14 @@ def _group_files(
     """Recordings with their files, and the line about those in several files.
 
     They are joined by the group `recording` of the map; without a map by what the folders hold.
+    The folder itself is called by its name.
     """
     is_stated = "files" in chosen.model_fields_set
-    keys = name_joined(source, recordings, is_stated=is_stated)
+    root = source.root.resolve().name
+    keys = {
+        rel: (subject, root if name in {"", ROOT} else name)
+        for rel, (subject, name) in name_joined(source, recordings, is_stated=is_stated).items()
+    }
     members: dict[tuple[str, str, str], list[str]] = {}
     for rel in recordings:
         subject, name = keys.get(rel, ("", names[rel]))
@@ -293,13 +300,17 @@ def name_joined(
 ) -> dict[str, tuple[str, str]]:
     """File -> subject and name of its recording, of files that are joined.
 
-    They are joined by the group `recording` of `match` (`is_stated`), else where at least `least`
-    folders hold a file a channel.
+    They are joined by the group `recording` of `match` (`is_stated`), else where they are a session
+    of a device, or at least `least` folders hold a file a channel.
     """
     if not is_stated:
         kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
-        folders = {} if is_bids(source) else find_channel_folders(source, kinds, least=least)
-        return {rel: ("", name) for rel, name in folders.items()}
+        if is_bids(source):
+            return {}
+        joined = find_channel_folders(source, kinds, least=least)
+        for session in find_sessions(source, kinds):
+            joined |= dict.fromkeys(session.parts if session.is_joined else (), session.name)
+        return {rel: ("", name) for rel, name in joined.items()}
     keys: dict[str, tuple[str, str]] = {}
     for rel, (_, rule) in recordings.items():
         groups = _match_path(rel, rule.match)
@@ -331,6 +342,8 @@ def _make_recording(
     alone = describe((name,), rule, folder.chosen, folder.labels, folder.options)
     notes, numbers = ((), ()) if name in part_keys else (alone.notes, alone.numbers)
     info = replace(info, notes=notes, numbers=numbers)  # those of files come with them
+    shared = list_shared_labels(folder.beside.files.get(rel, ()) for rel in members)
+    info = replace(info, label_files=shared)
     return join_units(info, [unit for unit, _ in parts]), info
 
 

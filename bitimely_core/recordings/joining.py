@@ -18,7 +18,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf_header
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import list_first, list_names
-from bitimely_core.recordings.mapping import Format, RecordingInfo
+from bitimely_core.recordings.mapping import SUFFIXES, Format, LabelFile, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
@@ -92,8 +92,8 @@ def report_joined(groups: Mapping[str, Sequence[str]], *, is_stated: bool) -> Fi
     hint = "To keep each file apart, give --map with a map of the one line: files = [{}]"
     return input_warning(
         Reason.FILE_NAME,
-        f"{count} files are {len(groups)} recordings",
-        f"joined {'by the group recording' if is_stated else 'since each holds one channel'}: "
+        f"{count} files are {len(groups)} recording{'s' if len(groups) > 1 else ''}",
+        f"joined {'by the group recording' if is_stated else 'since each holds other channels'}: "
         f"{list_first(listed, SHOWN)}",
         "" if is_stated else hint,
         count=count,
@@ -103,12 +103,22 @@ def report_joined(groups: Mapping[str, Sequence[str]], *, is_stated: bool) -> Fi
 def describe_part(info: RecordingInfo, kind: Format) -> RecordingInfo:
     """What is known of a file of a recording: all its channels are read, the map chooses later."""
     names = info.channels if kind in {"npy", "mat"} else {}
-    return replace(info, channels=names, choices=(), keep_dates=True, is_part=True)
+    labels = tuple(file for file in info.label_files if file.form != "device")
+    return replace(
+        info, channels=names, choices=(), keep_dates=True, is_part=True, label_files=labels
+    )
+
+
+def list_shared_labels(beside: Iterable[Sequence[LabelFile]]) -> tuple[LabelFile, ...]:
+    """The label files that are of a whole session; `beside`: those of each of its parts."""
+    files = {file.rel: file for same in beside for file in same if file.form == "device"}
+    return tuple(files.values())
 
 
 def join_units(info: RecordingInfo, parts: Sequence[IngestUnit]) -> IngestUnit:
     """The unit of a recording in several files; without `read` where one of them is faulty."""
-    files = tuple(dict.fromkeys(file for part in parts for file in part.files))
+    labels = [file.rel for file in info.label_files]
+    files = tuple(dict.fromkeys([*(file for part in parts for file in part.files), *labels]))
     faults = tuple(finding for part in parts if part.read is None for finding in part.findings)
     reads = tuple((part.files[0], part.read) for part in parts if part.read is not None)
     read = None if faults else partial(join_records, info, reads)
@@ -175,7 +185,8 @@ def _place_parts(
 ) -> list[PlacedPart]:
     """The parts in order of time, with their onsets by `starts`; those without begin together.
 
-    An onset that is within a second of the start or the end of an earlier part is that.
+    An onset that is within a second of the start or the end of an earlier part is that. Tables of
+    other channels keep their onsets: they state fractions of seconds.
     """
     times = list(filter(None, starts.values()))
     if len(times) < len(parts):
@@ -186,11 +197,19 @@ def _place_parts(
     placed: list[PlacedPart] = []
     for part in order:
         onset = ((starts[part.file] or first) - first).total_seconds()
-        edges = [edge for other in placed for edge in (other.onset, other.end)]
+        edges = [edge for other in placed for edge in _list_edges(part, other)]
         near = [edge for edge in edges if abs(edge - onset) <= NEAR]
         placed.append(part._replace(onset=near[0] if near else onset))
     _require_no_overlap(placed)
     return placed
+
+
+def _list_edges(part: PlacedPart, other: PlacedPart) -> tuple[float, ...]:
+    """The times of an earlier part at which `part` may begin."""
+    is_table = SUFFIXES.get(find_suffix(part.file)) == "table"
+    if is_table and _list_channels(part).isdisjoint(_list_channels(other)):
+        return ()
+    return other.onset, other.end
 
 
 def _list_channels(part: PlacedPart) -> set[str]:
@@ -231,17 +250,20 @@ def _require_no_overlap(placed: Sequence[PlacedPart]) -> None:
 
 
 def _cut_at_edges(signals: Sequence[Signal]) -> list[Signal]:
-    """The signals, cut wherever another one begins or ends more than a second from their ends."""
-    edges = {edge for signal in signals for edge in (signal.onset, _end(signal))}
+    """The signals, cut wherever another one begins, or ends more than a second from their ends, at
+    the nearest of their samples.
+    """
+    begins, ends = {signal.onset for signal in signals}, set(map(_end, signals))
     cut: list[Signal] = []
     for signal in signals:
-        inner = [e for e in sorted(edges) if signal.onset + NEAR < e < _end(signal) - NEAR]
+        inner = {e for e in ends if signal.onset + NEAR < e < _end(signal) - NEAR}
+        inner |= {begin for begin in begins if signal.onset < begin < _end(signal)}
         first, onset = 0, signal.onset
-        for edge in inner:
-            stop = round((edge - signal.onset) * signal.rate)
+        for edge in sorted(inner):
+            stop = min(round((edge - signal.onset) * signal.rate), len(signal.samples) - 1)
             if stop > first:
                 cut.append(signal._replace(samples=signal.samples[first:stop], onset=onset))
-                first, onset = stop, edge
+            first, onset = stop, edge
         cut.append(signal._replace(samples=signal.samples[first:], onset=onset))
     return cut
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
-from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, wfdb_annotations
+from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, vendors, wfdb_annotations
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
+from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.recordings.mapping import LabelFile, LabelForm
 from bitimely_core.recordings.tables import read_bids_events
@@ -105,11 +107,7 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         raise input_error(Reason.ANNOTATION_SYNTAX, "is no file of labels that is known", wanted)
     shift, factor, step = _find_shift(table, time), 1.0, label_files.find_step(table.rows)
     if shift is None:
-        problem = "states clock times, and the recording states no start"
-        action = "its labels are not used"
-        hint = "State the times in seconds from the start of the recording"
-        warning = input_warning(Reason.UNMATCHED_LABELS, problem, action, hint)
-        return LabelSource(file.rel, [], findings=(warning,))
+        return LabelSource(file.rel, [], findings=(_report_no_start("clock times"),))
     if table.clock == "epochs":
         step = factor = epoch or table.epoch or EPOCH
     notes = [
@@ -129,6 +127,12 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         words=words,
         findings=(report_dropped(table.dropped),) if table.dropped else (),
     )
+
+
+def _report_no_start(times: str) -> Finding:
+    problem = f"states {times}, and the recording states no start"
+    hint = "State the times in seconds from the start of the recording"
+    return input_warning(Reason.UNMATCHED_LABELS, problem, "its labels are not used", hint)
 
 
 def report_dropped(count: int) -> Finding:
@@ -235,6 +239,23 @@ def _read_bids(file: LabelFile, _: RecordingTime, __: float | None, ___: object)
     return LabelSource(file.rel, notes, findings=findings)
 
 
+def _read_device(file: LabelFile, time: RecordingTime, _: float | None, __: object) -> LabelSource:
+    """The events of a device as points, by the times since 1970."""
+    text = decode_table(file.path.read_bytes(), fallback="latin-1")
+    form = vendors.find_form(file.path.name, text)
+    if form is None or time.start is None:
+        return LabelSource(file.rel, [], findings=(_report_no_start("times since 1970"),))
+    start = (time.start - datetime(1970, 1, 1)).total_seconds()
+    times = form.read_events(text)
+    notes = [
+        Annotation(round(seconds - start, 6), 0.0, form.events)
+        for seconds in times
+        if not math.isnan(seconds)
+    ]
+    dropped = len(times) - len(notes)
+    return LabelSource(file.rel, notes, findings=(report_dropped(dropped),) if dropped else ())
+
+
 Reader = Callable[[LabelFile, RecordingTime, float | None, Mapping[str, str] | None], LabelSource]
 READERS: dict[LabelForm, Reader] = {
     "text": _read_text,
@@ -242,4 +263,5 @@ READERS: dict[LabelForm, Reader] = {
     "edf": _read_edf,
     "wfdb": _read_wfdb,
     "bids": _read_bids,
+    "device": _read_device,
 }

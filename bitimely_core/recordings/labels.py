@@ -27,6 +27,7 @@ from bitimely_core.recordings.mapping import (
     LabelRules,
     strip_suffix,
 )
+from bitimely_core.recordings.sessions import find_sessions, report_events
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
@@ -94,6 +95,11 @@ def find_labels(
     files = _describe_files(source, pairs | stated, forms)
     for rel, events in find_all_events(source, recordings) if bids else ():
         files[rel] = (*files.get(rel, ()), events)
+    sessions = [] if bids else find_sessions(source, recordings)
+    for session in sessions:
+        events_of = [LabelFile(source.path(rel), rel, "device") for rel in session.events]
+        files |= {rel: (*files.get(rel, ()), *events_of) for rel in session.parts if events_of}
+    findings += report_events(source, sessions)
     findings += [*_report_lone(lone), *_report_unread(unread)]
     beside = FoundLabels(files, annotations_alone, findings)
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
@@ -146,7 +152,7 @@ def _pair_by_name(
         elif form is not None and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-        elif form is None and owner and file.lower().endswith(".txt"):
+        elif form is None and owner and file not in recordings and file.lower().endswith(".txt"):
             unread.append(file)  # other endings are listed among the files that are not read
     return pairs, lone, unread
 

@@ -19,7 +19,7 @@ from bitimely_core.formats.stage_texts import STAGES
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.types import Annotation, AttributeValue
 
-LabelForm = Literal["text", "xml", "edf", "wfdb", "bids"]
+LabelForm = Literal["text", "xml", "edf", "wfdb", "bids", "device"]
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
 Clock = Literal["", "s", "ms", "us", "ns", "min", "h", "days", "ticks", "samples", "datetime"]
 

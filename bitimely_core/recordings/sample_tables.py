@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,8 +80,11 @@ class NamedColumns(NamedTuple):
     values: np.ndarray  # [rows, channels]
 
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
-        """The channel `k` from `onset` seconds on."""
-        return Signal(self.names[k], rate, self.units[k], samples, onset=onset)
+        """The channel `k` from `onset` seconds on; a unit such as `1/64 g` is a scale of g."""
+        unit = self.units[k]
+        part = re.fullmatch(r"1/(\d+) (\w+)", unit)
+        scale, unit = (1 / int(part[1]), part[2]) if part else (1.0, unit)
+        return Signal(self.names[k], rate, unit, samples, scale, onset=onset)
 
 
 def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:

@@ -21,8 +21,7 @@ from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, spl
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids
-from bitimely_core.recordings.joining import find_channel_folders
+from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, name_joined
 from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
 from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
@@ -57,6 +56,10 @@ MATCH_LINE = (
     "a regular expression on the path"
 )
 JOINING_LINE = 'match = "(?P<recording>.+)/"  # the files of a folder are channels of one recording'
+NAMES_LINE = (
+    'match = "(?P<recording>.+){0}[^/{0}]*$"  # names that begin alike are of one recording'
+)
+ROOT_LINE = 'match = "^(?P<recording>)"  # the files here are channels of one recording'
 LABELS_LINE = (
     "# [labels]  # texts of annotations -> classes; "
     "with this section the texts that are not in it are left out"
@@ -170,8 +173,9 @@ def _describe_groups(
     source: Source, contents: FolderContents, texts: Counter[LabelWord]
 ) -> Iterator[str]:
     """Lines of [[files]]; the texts of annotations are counted in `texts`."""
-    rels = chain.from_iterable(contents.groups.values())
-    joined = find_channel_folders(source, {rel: SUFFIXES[find_suffix(rel)] for rel in rels})
+    rels = list(chain.from_iterable(contents.groups.values()))
+    recordings = {rel: (SUFFIXES[find_suffix(rel)], FileRule()) for rel in rels}
+    joined = name_joined(source, recordings, is_stated=False)
     for (folder, ending), same in contents.groups.items():
         untimed = _list_untimed(source, same)
         for rel in untimed[:GROUPS]:  # the first group that fits a file counts
@@ -180,11 +184,21 @@ def _describe_groups(
         members = [rel for rel in same if rel not in untimed]
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
-        match = JOINING_LINE if members[0] in joined else MATCH_LINE
+        match = _describe_joining(members[0], joined.get(members[0], ("", ""))[1])
         yield from ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
         yield from _describe_group(source, members, texts)
         beside = [contents.labels.files.get(rel, ()) for rel in members]
         yield from _describe_label_files(beside, texts)
+
+
+def _describe_joining(rel: str, name: str) -> str:
+    """The line of a map that joins a file to the recording `name`; "": it is alone."""
+    folder = str(PurePosixPath(rel).parent)
+    if not name:
+        return MATCH_LINE
+    if name != folder:
+        return NAMES_LINE.format(rel[len(name)])
+    return ROOT_LINE if folder == "." else JOINING_LINE
 
 
 def _list_untimed(source: Source, rels: Sequence[str]) -> list[str]:
@@ -208,11 +222,11 @@ def _describe_label_files(
     named = [same for same in files if same]
     if not named:
         return ['# labels = "folder/{stem}*"  # TO STATE where label files have other names']
-    for same in named[:NIGHTS]:
-        for file in same:
-            with suppress(UserError):  # the ingest says what is wrong with it
-                source = read_label_file(file, ANY_TIME, None, None)
-                texts.update(LabelWord(note.label, source.is_listed) for note in source.notes)
+    unique = {file.rel: file for file in chain.from_iterable(named[:NIGHTS])}
+    for file in unique.values():
+        with suppress(UserError):  # the ingest says what is wrong with it
+            source = read_label_file(file, ANY_TIME, None, None)
+            texts.update(LabelWord(note.label, source.is_listed) for note in source.notes)
     return [
         f"# labels: {len(named)} of {len(files)} have a file of labels, "
         f"such as {clean(named[0][0].rel, 100)}"
@@ -416,9 +430,11 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
 
 
 def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
-    """The column of the times, and its unit where that is in doubt; none of a stated rate."""
+    """The column of the times, and its unit where that is in doubt; none of a stated rate or of a
+    vendor's form.
+    """
     clock = facts.clock
-    if clock is None or facts.rate:
+    if clock is None or facts.rate or facts.vendor:
         return []
     header = facts.columns[clock.places[-1]].header
     mark = "" if header else "# "

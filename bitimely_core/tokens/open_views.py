@@ -202,15 +202,19 @@ def _select_channels(recordings: Recordings, channels: tuple[str, ...]) -> Recor
 
 
 def _choose_window(cache: Cache, view: View, recordings: Recordings, rate: float) -> int:
-    """Samples of a window at `rate` Hz, at most those of the first recording that is no faster."""
+    """Samples of a window at `rate` Hz, at most those of the longest stretches of the first
+    recording that is no faster.
+    """
     first = next(iter(recordings.values()), [])
     for signals in recordings.values():
         if all(signal.rate <= rate for signal in signals):
             first = signals
             break
-    shortest = min(
-        (math.floor(signal.samples * rate / signal.rate + 1e-6) for signal in first), default=1
-    )
+    longest: dict[str, int] = {}
+    for signal in first:
+        samples = math.floor(signal.samples * rate / signal.rate + 1e-6)
+        longest[signal.channel] = max(samples, longest.get(signal.channel, 0))
+    shortest = min(longest.values(), default=1)
     seconds = view.epoch or view.seconds
     if view.epoch == 0 and not view.points:
         seconds = choose_epoch(_list_durations(cache, recordings)) or view.seconds

@@ -37,7 +37,7 @@ from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
-from bitimely_core.recordings.joining import describe_part, join_units
+from bitimely_core.recordings.joining import describe_part, join_units, list_shared_labels
 from bitimely_core.recordings.labels import find_labels, holds_annotations_alone
 from bitimely_core.recordings.mapping import (
     NO_RULES,
@@ -53,6 +53,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import list_table_channels
+from bitimely_core.recordings.sessions import find_sessions
 from bitimely_core.recordings.sniffed_tables import is_text_of_samples
 from bitimely_core.schemas.tokens import (
     Preprocessing,
@@ -302,13 +303,14 @@ def list_signal_files(source: Source) -> Iterator[str]:
     """Files of a folder that can be recordings.
 
     These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor
-    segments of a record.
+    segments of a record, nor events of a session.
     """
     suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
     rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
+    segments.update(*(session.events for session in find_sessions(source, rels)))
     for rel in sorted(set(rels) - segments):
         if _may_hold_signals(source, rel):
             yield rel
@@ -370,7 +372,9 @@ def read_parts(
             info = replace(_describe_file(rel, kind, plan), label_files=beside)
             units.append(_make_unit(source, rel, kind, describe_part(info, kind), plan))
     with locate_errors(name, replace=False):
-        whole = replace(_describe_file(name, "edf", plan), recording_id=name)
+        whole = _describe_file(name, "edf", plan)
+        shared = list_shared_labels(label_files.values())
+        whole = replace(whole, recording_id=name, label_files=shared)
         return select_channels(_read_record(join_units(whole, units)), plan)
 
 
