@@ -28,7 +28,7 @@ from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
 from bitimely_core.errors import Exit, Finding, Reason, safe_text, unknown_name_error, usage_error
-from bitimely_core.privacy import format_count
+from bitimely_core.privacy import format_count, round_message
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
@@ -213,12 +213,12 @@ def _show_findings(
     report: IngestReport | IngestPart, unpublished: Sequence[Finding], where: Path
 ) -> None:
     """Print what was found in units and in the data set, and why no page was written."""
-    told = {reason.message for reason in report.reasons}
+    told = {round_message(reason.message) for reason in report.reasons}
     screen.print_findings(
         [
             *(reason for unit in report.units for reason in unit.reasons),
             *report.reasons,
-            *(finding for finding in unpublished if finding.message not in told),
+            *(finding for finding in unpublished if round_message(finding.message) not in told),
         ],
         str(where),
     )

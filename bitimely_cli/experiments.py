@@ -124,7 +124,9 @@ def run(
         screen.show_partial(lambda computed: _list_stages(computed["stages"])),
         screen.stages() as (progress, watch),
     ):
-        result = recipes.run(pipeline, progress=progress, say=screen.note, watch=watch, **arguments)
+        result = recipes.run(
+            pipeline, progress=progress, say=screen.announce, watch=watch, **arguments
+        )
     if script is not None:
         return _show_script(result, script, slurm, write.dry_run)
     if "assumptions" in result:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import UserError, clean
-from bitimely_core.privacy import Result, choose_counts
+from bitimely_core.privacy import Result, choose_counts, round_message
 from bitimely_core.system_errors import is_later_process
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Screen:
         """A line beside the result, without control characters: always stderr."""
         if not self.silent:
             print(clean(text, len(text)), file=sys.stderr, flush=True)
+
+    def announce(self, text: str) -> None:
+        """A line of a training, as `note`; under --json with rounded counts of people."""
+        self.note(round_message(text) if self.json else text)
 
     def print_finding(self, finding: Finding | FindingRecord) -> None:
         """One error or warning line; infos are only in the report."""

@@ -284,7 +284,7 @@ def pretrain(
             flags=flags,
             init=source.init,
             progress=progress,
-            say=screen.note,
+            say=screen.announce,
             **start.collect(),
         )
     return _show_training(result, start.dry_run, "finetune")
@@ -311,7 +311,12 @@ def finetune(
 
     with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
         result = workflows.finetune(
-            source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect()
+            source,
+            data=data,
+            flags=flags,
+            progress=progress,
+            say=screen.announce,
+            **start.collect(),
         )
     return _show_training(result, start.dry_run, "evaluate")
 
@@ -363,7 +368,7 @@ def train(
             preset=head.preset,
             flags=flags,
             progress=progress,
-            say=screen.note,
+            say=screen.announce,
             **start.collect(),
         )
     if "members" in result:

@@ -31,9 +31,9 @@ SHOWN = (
     "Counts below 11 are shown: the people are synthetic, or have consented (--small-counts). "
     "Do not share this page otherwise."
 )
-# the number of `3 rows` or `3 of 40 stays` in a message
+# the number of `3 rows`, `3 test subjects` or `3 of 40 stays` in a message
 COUNT_IN_MESSAGE = re.compile(
-    r"(?<![\w.,:'-])\d[\d,]*(?= (?:of |different |of the )?"
+    r"(?<![\w.,:'-])\d[\d,]*(?= (?:of |different |of the |training |validation |test )?"
     r"(?:\d|(?:row|line|subject|claim|stay|id)s?\b))"
 )
 NUMBER_IN_TEXT = re.compile(r"(?<![\w.-])\d[\d,]*(?!\.?\w)")

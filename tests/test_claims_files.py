@@ -241,6 +241,7 @@ def test_case_42_periods_of_observation_are_kept_apart(ingest: Ingest, raw: Path
     ended = ingest(raw, "--source", "omop", "--cohort", str(raw / "chf.toml"))
     assert ended.code == 4
     assert ended.has("belong to the cohort chf-one-year", "followed for fewer than 364 days")
+    assert "at most" not in ended.text, "the screen of the owner"
     # one period for all: everybody is followed, and nobody has the outcome
     both = pl.read_csv(raw / "observation_period.csv")
     joined = both.group_by("person_id").agg(

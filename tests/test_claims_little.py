@@ -50,12 +50,17 @@ def test_default_selection_that_keeps_almost_nothing_is_refused(home, capsys):
     assert not (home / "tokens" / "pophr" / "manifest.json").exists()
     capsys.readouterr()
     assert main(["tokenize", "pophr", "-w", str(home)]) == 4
-    error = capsys.readouterr().err
+    screen = capsys.readouterr().err
+    assert re.search(r"keeps 3 of 90 subjects, with 1 PheCodes", screen), "its owner sees it"
+    assert main(["tokenize", "pophr", "--json", "-w", str(home)]) == 4
+    shown = capsys.readouterr()
+    assert "keeps 3 of" not in shown.out + shown.err
+    error = shown.err
     assert "error[min_codes]" in error
-    assert re.search(r"--no-select keeps at most 90, with 31 PheCodes", error)
+    assert re.search(r"--no-select keeps at most 90 subjects, with 31 PheCodes", error)
     assert "--preset paper" in error
     assert not list((home / "tokens" / "pophr").glob("*.parquet"))
-    assert "keeps at most 10 of at most 90, with 1 PheCodes" in error, (
+    assert "keeps at most 10 of at most 90 subjects, with 1 PheCodes" in error, (
         "a count of people below 11 is not printed"
     )
 

@@ -67,6 +67,8 @@ def test_too_few_subjects_give_sets_that_hold_everything_and_the_reason() -> Non
     assert "8 calibration subjects, at least 9" in str(found.reason)
     assert predict_sets(np.array([[0.9, 0.1]]), None).all()
     assert find_threshold(np.arange(90.0), np.repeat(np.arange(9), 10)).value == 89.0
+    # the sum of 90,000 equal shares falls short of 0.9 by more than the tolerance
+    assert find_threshold(np.arange(9e4), np.repeat(np.arange(9), 10_000)).value == 9e4 - 1
 
 
 def test_scores_are_of_the_true_class_and_sets_hold_what_scores_less() -> None:

@@ -22,7 +22,7 @@ import pytest
 from damage import flip, truncate
 
 from bitimely_cli.main import main
-from bitimely_core import privacy, storage, tokens, workflows
+from bitimely_core import storage, tokens, workflows
 from bitimely_core.claims import tasks
 
 ROOT = Path(__file__).parent.parent
@@ -184,7 +184,7 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
         seen.append((subject, when, bool(label)))
     assert sorted(seen) == sorted(requested.iter_rows())
     assert silent > 0
-    assert any(f"at most {privacy.round_rows(silent):,} of" in line for line in made.notices)
+    assert any(line.startswith(f"{silent:,} of ") for line in made.notices)
     assert (
         storage.decode_json((made.folder / "statistics.json").read_bytes())["without_codes"]
         == silent

@@ -5,6 +5,7 @@ shared. Of synthetic people nothing is withheld.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import test_privacy
 from bitimely_cli.main import main
 from bitimely_core.claims.disclosure import is_open_source
 from bitimely_core.tokens.sequences import open_sequences
+from bitimely_core.workflows import jobs
 
 CHOICES = ("--no-select", "--min-codes", "2")
 RARE = ("chf_source", "flu")  # labels of the columns, with 1 to 10 cases
@@ -99,6 +101,56 @@ def test_scores_and_analyses_on_the_own_screen(run: Run, tmp_path: Path) -> None
     assert "Subjects: " in run(*analyze)
     assert "Subjects: " not in run(*analyze, "--json")
     assert "Withheld" in (tmp_path / "w/reports/calibration-c/report.html").read_text("utf-8")
+
+
+def test_notices_of_a_training_are_exact_on_the_own_screen(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = test_privacy.write_cohort(tmp_path / "raw", 1)
+    read = ("ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician")
+    run(*read, *CHOICES)
+    shards = (tmp_path / "w/tokens/pophr").glob("sequences-*.parquet")
+    splits = pl.concat([pl.read_parquet(path, columns=["split"]) for path in shards])["split"]
+    n = splits.cast(pl.String).value_counts().to_dict(as_series=False)
+    sizes = dict(zip(n["split"], n["count"], strict=True))
+    used = 16
+    share = str(used / sizes["train"])
+    exact = f"on {used} of {sizes['train']} training subjects"
+    rounded = f"on at most 20 of at most {math.ceil(sizes['train'] / 10)}0 training subjects"
+    words = ["train", "counts", "--data", "pophr", "--fraction", share, "-w", str(tmp_path / "w")]
+    for more in ([], ["--dry-run"]):
+        shown = []
+        for reader in ([], ["--json"]):
+            assert main([*words, *more, *reader]) == 0
+            shown.append("\n".join(capsys.readouterr()))
+        assert exact in shown[0]
+        assert rounded in shown[1]
+        assert exact not in shown[1]
+    run("export", "counts-pophr")
+    folders = [tmp_path / "w" / part / "counts-pophr" for part in ("runs", "exports")]
+    for path in (folders[0] / "report.html", *folders[1].rglob("*.*")):
+        text = path.read_bytes().decode(errors="replace")
+        assert exact not in text
+        assert rounded in text or path.name not in {"report.html", "run.json"}
+
+    validation = f"{sizes['validation']} validation subjects are too few"
+    words = ("train", "seft", "--preset", "tiny", "--data", "pophr", "--steps", "2", "--dry-run")
+    assert validation in run(*words)
+    assert validation not in (shared := run(*words, "--json"))
+    assert "at most 20 validation subjects are too few" in shared
+
+
+def test_windows_of_few_people_are_withheld_in_json_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = test_privacy.write_cohort(tmp_path / "raw", 1)
+    run("ingest", "pophr", str(raw), *CHOICES)
+    monkeypatch.setattr(jobs, "is_small", lambda n: n < 25)
+    words = ("train", "counts", "--data", "pophr", "--dry-run")
+    shared = json.loads(run(*words, "--json"))["windows"]
+    assert shared["validation"] is None
+    assert shared["train"] > 25
+    assert re.search(r"windows: train \d+, validation \d+, test \d+", run(*words))
 
 
 def test_nothing_is_withheld_of_synthetic_people(run: Run, tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_one_bad_file_is_named_and_the_others_go_on(
     ]
     assert all(name in err for name in ("bad.edf", "empty.bdf", "absent.edf"))
     assert call(home, [bad, empty], tmp_path / "none") == 4
+    assert call(home, [bad, tmp_path / "absent.edf"], tmp_path / "none") == 4
     assert not (tmp_path / "none").exists()
     assert call(home, [tmp_path / "absent.edf"], tmp_path / "none") == 2
 
@@ -414,6 +415,9 @@ def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(
     assert call(home, [night], tmp_path) == 0
     folder, name = tmp_path / night.stem, night.stem
     frame = pl.read_parquet(folder / "predictions.parquet")
+    probabilities = frame.select([f"p_{stage}" for stage in STAGES]).to_numpy()
+    assert frame["prediction"].to_list() == probabilities.argmax(1).tolist()
+    assert frame["class"].to_list() == [STAGES[k] for k in frame["prediction"]]
     notes = mne.read_annotations(folder / f"{name}-hypnogram.edf")
     texts = {"REM": "Sleep stage R"}
     assert list(notes.description) == [
@@ -438,6 +442,8 @@ def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(
     assert (row["windows"], row["status"]) == (len(frame), "predicted")
     assert row["hours"] == pytest.approx((max(notes.onset) + 30) / 3600)
     assert row["confidence"] == pytest.approx(frame["confidence"].mean())
+    asleep = sum(stage != "W" for stage in frame["class"])
+    assert row["endpoints"]["total_sleep_time"]["value"] == pytest.approx(asleep / 2)
     assert (
         json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"]
         == "derivative"

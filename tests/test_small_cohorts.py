@@ -272,6 +272,7 @@ def test_a_cell_has_as_many_small_values_as_its_margins_leave() -> None:
         (110, 50, 49, 0.48, True),  # 4.8 of them: 7 values
         (110, 50, 49, 0.49, True),  # 6.9 of them: 5 values
         (110, 50, 49, 0.50, False),  # 9.0 of them: 2 or 3 values
+        (110, 60, 39, 0.59, False),  # 7.4 of them: 4 values
         (109, 50, 48, 0.46, False),  # a small group
         (110, 0, 99, 0.0, True),
     ],

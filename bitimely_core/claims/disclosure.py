@@ -394,8 +394,8 @@ def list_ratio_rows(sequences: EventSequences, disclosure: CountDisclosure) -> l
 
 
 def _order_ratio(row: RatioRow) -> tuple[Any, ...]:
-    is_withheld = row.counts[0] is None or row.numbers[0] is None
-    return row.label, is_withheld, -(row.numbers[0] or 0.0), phecode_sort_key(row.code)
+    ratio = row.numbers[0]
+    return row.label, ratio is None, -(ratio or 0.0), phecode_sort_key(row.code)
 
 
 def _find_closed_ratios(ratios: pl.DataFrame, controls: bool) -> set[tuple[str, str]]:

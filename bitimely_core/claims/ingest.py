@@ -52,7 +52,6 @@ from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.subjects import CleanedSource, SubjectCounts
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats.source import Source, scan_folder
-from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import (
@@ -91,33 +90,9 @@ def ingest_events(
         if part is not None and part.parts_missing:
             return part
         wait = max(wait, PART_LOCK_WAIT)
-    with locks.lock_folder(run.out, wait), _round_refusal():
+    with locks.lock_folder(run.out, wait), ingest_report.round_refusal():
         storage.remove_temporary_files(run.out)
         return _build_cache(run, parts, force_new=force_new)
-
-
-@contextmanager
-def _round_refusal() -> Iterator[None]:
-    """An error about the data that leaves this block, and its details, have rounded counts; those
-    of `exact` are not rounded.
-    """
-    try:
-        yield
-    except UserError as error:
-        if error.exit_code == Exit.REFUSED:
-            error.exact = [error.finding, *error.details]
-            error.problem, error.requirement = map(
-                round_message, (error.problem, error.requirement)
-            )
-            error.details = [
-                replace(
-                    finding,
-                    problem=round_message(finding.problem),
-                    requirement=round_message(finding.requirement),
-                )
-                for finding in error.details
-            ]
-        raise
 
 
 def _build_cache(run: IngestRun, parts: int, *, force_new: bool) -> IngestReport:
@@ -496,10 +471,10 @@ def _write_events(
         job.run.reasons.append(
             input_warning(
                 Reason.METADATA,
-                round_message(f"{other_sex} rows have a PheCode of the other sex"),
+                f"{other_sex} rows have a PheCode of the other sex",
                 "it is left out",
                 field="--sex-restrictions",
-                count=round_rows(other_sex),
+                count=other_sex,
             )
         )
     return events, [

@@ -7,7 +7,8 @@ Reports that are printed have their counts of rows and subjects rounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.unknown_dates import describe_days
-from bitimely_core.errors import Finding, Reason
+from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.schemas.ingest import (
     CachedUnit,
     FindingRecord,
@@ -141,6 +142,30 @@ def round_reason(reason: FindingRecord) -> FindingRecord:
             "examples": [] if privacy.is_small(reason.count) else reason.examples,
         }
     )
+
+
+@contextmanager
+def round_refusal() -> Iterator[None]:
+    """An error about data or options that leaves this block, and its details, have rounded counts;
+    those of `exact` are not rounded.
+    """
+    try:
+        yield
+    except UserError as error:
+        if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
+            error.exact = [error.finding, *error.details]
+            error.problem, error.requirement = map(
+                privacy.round_message, (error.problem, error.requirement)
+            )
+            error.details = [
+                replace(
+                    finding,
+                    problem=privacy.round_message(finding.problem),
+                    requirement=privacy.round_message(finding.requirement),
+                )
+                for finding in error.details
+            ]
+        raise
 
 
 def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from bitimely_core.claims.disclosure import (
     shortcut_table,
 )
 from bitimely_core.claims.ingest import ingest_events, pin_options
-from bitimely_core.claims.ingest_report import round_reason, round_report
+from bitimely_core.claims.ingest_report import round_reason, round_refusal, round_report
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
@@ -125,14 +125,14 @@ def write_sequences(
     `tasks.write_task_sequences`.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    if "task" in choices:
-        base = open_sequences(_find_base(out, opened.dataset, choices), verify)
-        tasks.write_task_sequences(
-            opened, base, out=out, verify=verify, force_new=force_new, progress=progress, **choices
-        )
-    else:
-        plan = sequence_plan.resolve_plan(opened, **choices)
-        tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
+    how: Choices = {"verify": verify, "force_new": force_new, "progress": progress}
+    with round_refusal():
+        if "task" in choices:
+            base = open_sequences(_find_base(out, opened.dataset, choices), verify)
+            tasks.write_task_sequences(opened, base, out=out, **how, **choices)
+        else:
+            plan = sequence_plan.resolve_plan(opened, **choices)
+            tokenize.write_sequences(plan, out, **how)
 
 
 def write_extras(cache: Path, folder: Path) -> Path | None:

@@ -61,6 +61,8 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
     disclosure = open_disclosure(sequences.folder)
     if disclosure.exact:
         return scores
+    notices = list(map(privacy.round_message, scores.notices))
+    scores = scores.model_copy(update={"notices": notices})
     if scores.task == "survival":
         return _protect_times(scores)
     if scores.task == "multilabel":
@@ -191,7 +193,7 @@ def _protect_labels(scores: Scores, withheld: WithheldLabels) -> Scores:
         },
         "compared": scores.compared and _map_items(withheld.protect_baseline, scores.compared),
     }
-    notices, few = list(map(privacy.round_message, scores.notices)), _has_few_subjects(scores)
+    notices, few = list(scores.notices), _has_few_subjects(scores)
     if withheld.undecided:
         notices.append(privacy.NOTICE)
         if scores.comparison is not None:
@@ -245,7 +247,7 @@ def _protect_times(scores: Scores) -> Scores:
         "comparison": None
         if closed
         else scores.comparison and _round_comparison(scores.comparison),
-        "notices": [*map(privacy.round_message, scores.notices), privacy.NOTICE],
+        "notices": [*scores.notices, privacy.NOTICE],
         **(HIDDEN_SIZE if _has_few_subjects(scores) else {}),
     }
     return scores.model_copy(update=changed)

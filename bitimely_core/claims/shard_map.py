@@ -21,7 +21,6 @@ from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.steps import ClaimsShard, PhecodesOfCodes
 from bitimely_core.errors import usage_error
-from bitimely_core.privacy import round_message
 
 T = TypeVar("T")
 DAY, MINUTE = 86_400_000_000, 60_000_000  # microseconds
@@ -185,7 +184,7 @@ def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
             placed, on="subject_id", how="left", maintain_order="left"
         )
         if missing := cohort["split"].null_count():
-            text = round_message(f"misses {missing} of {cohort.height} subjects")
+            text = f"misses {missing} of {cohort.height} subjects"
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
         return cohort
     bins = sorted(cohort["split_bin"].unique().to_list())

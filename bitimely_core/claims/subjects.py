@@ -20,7 +20,6 @@ from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import compute_digests, to_keys
 from bitimely_core.claims.spill import SpilledStretch
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
-from bitimely_core.privacy import round_message
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 PRESENCE = ("has_rows", "registered")  # how a subject is present
@@ -159,7 +158,7 @@ def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> tuple[np.ndarra
     if job.splits is not None and job.options.split_file:
         if listed < len(keys):
             raise usage_error(
-                round_message(f"misses {len(keys) - listed} of {len(keys)} subjects"),
+                f"misses {len(keys) - listed} of {len(keys)} subjects",
                 "expected all, by the ids of the source",
                 file=job.options.split_file,
                 field="--split-file",

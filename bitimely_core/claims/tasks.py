@@ -27,7 +27,6 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
-from bitimely_core.privacy import round_message
 from bitimely_core.records import StoredFile, refuse_other_manifest, write_results
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
@@ -264,7 +263,7 @@ def _list_notices(statistics: PredictionStatistics) -> list[str]:
         f"{n_silent:,} of {statistics.rows:,} rows have no known code before their prediction "
         "time: their input is [UNK]."
     )
-    return [round_message(text)] if n_silent else []
+    return [text] if n_silent else []
 
 
 def _list_findings(absent: int) -> list[Finding]:

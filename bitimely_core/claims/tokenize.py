@@ -38,7 +38,6 @@ from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
-from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import CodeMap, FindingRecord
@@ -200,14 +199,14 @@ def _refuse_empty_cohort(rules: CohortRules, flow: CohortFlow) -> None:
         texts = [f"{step.left_out} subjects {step.text}" for step in reasons if step.left_out]
         raise input_error(
             Reason.NO_INPUT,
-            round_message(f"0 of {flow.subjects} subjects belong to the cohort {rules.name}"),
-            round_message(f"left out are {'; '.join(texts)}") if texts else "",
+            f"0 of {flow.subjects} subjects belong to the cohort {rules.name}",
+            f"left out are {'; '.join(texts)}" if texts else "",
             OTHER_COHORT,
         )
     if not flow.cases:
         raise input_error(
             Reason.CLASS_MISSING,
-            round_message(f"0 of {last} subjects of the cohort {rules.name} have its outcome"),
+            f"0 of {last} subjects of the cohort {rules.name} have its outcome",
             f"expected some with {rules.outcome.rule}",
             OTHER_COHORT,
         )
@@ -418,7 +417,7 @@ def _refuse_little(
         n = sum(shards.apply(partial(_count_sequences, other, wider)))
         if n > n_default:
             n_codes = len(wider.phecodes)
-            better.append(f"{flag} keeps at most {round_rows(n):,}, with {n_codes} PheCodes")
+            better.append(f"{flag} keeps {n:,} subjects, with {n_codes} PheCodes")
     if not better:
         return
     for name in built.files:
@@ -426,8 +425,8 @@ def _refuse_little(
     total = plan.manifest.funnel.subjects or 0
     raise input_error(
         Reason.MIN_CODES,
-        f"of the subjects the default selection keeps at most {round_rows(n_default):,} of at most "
-        f"{round_rows(total):,}, with {len(selection.phecodes)} PheCodes",
+        f"the default selection keeps {n_default:,} of {total:,} subjects, with "
+        f"{len(selection.phecodes)} PheCodes",
         "; ".join(better),
         "Choose one of them, or give --preset paper to keep the selection as it is",
         file=str(plan.cache.folder),

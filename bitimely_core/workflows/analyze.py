@@ -14,7 +14,7 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
-from bitimely_core.privacy import NOTICE, has_small_count, is_small
+from bitimely_core.privacy import NOTICE, has_small_count, is_small, round_message
 from bitimely_core.records import describe_changes
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
@@ -239,7 +239,7 @@ def protect_page(page: Page, *, withhold: bool = False) -> Page:
     return Page(
         title=page.title,
         verdict=page.verdict,
-        notices=[*page.notices, NOTICE],
+        notices=[*map(round_message, page.notices), NOTICE],
         blocks=[block for block in page.blocks if _is_open(block)],
         facts={
             name: text

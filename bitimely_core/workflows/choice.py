@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.evaluate import LOWER_IS_BETTER, MAIN
 from bitimely_core.evaluate.predict import measure_task
-from bitimely_core.privacy import is_small
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.train.tuning import TrainValidation
-from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,13 +28,10 @@ def limit_choice(settings: Settings, validation: Windows) -> tuple[Settings, lis
         return settings, []
     if subjects >= FEW_SUBJECTS and rows >= MANY_WINDOWS:
         return settings, []
-    unit, counted = validation.subject_unit, f"{subjects:,}"
-    if hides_counts(validation) and is_small(subjects):
-        counted = "few"
     notice = (
-        f"The weights are those of the last step: {counted} validation {unit}s are too few to "
-        f"choose the best (at least {ENOUGH_SUBJECTS}, or {FEW_SUBJECTS} with {MANY_WINDOWS} "
-        "windows)."
+        f"The weights are those of the last step: {subjects:,} validation "
+        f"{validation.subject_unit}s are too few to choose the best (at least {ENOUGH_SUBJECTS}, "
+        f"or {FEW_SUBJECTS} with {MANY_WINDOWS} windows)."
     )
     train = settings.train.model_copy(update={"checkpoint": "last"})
     return settings.model_copy(update={"train": train}), [notice]

@@ -344,7 +344,7 @@ def _list_notices(
     record: RunRecord, windows: Windows, settings: EvaluationSettings, shared: int, split: str
 ) -> list[str]:
     """Caveats of the run, of its windows and of how it is scored."""
-    notices = list(dict.fromkeys([*record.notices, *windows.notices]))
+    notices = _join_notices(record, windows)
     now, before = describe_data(windows), record.data[0]
     for key, old, new in (
         ("rate", before.rate, now.rate),
@@ -368,6 +368,14 @@ def _list_notices(
     if split != "test":
         notices.append(f"These are scores on the {split} split, not on the test split.")
     return [str(rename_units(line, windows.subject_unit)) for line in notices]
+
+
+def _join_notices(record: RunRecord, windows: Windows) -> list[str]:
+    """Notices of the run and of its windows; exact only where those of these scores are
+    protected.
+    """
+    trained = record.notices if hides_counts(windows) else run_page.list_notices(record)
+    return list(dict.fromkeys([*trained, *windows.notices]))
 
 
 def _score_objective(

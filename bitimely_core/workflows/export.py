@@ -15,6 +15,7 @@ from bitimely_core.records import (
     read_result,
     write_results,
 )
+from bitimely_core.report.run_page import list_notices
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import HISTORIES
@@ -187,6 +188,12 @@ def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
             data.model_copy(update={"audit": audit})
             for data, audit in zip(record.data, audits, strict=True)
         )
-        record = record.model_copy(update={"data": data, "train_label_counts": None})
+        record = record.model_copy(
+            update={
+                "data": data,
+                "train_label_counts": None,
+                "notices": tuple(list_notices(record)),
+            }
+        )
         protected["run.json"] = storage.encode_json(record.to_json())
     return protected

@@ -14,7 +14,6 @@ from bitimely_core.config import Settings, list_presets, load_preset, merge_laye
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
-from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe
 from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
@@ -35,12 +34,7 @@ from bitimely_core.workflows.jobs import (
     finish_job,
     list_training_notices,
 )
-from bitimely_core.workflows.prepare import (
-    hides_counts,
-    open_recipe,
-    prepare_windows,
-    resolve_training,
-)
+from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
 from bitimely_core.workspace import find_dataset, locate_new
 
 NO_CASE = (
@@ -430,10 +424,7 @@ def _make_grid(settings: Settings, windows: Windows, target: np.ndarray) -> Haza
 def describe_fraction(windows: Windows, used: int, verb: str = "fine-tuning") -> str:
     """The notice on training subjects that are left out."""
     available = len(set(windows["train"].subjects()))
-    part = f"{used:,} of {available:,}"
-    if hides_counts(windows) and (is_small(used) or is_small(available)):
-        part = "few"
-    return f"{verb} on {part} training {windows.subject_unit}s"
+    return f"{verb} on {used:,} of {available:,} training {windows.subject_unit}s"
 
 
 def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str], carried: int) -> str:

@@ -82,12 +82,12 @@ def ingest(
             findings = built["findings"]
             report["tokens"] = _summarize_tokens(built, folder.parent.parent, reasons)
         except UserError as error:
-            finding = _make_finding(error)
-            if finding.level == "error":
+            shared, exact = _make_findings(error)
+            if shared.level == "error":
                 report["exit_code"] = int(Exit.REFUSED)
-            findings = [finding.as_dict()]
+            findings = [exact.as_dict()]
             if notice is not None:
-                notice(finding)
+                notice(shared)
         report["reasons"] = [*reasons, *findings]
         counts = Counter[str](report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in findings})
@@ -119,14 +119,16 @@ def _summarize_tokens(built: Choices, workspace: Path, reasons: Sequence[Choices
     return tokens
 
 
-def _make_finding(error: UserError) -> Finding:
-    """The finding of sequences that could not be made, a warning where a default keeps little: the
-    cache is complete. Raises `error` where the data are not its reason.
+def _make_findings(error: UserError) -> list[Finding]:
+    """The finding of sequences that could not be made as it is shared and as the owner of the data
+    sees it, a warning where a default keeps little: the cache is complete. Raises `error` where
+    the data are not its reason.
     """
     if error.exit_code != Exit.REFUSED:
         raise error
+    findings = [error.finding, (error.exact or [error.finding])[0]]
     is_default = error.code == Reason.MIN_CODES
-    return replace(error.finding, level="warning") if is_default else error.finding
+    return [replace(finding, level="warning") for finding in findings] if is_default else findings
 
 
 def suggest_tokens(dataset: str, folder: Path) -> str:

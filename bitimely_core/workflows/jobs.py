@@ -12,10 +12,11 @@ from bitimely_core import registry, storage
 from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
+from bitimely_core.privacy import is_small
 from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.run_page import training_page
+from bitimely_core.report.run_page import list_notices, training_page
 from bitimely_core.run import (
     FORMAT,
     SPLITS,
@@ -42,6 +43,7 @@ from bitimely_core.train import tuning
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
+from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,7 +118,10 @@ class TrainingResult(TypedDict, total=False):
     folder: str
     parameters: int
     leak_free: bool | str | None
-    notices: list[str]
+    notices: list[str]  # in `exact` with all counts, for the owner of the data alone
+    exact: dict[str, object]
+    windows: dict[str, int | None]  # of a dry run
+    exists: bool  # of a dry run: whether the folder has a run
     steps: int
     trained: bool  # False when the run was already finished
     writer: bool  # whether this is the first process
@@ -175,16 +180,37 @@ def run_job(
         before = job.earlier_subjects
         seal_run(job.folder, record, job.windows, before, trained=not stored.finished)
     return {
-        "format_version": FORMAT,
-        "run": record.run,
-        "folder": str(job.folder),
+        **describe_run(record, job.folder),
         "parameters": record.parameters,
         "leak_free": record.leak_free,
         "trained": not stored.finished,
         "writer": writer,
         "steps": steps,
         "final": record.final.model_dump(mode="json") if record.final else None,
-        "notices": list(record.notices),
+    }
+
+
+def describe_run(record: RunRecord, folder: Path) -> TrainingResult:
+    """What the results of trainings and of dry runs have in common."""
+    return {
+        "format_version": FORMAT,
+        "run": record.run,
+        "folder": str(folder),
+        "notices": list_notices(record),
+        "exact": {"notices": list(record.notices)},
+    }
+
+
+def describe_plan(record: RunRecord, folder: Path, windows: Windows) -> TrainingResult:
+    """What the results of all dry runs have in common; windows of few people are withheld."""
+    result, hidden = describe_run(record, folder), hides_counts(windows)
+    counts = {split: len(windows[split]) for split in SPLITS}
+    shared = {split: None if hidden and is_small(n) else n for split, n in counts.items()}
+    return {
+        **result,
+        "exists": (folder / "run.json").is_file(),
+        "windows": shared,
+        "exact": {**result["exact"], "windows": counts},
     }
 
 
@@ -395,16 +421,11 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
         seconds = 60 * train.minutes
         cost["steps"], cost["seconds"] = int(seconds / cost["seconds_per_step"]), seconds
     result = {
-        "format_version": FORMAT,
-        "run": record.run,
-        "folder": str(job.folder),
-        "exists": (job.folder / "run.json").is_file(),
+        **describe_plan(record, job.folder, job.windows[0]),
         "parameters": record.parameters,
+        "leak_free": record.leak_free,
         "paper_parameters": record.paper_parameters,
         "tokens": describe_tokens(record.settings.model, record.data[0].rate),
-        "leak_free": record.leak_free,
-        "windows": {split: len(job.windows[0][split]) for split in SPLITS},
-        "notices": list(record.notices),
         **cost,
     }
     if job.search:
@@ -560,8 +581,7 @@ def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
         subjects, unit = len(set(train.subjects())), windows.subject_unit
         plural = "s" if subjects != 1 else ""
         notices.append(
-            f"{name}: no test scores: {subjects} {unit}{plural}, "
-            f"at least 3 {unit}s required for a test split."
+            f"{name}: no test scores: {subjects} {unit}{plural}, a test split needs at least 3."
         )
     present = sum(map(bool, count_labels(train).values()))
     if windows.task == "classification" and present < 2:

@@ -14,7 +14,7 @@ from bitimely_core.methods.contract import (
     fit_method,
     resolve_config,
 )
-from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_data, list_versions
+from bitimely_core.run import claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import FinalLosses, RunRecord
 from bitimely_core.workflows.finetune import describe_fraction, open_view
 from bitimely_core.workflows.jobs import (
@@ -22,6 +22,8 @@ from bitimely_core.workflows.jobs import (
     TrainingPlan,
     TrainingResult,
     count_labels,
+    describe_plan,
+    describe_run,
     list_training_notices,
     seal_run,
 )
@@ -90,14 +92,7 @@ def train_method(plan: TrainingPlan, run: str | None, execution: Execution) -> T
     record = _describe_run(run, settings, windows, view, verify=verify)
     folder = locate_new(workspace, "runs", record.run, "--run")
     if dry_run:
-        return {
-            "format_version": FORMAT,
-            "run": record.run,
-            "folder": str(folder),
-            "exists": (folder / "run.json").is_file(),
-            "windows": {split: len(windows[split]) for split in SPLITS},
-            "notices": list(record.notices),
-        }  # type: ignore[typeddict-unknown-key]
+        return describe_plan(record, folder, windows)
     if say is not None:
         for line in record.notices:
             say(line)
@@ -112,16 +107,13 @@ def train_method(plan: TrainingPlan, run: str | None, execution: Execution) -> T
         record = RunRecord.load(folder / "run.json")
     seal_run(folder, record, [windows], trained=is_new)
     return {
-        "format_version": FORMAT,
-        "run": record.run,
-        "folder": str(folder),
+        **describe_run(record, folder),
         "parameters": record.parameters,
         "leak_free": None,
         "trained": is_new,
         "writer": True,
         "steps": 0,
         "final": None,
-        "notices": list(record.notices),
     }
 
 

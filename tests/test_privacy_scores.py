@@ -1,0 +1,257 @@
+"""What is withheld of scores and ratios beside withheld counts, against all tables that fit what is
+printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from bitimely_core.claims import disclosure, protected_scores
+from bitimely_core.claims.disclosure import CountDisclosure
+from bitimely_core.schemas.scores import (
+    Baseline,
+    ClassScores,
+    Difference,
+    LabelCalibration,
+    MetricValue,
+    RiskGroup,
+    RiskPoint,
+    Scores,
+)
+
+Table = tuple[int, int, int, int]  # cases with the code, cases, subjects with it, subjects
+TABLES: dict[tuple[str, str], Table] = {
+    ("flu", "480"): (50, 100, 200, 400),
+    ("flu", "490"): (40, 100, 100, 400),
+    ("flu", "9"): (5, 100, 205, 400),  # small, but any of 1 to 10 fits
+    ("flu", "10"): (95, 100, 205, 400),
+    ("chf", "500"): (198, 396, 200, 400),  # 2 of 4 others: at most 4 values
+    ("flu", "500"): (50, 100, 200, 400),  # shows the 200
+    ("chf", "490"): (100, 200, 100, 400),
+}
+SHOWN = [("chf", "490"), ("flu", "490"), ("flu", "480")]  # the largest ratio of a label first
+HIDDEN = [("chf", "500"), ("flu", "9"), ("flu", "10"), ("flu", "500")]  # by code
+
+
+def list_cells(with_code: int, cases: int, carriers: int, subjects: int) -> tuple[int, ...]:
+    return (
+        with_code,
+        cases - with_code,
+        carriers - with_code,
+        subjects - cases - carriers + with_code,
+    )
+
+
+def has_few_tables(table: Table) -> bool:
+    """Whether a cell of 1 to 10 has fewer than five values of 1 to 10 beside the margins, by trial
+    of all tables.
+    """
+    fits = [
+        cells
+        for with_code in range(table[1] + 1)
+        if min(cells := list_cells(with_code, *table[1:])) >= 0
+    ]
+    values = [{cells[k] for cells in fits} & set(range(1, 11)) for k in range(4)]
+    return any(0 < cell < 11 and len(values[k]) < 5 for k, cell in enumerate(list_cells(*table)))
+
+
+def test_a_table_is_narrow_where_fewer_than_five_tables_fit() -> None:
+    tried = set()
+    for cases, carriers, subjects in itertools.product((4, 6, 13, 30), (3, 5, 12, 31), (31, 36)):
+        for with_code in range(min(cases, carriers) + 1):
+            table = (with_code, cases, carriers, subjects)
+            if min(list_cells(*table)) >= 0:
+                expected = has_few_tables(table)
+                assert disclosure._is_narrow(*table) is expected, table
+                tried.add(expected)
+    assert tried == {False, True}
+
+
+@pytest.mark.parametrize("controls", [False, True])
+def test_withheld_ratios_are_the_last_and_in_an_order_that_shows_nothing(
+    controls: bool, tmp_path: Path
+) -> None:
+    rows = []
+    for (label, code), (with_code, cases, carriers, subjects) in TABLES.items():
+        ratio = with_code / cases / (carriers / subjects)
+        reference = (carriers - with_code, subjects - cases) if controls else (carriers, subjects)
+        rows.append((label, code, ratio, ratio / 2, ratio * 2, with_code, cases, *reference, True))
+    rows.append(("flu", "999", 9.0, 8.0, 10.0, 50, 100, *rows[0][7:9], False))
+    names = [
+        "target",
+        "code",
+        "ratio",
+        "lo",
+        "hi",
+        "n_case_with",
+        "n_case",
+        "n_ref_with",
+        "n_ref",
+        "selected",
+    ]
+    pl.DataFrame(rows, schema=names, orient="row").write_parquet(tmp_path / "ratios.parquet")
+    options = SimpleNamespace(model_extra={"denominator": "controls"} if controls else {})
+    built: Any = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(options=options))
+
+    shared = disclosure.list_ratio_rows(built, CountDisclosure(exact=False))
+    open_rows = [(row.label, row.code) for row in shared if row.numbers[0] is not None]
+    closed_rows = [(row.label, row.code) for row in shared if row.numbers[0] is None]
+    assert (open_rows, closed_rows) == (SHOWN, HIDDEN)
+    assert [row.label for row in shared] == ["chf"] * 2 + ["flu"] * 5
+    for row in shared:
+        assert (row.counts[0] is None) == (row.counts[2] is None) == (row.numbers[0] is None)
+        assert row.counts[1] == TABLES[row.label, row.code][1]
+    exact = disclosure.list_ratio_rows(built, CountDisclosure())
+    assert {(row.label, row.code): row.counts[0] for row in exact} == {
+        key: table[0] for key, table in TABLES.items()
+    }
+    key = ("flu", "ratio", "train", "cases")
+    for row in disclosure.list_ratio_rows(
+        built, CountDisclosure(withheld=frozenset({key}), exact=False)
+    ):
+        if row.label == "flu":
+            assert row.numbers == (None, None, None)
+            assert row.counts[1] is None
+            assert (row.counts[3] is None) is controls, "of cases and controls each shows the other"
+
+
+def test_counts_of_a_label_are_open_where_both_are_printed() -> None:
+    for kind in ("known", "cases", "others"):
+        shared = CountDisclosure(withheld=frozenset({("a", "after", "all", kind)}))
+        assert shared.has_counts("a", "after") is (kind == "others")
+        assert shared.has_counts("a", "after", "test")
+        assert shared.has_counts("b", "after")
+
+
+# ---- scores of several labels
+
+
+def make_scores(areas: dict[str, float | None], support: dict[str, int]) -> Scores:
+    """Scores of 400 people with all decisions right, and means over the labels with an area."""
+    right = MetricValue(value=1.0)
+    values = [area for area in areas.values() if area is not None]
+    mean = MetricValue(value=sum(values) / len(values), n_defined=len(values))
+    return Scores(
+        run="r",
+        data="d",
+        split="test",
+        task="multilabel",
+        n=400,
+        n_subjects=400,
+        metrics=dict.fromkeys(("auroc", "auprc"), mean),
+        by_class={
+            name: ClassScores(
+                support=support[name],
+                subjects=support[name],
+                precision=right,
+                recall=right,
+                f1=right,
+                auroc=MetricValue(value=area),
+                auprc=MetricValue(value=area),
+            )
+            for name, area in areas.items()
+        },
+        baselines={"prior": Baseline(metrics={"auroc": mean})},
+        risk_calibration={
+            name: LabelCalibration(slope=mean, intercept=mean, brier=mean, observed=1 / 3)
+            for name in areas
+        },
+    )
+
+
+@pytest.mark.parametrize("closed", [set(), {"a"}, {"b"}, {"a", "b"}, {"a", "b", "c"}])
+@pytest.mark.parametrize("undefined", [set(), {"b"}, {"b", "c"}])
+def test_no_area_of_a_withheld_label_follows_from_the_mean(
+    closed: set[str], undefined: set[str]
+) -> None:
+    areas = {
+        name: None if name in undefined else 0.6 + 0.01234567 * k for k, name in enumerate("abc")
+    }
+    exact = make_scores(areas, support := {"a": 100, "b": 90, "c": 50})
+    keys = frozenset((name, "after", "test", "cases") for name in closed)
+    withheld = protected_scores._choose_labels(exact, CountDisclosure(withheld=keys, exact=False))
+    shown = protected_scores._protect_labels(exact, withheld)
+    ranked = {name for name, area in areas.items() if area is not None}
+    hidden = {name for name in ranked if shown.by_class[name].auroc.value is None}
+    assert hidden >= closed & ranked
+    assert len(hidden) != 1 or shown.metrics["auroc"].value is None
+    for name in hidden - closed:  # the companion: no other one has fewer cases
+        assert closed & ranked
+        assert support[name] == min(support[label] for label in ranked - closed)
+    assert len(hidden - closed) == (len(closed & ranked) == 1 and bool(ranked - closed))
+    if len(hidden) != 1:
+        assert shown.metrics["auroc"].value == pytest.approx(
+            exact.metrics["auroc"].value, abs=6e-4 if closed else 0
+        )
+    for name, label in shown.by_class.items():
+        is_open = name not in closed
+        assert (label.support is not None) is is_open
+        assert (label.precision.value is not None) is is_open
+    assert (shown.baselines["prior"].metrics["auroc"].value is None) is (
+        bool(closed) or len(hidden) == 1
+    )
+    assert set(shown.risk_calibration or {}) == set(areas) - hidden - closed
+    for calibration in (shown.risk_calibration or {}).values():
+        assert calibration.observed == 0.333
+
+
+@pytest.mark.parametrize(
+    ("hits", "wrong", "missed", "few"),
+    [
+        (50, 20, 20, False),
+        (50, 10, 20, True),
+        (50, 20, 10, True),
+        (10, 20, 40, True),
+        (0, 20, 40, True),  # precision 0: how many decisions there were is not known
+        (50, 345, 0, True),  # 5 right without the label
+        (50, 0, 20, False),
+    ],
+)
+def test_decisions_are_withheld_with_a_small_cell(
+    hits: int, wrong: int, missed: int, few: bool
+) -> None:
+    support = hits + missed
+    label = ClassScores(
+        support=support,
+        precision=MetricValue(value=hits / (hits + wrong)),
+        recall=MetricValue(value=hits / support),
+    )
+    assert protected_scores._has_few_in_confusion(label, 400) is few
+
+
+def test_rounded_numbers_keep_three_digits_and_lose_counts() -> None:
+    difference = Difference(difference=0.123456, p=0.0123456, n_defined=7)
+    metric = MetricValue(value=0.98765, se=0.0123456, lo=0.9, n_defined=7, difference=difference)
+    shown = protected_scores._round_metric(metric)
+    assert (shown.value, shown.se, shown.lo, shown.hi) == (0.988, 0.012, 0.9, None)
+    assert shown.difference is not None
+    assert (shown.difference.difference, shown.difference.p) == (0.123, 0.012)
+    assert (shown.n_defined, shown.difference.n_defined) == (None, None)
+    assert shown.undefined_reason is None
+    rare = metric.model_copy(update={"undefined_reason": "2 rows of class flu"})
+    assert "2" not in str(protected_scores._round_metric(rare).undefined_reason)
+
+
+# ---- times to event
+
+
+def test_a_share_of_a_group_without_anybody_gone_is_exact_beside_printed_counts() -> None:
+    point = RiskPoint(day=1, at_risk=15, events=25, incidence=0.625, lo=0.4321, hi=0.789)
+    for closed in (None, ("n", "0"), ("risk", "0", "0"), ("events", "0", "0")):
+        withheld = frozenset([closed] if closed else [])
+        group = RiskGroup(name="low", n=40, predicted=[0.12345], points=[point])
+        shown = protected_scores._withhold_group(group, "0", withheld)
+        (printed,) = shown.points
+        assert (printed.incidence, printed.lo) == ((None, None) if closed else (0.625, 0.4321))
+        assert shown.predicted == [0.123]
+        assert (shown.n, printed.at_risk, printed.events) == (
+            None if closed == ("n", "0") else 40,
+            None if closed == ("risk", "0", "0") else 15,
+            None if closed == ("events", "0", "0") else 25,
+        )
