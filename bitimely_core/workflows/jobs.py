@@ -12,6 +12,7 @@ from bitimely_core import registry, storage
 from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
+from bitimely_core.notices import select_unseen
 from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -199,7 +200,8 @@ def _announce_job(job: TrainingJob, say: Say | None) -> None:
     elif train.steps is not None:
         length = f"{train.steps:,} steps"
     tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
-    for line in (job.headline, tokens, f"{length} of {batches.size} windows", *job.record.notices):
+    notices = select_unseen(job.record.notices, job.folder.parent.parent)
+    for line in (job.headline, tokens, f"{length} of {batches.size} windows", *notices):
         say(line)
 
 
