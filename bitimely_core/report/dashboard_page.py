@@ -489,7 +489,7 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "compares runs with corrected intervals."
         )
     page.notice(*describe_faults(reader))
-    sentences = [*count_tables(tables), *describe_best(best)]
+    sentences = [*count_folders(reader), *describe_best(best)]
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
 
 
@@ -507,13 +507,10 @@ def describe_faults(reader: WorkspaceReader) -> list[str]:
     return lines
 
 
-def count_tables(tables: Sequence[Table]) -> list[str]:
+def count_folders(reader: WorkspaceReader) -> list[str]:
     """The sentence of what there is."""
-    counts = [
-        f"{len(table.rows)} {NOUNS[table.name]}{'s' * (len(table.rows) != 1)}"
-        for table in tables
-        if table.name != SEEDS
-    ]
+    numbers = Counter(name.partition("/")[0] for name in reader.present.entries)
+    counts = [f"{count} {NOUNS[kind]}{'s' * (count != 1)}" for kind, count in numbers.items()]
     return [f"{', '.join(counts[:-1])}{' and ' * (len(counts) > 1)}{counts[-1]}."] if counts else []
 
 
