@@ -90,6 +90,7 @@ class FolderEntry:
     damage: str = ""  # which record cannot be read, and why
     changes: tuple[str, ...] = ()  # sentences on the altered files of a run
     arm: str = ""  # of a run: equal where runs differ in their seed alone
+    seed: int = 0
 
 
 FileState = tuple[str, int, int]
@@ -202,7 +203,8 @@ class WorkspaceReader:
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
-        return FolderEntry(cells, score, not record.finished, arm=identify_arm(record))
+        arm = identify_arm(record)
+        return FolderEntry(cells, score, not record.finished, arm=arm, seed=record.seed)
 
     def describe_report(self, folder: Path) -> FolderEntry:
         """FolderEntry of a report."""
@@ -290,8 +292,14 @@ def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[
     arms: dict[str, list[FolderEntry]] = {}
     for number, entry in enumerate(entries):
         arms.setdefault(entry.arm or str(number), []).append(entry)
-    rows = [arm[0] if len(arm) == 1 else pool_arm(arm) for arm in arms.values()]
-    return rows, [entry for arm in arms.values() if len(arm) > 1 for entry in arm]
+    rows, members = [], []
+    for arm in arms.values():
+        if len({entry.seed for entry in arm}) < len(arm) or len(arm) == 1:
+            rows += arm  # copies of a run are no seeds
+        else:
+            rows.append(pool_arm(arm))
+            members += arm
+    return rows, members
 
 
 def pool_arm(arm: Sequence[FolderEntry]) -> FolderEntry:
