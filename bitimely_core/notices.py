@@ -14,7 +14,7 @@ from bitimely_core.system_errors import raise_system_error
 
 SHOWN = ".notices.json"
 # how a notice begins that speaks of data or of the files of a run: it is shown each time
-NAMED = re.compile(r"Of run |[\w./-]+: ")
+NAMED = re.compile(r"Of run |(?!none: )[a-z0-9][\w./-]*: ")
 
 
 def select_unseen(notices: Iterable[str], workspace: Path) -> list[str]:
