@@ -368,7 +368,7 @@ def export(
     screen.result(
         result,
         [
-            *screen.summarize(result, write.workspace),
+            *screen.summarize(result["notices"], write.workspace),
             f"{len(result['files'])} files in {result['out']}",
             *filter(None, [result["next"] and f"read by: {result['next']}"]),
             name_next(run, write.workspace),
@@ -394,7 +394,7 @@ def dashboard(
     from bitimely_core import workflows
 
     result = workflows.dashboard(workspace=common.workspace, out=out, dry_run=dry_run)
-    lines = screen.summarize(result, common.workspace)
+    lines = screen.summarize(result["notices"], common.workspace, result["verdict"])
     screen.result(result, [*lines, f"page: {result['page']}"])
     return Exit.OK
 

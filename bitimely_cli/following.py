@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,19 +41,24 @@ def _choose_verb(folder: Path, workspace: Path) -> list[str]:
             return ["finetune", folder.name, "--data", view]
     if not has_result(folder / "scores.json"):
         return ["evaluate", folder.name]
-    rivals = [
-        name
-        for name, other in records.items()
-        if (other.kind == "pretrain") == (record.kind == "pretrain")
-        and other.data[0].name == record.data[0].name
-        and not other.members
-        and has_result(workspace / "runs" / name / "scores.json")
-    ]
+    rivals = _list_rivals(record, records, workspace)
     if rivals and not any((workspace / "reports").glob(f"*{folder.name}*")):
         return ["report", folder.name, rivals[-1]]
     if not record.members and not (workspace / "exports" / folder.name).exists():
         return ["export", folder.name]
     return []
+
+
+def _list_rivals(record: RunRecord, others: Mapping[str, RunRecord], workspace: Path) -> list[str]:
+    """The evaluated runs on the data of a run, the oldest first."""
+    task = record.is_finetuned, record.data[0].name
+    return [
+        name
+        for name, other in others.items()
+        if (other.is_finetuned, other.data[0].name) == task
+        and not other.members
+        and has_result(workspace / "runs" / name / "scores.json")
+    ]
 
 
 def _read_records(workspace: Path) -> dict[str, RunRecord]:

@@ -112,15 +112,16 @@ class Screen:
         for line in lines:
             self.print_line(line)
 
-    def summarize(self, result: Mapping[str, Any], workspace: Path) -> list[str]:
-        """The verdict of a result in one short sentence, and the notices that are new in the
-        workspace; none under --json, which prints all.
+    def summarize(
+        self, notices: Sequence[str], workspace: Path, verdict: str | None = None
+    ) -> list[str]:
+        """The notices that are new in the workspace, and the verdict in one short sentence; none
+        under --json, which prints all.
         """
         if self.json or self.silent:
             return []
-        notices = select_unseen(result.get("notices", ()), workspace)
-        answer = result.get("verdict", "")
-        return [*notices, *([shorten_answer(answer)] if answer else [])]
+        answer = [] if verdict is None else [shorten_answer(verdict)]
+        return [*select_unseen(notices, workspace), *answer]
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for

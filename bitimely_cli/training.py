@@ -473,7 +473,7 @@ def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
     verdict = result.get("verdict") or verdict_text(scores)
     compared = [] if scores.comparison is None else _describe_comparison(scores)
     return [
-        *screen.summarize({"notices": scores.notices, "verdict": verdict}, workspace),
+        *screen.summarize(scores.notices, workspace, verdict),
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}",
         *compared,
         *([f"report: {result['report']}"] if "report" in result else []),
@@ -639,7 +639,11 @@ def predict(
     else:
         lines = _show_recordings(visible["recordings"])
         lines.append(f"{visible['n']} recordings in {visible['out']}")
-    lines = [*screen.summarize(visible, score.workspace), *lines, f"report: {visible['report']}"]
+    lines = [
+        *screen.summarize(visible["notices"], score.workspace),
+        *lines,
+        f"report: {visible['report']}",
+    ]
     screen.result(made, [*lines, name_next(run, score.workspace)])
     return made["exit_code"]
 
@@ -729,7 +733,8 @@ def analyze(
         return _show_plan(result)
     screen.page_table(result.pop("page"))
     visible = screen.choose(result)
-    lines = [*screen.summarize(visible, read.workspace), f"report: {visible['report']}"]
+    lines = screen.summarize(visible["notices"], read.workspace, visible["verdict"])
+    lines.append(f"report: {visible['report']}")
     screen.result(result, [*lines, name_next(next(iter(names), ""), read.workspace)])
     return int(result["exit_code"])
 
@@ -757,7 +762,8 @@ def report(
     if write.dry_run:
         return _show_plan(result)
     screen.page_table(result.pop("page"))
-    lines = [*screen.summarize(result, write.workspace), f"report: {result['report']}"]
+    lines = screen.summarize(result["notices"], write.workspace, result["verdict"])
+    lines.append(f"report: {result['report']}")
     screen.result(result, [*lines, name_next(run[0], write.workspace)])
     return Exit.OK
 

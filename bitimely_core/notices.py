@@ -23,14 +23,14 @@ def select_unseen(notices: Iterable[str], workspace: Path) -> list[str]:
     """
     path, lines = workspace / SHOWN, list(dict.fromkeys(notices))
     try:
-        shown = json.loads(path.read_bytes())
+        earlier = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise_system_error(error)
-        shown = []
+        earlier = []
     marks = {line: storage.fingerprint(line) for line in lines if not NAMED.match(line)}
-    fresh = [line for line in lines if line not in marks or marks[line] not in shown]
+    fresh = [line for line in lines if line not in marks or marks[line] not in earlier]
     new = [marks[line] for line in fresh if line in marks]
     if new and workspace.is_dir():
         with suppress(OSError, UserError):  # a workspace that cannot be written
-            storage.write_json(path, [*shown, *new])
+            storage.write_json(path, [*earlier, *new])
     return fresh

@@ -203,8 +203,8 @@ class WorkspaceReader:
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
-        arm = identify_arm(record)
-        return FolderEntry(cells, score, not record.finished, arm=arm, seed=record.seed)
+        is_stopped = not record.finished
+        return FolderEntry(cells, score, is_stopped, arm=identify_arm(record), seed=record.seed)
 
     def describe_report(self, folder: Path) -> FolderEntry:
         """FolderEntry of a report."""
