@@ -523,17 +523,17 @@ def list_training_notices(
     """Caveats of the run, for screen, card and report."""
     notices: list[str] = []
     note = registry.objectives[settings.objective.name].facts.notice
-    if not pretrained:
+    if pretrained and stamp is not True and note:
+        notices.append(note)
+    elif pretrained and isinstance(stamp, str):
+        notices.append(f"The objective is leak-free {stamp}.")
+    for view in windows:
+        notices += _list_window_notices(view, settings)
+    if not pretrained:  # no caveat of its own: behind those of the data
         is_control = settings.objective.name != "none"
         notices.append(
             "Trained from scratch: control without pre-training." if is_control else note
         )
-    elif stamp is not True and note:
-        notices.append(note)
-    elif isinstance(stamp, str):
-        notices.append(f"The objective is leak-free {stamp}.")
-    for view in windows:
-        notices += _list_window_notices(view, settings)
     if settings.train.minutes is not None:
         notices.append(
             f"Trained for {settings.train.minutes:g} minutes: the number of steps depends on the "
