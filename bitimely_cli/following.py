@@ -79,6 +79,7 @@ def _find_labels(record: RunRecord, workspace: Path) -> str:
         options = TokenManifest.read(path.parent).options
         if options.dataset == record.data[0].dataset and options.task != "none":
             names[path.parent.name] = options
-    name = next(iter(names), "")
+    trained_on = record.data[0].name
+    name = trained_on if trained_on in names else next(iter(names), "")
     view = f"{names[name].dataset}/{names[name].view}" if name else ""
     return view if name == view.replace("/", "-") else name

@@ -16,7 +16,7 @@ from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.result_table import ResultTable
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.records import describe_changes, has_result
-from bitimely_core.report.dashboard_page import is_lower_better
+from bitimely_core.report.dashboard_page import identify_arm, is_lower_better
 from bitimely_core.report.differences import (
     DESCRIBED,
     METHOD,
@@ -129,15 +129,19 @@ def _add_blocks(
 
 def _group_seeds(table: ResultTable, scored: Sequence[Scores]) -> dict[Arm, list[Scores]]:
     """Name and data -> the runs that differ in their seed alone; a single run has its own name."""
-    rows = {run.name: run.row for run in table.found}
-    rows |= {part.name: run.row for run in table.found for part in run.parts}
+    runs_by_name = {run.name: run for run in table.found}
     arms: dict[Arm, list[Scores]] = {}
     for scores in scored:
-        arms.setdefault((rows.get(scores.run, scores.run), scores.data), []).append(scores)
-    return {
-        (runs[0].run if len(runs) == 1 else f"{name} ({len(runs)} seeds)", data): runs
-        for (name, data), runs in arms.items()
-    }
+        run = runs_by_name.get(scores.run)
+        arm = identify_arm(run.record) if run else scores.run
+        arms.setdefault((arm, scores.data), []).append(scores)
+    grouped = {}
+    for (_, data), members in arms.items():
+        name = members[0].run
+        if len(members) > 1:
+            name = f"{runs_by_name[name].row} ({len(members)} seeds)"
+        grouped[name, data] = members
+    return grouped
 
 
 def _list_main(table: ResultTable, scored: Sequence[Scores]) -> dict[str, MetricValue]:
@@ -189,7 +193,8 @@ def _describe_scores(table: ResultTable, scored: Sequence[Scores]) -> str:
         text = f"{words.capitalize()} of {len(trained)} trained models: {reached}"
     text += describe_baselines(first, name)
     if best := first.find_best_baseline(name, lower=is_lower_better(name)):
-        text += f"; the best baseline, {best[0]}, reaches {best[1]:.{find_places(name, MetricValue())}f}"
+        places = find_places(name, MetricValue())
+        text += f"; the best baseline, {best[0]}, reaches {best[1]:.{places}f}"
     text += "."
     runs = [run for run in table.found if run.data == first.data]
     objectives = {run.record.settings.objective.name for run in runs}
@@ -228,8 +233,8 @@ def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
             rows.append([name, data, *cells, _show_baseline(runs[0])])
         columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
         caption = (
-            "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best baseline: "
-            "in the main metric on the same windows. A dash: undefined or not measured."
+            "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
+            "baseline: in the main metric on the same windows. A dash: undefined or not measured."
         )
         tables.append(make_table("all-scores", title, caption, columns, rows))
     return tables
