@@ -1,4 +1,4 @@
-"""Words of sentences for people: counts of one in the singular, long sentences cut to their answer."""
+"""Sentences for people: counts of one in the singular, long sentences cut to their answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 MOST_WORDS = 25  # of a sentence that leads a page or ends a verb
 SENTENCE_END = re.compile(r"(?<=[\w%)\"]\.) (?=\S)")
-# what a long sentence does without, in this order, with what takes its place: the last clause behind
-# a semicolon, a remark in parentheses, the last clause behind a comma or a colon
+# what a long sentence does without, in this order, with what takes its place: the last clause
+# behind a semicolon, a remark in parentheses, the last clause behind a comma or a colon
 OMITTED = (
     (re.compile(r";(?![^()]*\))(?:[^;()]|\([^()]*\))*$"), "."),
     (re.compile(r" \([^()]*\)"), ""),

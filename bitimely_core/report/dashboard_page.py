@@ -288,7 +288,7 @@ def identify_arm(record: RunRecord) -> str:
 
 
 def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[FolderEntry]]:
-    """The rows of a table, in which runs that differ in their seed alone are one, and those runs."""
+    """The rows of a table, runs that differ in their seed alone as one, and those runs."""
     arms: dict[str, list[FolderEntry]] = {}
     for number, entry in enumerate(entries):
         arms.setdefault(entry.arm or str(number), []).append(entry)
