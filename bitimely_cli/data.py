@@ -431,7 +431,8 @@ def tokenize(
         advice = suggest_folds(subjects, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
-    screen.result(result, [*visible["notices"], text, *lines, *page, *advice, following])
+    notices = screen.summarize(visible["notices"], build.workspace)
+    screen.result(result, [*notices, text, *lines, *page, *advice, following])
     return Exit.OK
 
 

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from bitimely_cli.app import app
 from bitimely_cli.completion import complete
+from bitimely_cli.following import name_next
 from bitimely_cli.options import (
     BuildOptions,
     CommonOptions,
@@ -367,12 +368,16 @@ def export(
     from bitimely_core import workflows
 
     result = workflows.export(run, out=out, push=push, format=format, **write.collect())
+    sizes = {name: Path(result["out"], name) for name in result["files"]}
+    rows = [[name, path.stat().st_size] for name, path in sizes.items() if path.is_file()]
+    screen.table(["file", "bytes"], rows)
     screen.result(
         result,
         [
-            *result["notices"],
+            *screen.summarize(result["notices"], write.workspace),
             f"{len(result['files'])} files in {result['out']}",
-            *filter(None, [result["next"] and f"next: {result['next']}"]),
+            *filter(None, [result["next"] and f"read by: {result['next']}"]),
+            name_next(run, write.workspace),
         ],
     )
     return Exit.OK
@@ -395,7 +400,8 @@ def dashboard(
     from bitimely_core import workflows
 
     result = workflows.dashboard(workspace=common.workspace, out=out, dry_run=dry_run)
-    screen.result(result, [result["verdict"], *result["notices"], f"page: {result['page']}"])
+    lines = screen.summarize(result["notices"], common.workspace, result["verdict"])
+    screen.result(result, [*lines, f"page: {result['page']}"])
     return Exit.OK
 
 

@@ -11,18 +11,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import UserError, clean
+from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import Result, choose_counts, round_message
 from bitimely_core.system_errors import is_later_process
+from bitimely_core.wording import fit_number, shorten_answer
 
 if TYPE_CHECKING:
     from bitimely_core.errors import Finding
+    from bitimely_core.page import Page
     from bitimely_core.pipeline import ExperimentStatus
     from bitimely_core.schemas.ingest import FindingRecord
     from bitimely_core.types import Progress
 
+MOST_ROWS = 12  # of a table that a page holds in full
 MOST_LINES = 20  # findings a run; the rest is in the report
 # columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
 WIDTH = 160
@@ -45,12 +50,13 @@ class Screen:
     def print_line(self, text: str = "") -> None:
         """A line for the reader, without control characters; on stderr under --json."""
         if not self.silent:
-            print(clean(text, len(text)), file=sys.stderr if self.json else sys.stdout, flush=True)
+            text = fit_number(clean(text, len(text)))
+            print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def note(self, text: str) -> None:
         """A line beside the result, without control characters: always stderr."""
         if not self.silent:
-            print(clean(text, len(text)), file=sys.stderr, flush=True)
+            print(fit_number(clean(text, len(text))), file=sys.stderr, flush=True)
 
     def announce(self, text: str) -> None:
         """A line of a training, as `note`; under --json with rounded counts of people."""
@@ -110,6 +116,17 @@ class Screen:
         for line in lines:
             self.print_line(line)
 
+    def summarize(
+        self, notices: Sequence[str], workspace: Path, verdict: str | None = None
+    ) -> list[str]:
+        """The notices that are new in the workspace, and the verdict in one short sentence; none
+        under --json, which prints all.
+        """
+        if self.json or self.silent:
+            return []
+        answer = [] if verdict is None else [shorten_answer(verdict)]
+        return [*select_unseen(notices, workspace), *answer]
+
     def lines(self, result: Mapping[str, Any]) -> list[str]:
         """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for
         people.
@@ -155,6 +172,15 @@ class Screen:
                 f"Not shown at {width} columns: {', '.join(hidden)}. "
                 "Widen the terminal or use --json."
             )
+
+    def page_table(self, page: Page) -> None:
+        """The first table of a page, as far as a reader takes it in at once."""
+        from bitimely_core.page import Table
+
+        for table in [block for block in page.blocks if isinstance(block, Table)][:1]:
+            rows = table.rows[:MOST_ROWS]
+            cells = [[getattr(cell, "text", cell) for cell in row] for row in rows]
+            self.table(table.columns, cells, table.title)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -355,11 +381,15 @@ def show(cell: Any) -> str:
         return f"{cell:.4g}"
     if isinstance(cell, int):
         return f"{cell:,}"
+    if isinstance(cell, dict) and "value" in cell:  # a metric, or a text of a page
+        bounds = f"{show(cell.get('lo'))} to {show(cell.get('hi'))}"
+        text = cell.get("text") or show(cell["value"])
+        return text if cell.get("lo") is None else f"{text} ({bounds})"
     if isinstance(cell, dict):
         return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
     if isinstance(cell, (list, tuple)):
         return ", ".join(map(show, cell))
-    return clean(str(cell), 400)
+    return fit_number(clean(str(cell), 400))
 
 
 screen = Screen()

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from bitimely_cli.claims import ClaimsFileOptions
 from bitimely_cli.completion import complete
+from bitimely_cli.following import name_next
 from bitimely_cli.options import (
     Data,
     Device,
@@ -287,7 +288,7 @@ def pretrain(
             say=screen.announce,
             **start.collect(),
         )
-    return _show_training(result, start.dry_run, "finetune")
+    return _show_training(result, start.workspace, start.dry_run)
 
 
 @expand_options
@@ -318,7 +319,7 @@ def finetune(
             say=screen.announce,
             **start.collect(),
         )
-    return _show_training(result, start.dry_run, "evaluate")
+    return _show_training(result, start.workspace, start.dry_run)
 
 
 @expand_options
@@ -372,21 +373,21 @@ def train(
             **start.collect(),
         )
     if "members" in result:
-        return _show_members(result)
-    return _show_training(result, start.dry_run, "evaluate")
+        return _show_members(result, start.workspace)
+    return _show_training(result, start.workspace, start.dry_run)
 
 
-def _show_members(result: TrainingResult) -> int:
+def _show_members(result: TrainingResult, workspace: Path) -> int:
     """The pooled scores of folds or seeds."""
     if not result["writer"]:
         return Exit.OK
-    lines = _show_scores(result["scores"])
+    lines = _show_scores(result["scores"], workspace)
     if not result["trained"]:
         lines.append("already finished under these settings: nothing to do")
     lines += [
         f"{len(result['members'])} runs: {result['members'][0]} and so on",
         f"run: {result['folder']}",
-        f"next: bitimely predict {result['run']} FILES",
+        name_next(result["run"], workspace),
     ]
     screen.result(result, lines)
     return Exit.OK
@@ -440,11 +441,12 @@ def evaluate(
         _refuse_options(encoder.collect(), "of")
         verb = partial(workflows.evaluate, run or "")
     options |= {"by": choices.by.value, "baselines": choices.baselines.value}
-    with screen.show_partial(_show_scores), screen.progress() as progress:
+    show = partial(_show_scores, workspace=score.workspace)
+    with screen.show_partial(show), screen.progress() as progress:
         result = verb(data=data, progress=progress, **options, **score.collect())
     if score.dry_run:
         return _show_plan(result)
-    screen.result(result, _show_scores(result))
+    screen.result(result, [*show(result), name_next(run or "", score.workspace)])
     return Exit.OK
 
 
@@ -459,7 +461,7 @@ def _refuse_options(names: Iterable[str], where: str) -> None:
         )
 
 
-def _show_scores(result: Mapping[str, Any]) -> list[str]:
+def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
     """Print the tables of scores; the lines below them."""
     result = screen.choose(result)
     from bitimely_core.evaluate import describe_units
@@ -473,13 +475,14 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     if scores.main:
         _show_baselines(scores, scores.main)
     _show_calibration(scores)
-    written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [
-        result.get("verdict") or verdict_text(scores),
-        *scores.notices,
-        f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
+    verdict = result.get("verdict") or verdict_text(scores)
+    compared = [] if scores.comparison is None else _describe_comparison(scores)
+    return [
+        *screen.summarize(scores.notices, workspace, verdict),
+        f"n = {format_count(scores.n)} windows of {describe_units(scores)}",
+        *compared,
+        *([f"report: {result['report']}"] if "report" in result else []),
     ]
-    return lines if scores.comparison is None else lines + _describe_comparison(scores)
 
 
 def _show_metrics(scores: Scores) -> None:
@@ -645,7 +648,12 @@ def predict(
     else:
         lines = _show_recordings(visible["recordings"])
         lines.append(f"{visible['n']} recordings in {visible['out']}")
-    screen.result(made, [*visible["notices"], *lines, f"report: {visible['report']}"])
+    lines = [
+        *screen.summarize(visible["notices"], score.workspace),
+        *lines,
+        f"report: {visible['report']}",
+    ]
+    screen.result(made, [*lines, name_next(run, score.workspace)])
     return made["exit_code"]
 
 
@@ -688,9 +696,9 @@ def embed(
         )
     if score.dry_run:
         return _show_plan(result)
-    screen.result(
-        result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"]
-    )
+    screen.table(["run", "embeddings", "width"], [[run, result["n"], result["width"]]])
+    line = f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"
+    screen.result(result, [line, name_next(run, score.workspace)])
     return Exit.OK
 
 
@@ -732,9 +740,11 @@ def analyze(
         )
     if read.dry_run:
         return _show_plan(result)
-    result.pop("page")
+    screen.page_table(result.pop("page"))
     visible = screen.choose(result)
-    screen.result(result, [visible["verdict"], *visible["notices"], f"report: {visible['report']}"])
+    lines = screen.summarize(visible["notices"], read.workspace, visible["verdict"])
+    lines.append(f"report: {visible['report']}")
+    screen.result(result, [*lines, name_next(next(iter(names), ""), read.workspace)])
     return int(result["exit_code"])
 
 
@@ -760,8 +770,10 @@ def report(
     result = workflows.report(run, margin=margin, out=out, **write.collect())
     if write.dry_run:
         return _show_plan(result)
-    lines = [result["verdict"], *result["notices"], f"report: {result['report']}"]
-    screen.result(result, lines)
+    screen.page_table(result.pop("page"))
+    lines = screen.summarize(result["notices"], write.workspace, result["verdict"])
+    lines.append(f"report: {result['report']}")
+    screen.result(result, [*lines, name_next(run[0], write.workspace)])
     return Exit.OK
 
 
@@ -795,19 +807,25 @@ def _show_losses(steps: int, loss: float | None, rel: float | None) -> str:
     return ", ".join([f"{steps:,} steps" if steps else "fitted at once", *texts])
 
 
-def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:
+def _show_training(result: TrainingResult, workspace: Path, dry_run: bool) -> int:
     if dry_run:
         return _show_plan(result)
     if not result["writer"]:
         return Exit.OK
     final: Mapping[str, Any] = result["final"] or {}
+    losses_by_split = {"training": final, "validation": final.get("validation") or {}}
+    rows = [
+        [split, values.get("loss"), values.get("rel")]
+        for split, values in losses_by_split.items()
+        if values.get("loss") is not None
+    ]
+    screen.table(["windows", "last loss", "relative loss"], rows, result["run"])
     losses = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
     lines = [
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",
         *([] if result["trained"] else ["already finished under these settings: nothing to do"]),
         f"run: {result['folder']}",
-        f"next: bitimely {following} {result['run']}"
-        + (" --data DATA" if following == "finetune" else ""),
+        name_next(result["run"], workspace),
     ]
     screen.result(result, lines)
     return Exit.OK

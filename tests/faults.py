@@ -85,13 +85,13 @@ def stopped_clock() -> Iterator[None]:
 
 
 def read_tree(home: Path) -> dict[str, bytes]:
-    """Content of every file by name, but for the files of locks and the index of the workspace's
-    page, which holds times.
+    """Content of every file by name, but for the files of locks, the index of the workspace's page,
+    which holds times, and the notices that were on the screen.
     """
     return {
         path.relative_to(home).as_posix(): path.read_bytes()
         for path in sorted(home.rglob("*"))
-        if path.is_file() and path.name not in {".lock", ".index.json"}
+        if path.is_file() and path.name not in {".lock", ".index.json", ".notices.json"}
     }
 
 

@@ -34,6 +34,7 @@ WIDTHS = (1280, 400)  # pixels
 SMALLEST = 8.5  # pixels of a letter's size, of the page's text and of the drawings'
 LOOK = """
 <script>addEventListener('load', async () => {
+  for (const fold of document.querySelectorAll('details')) fold.open = true;
   const sizes = [...document.querySelectorAll('svg text')].filter(t => t.textContent.trim()).map(
     t => parseFloat(getComputedStyle(t).fontSize) * Math.hypot(t.getScreenCTM().a, t.getScreenCTM().b));
   const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT), plain = [];

@@ -312,3 +312,27 @@ def test_a_temperature_at_the_end_of_the_search_is_said() -> None:
     calibrated = np.where(np.arange(400)[:, None] % 10 == 0, right[:, ::-1], right)
     assert describe_bound(fit_temperature("classification", calibrated, target)) is None
     assert describe_bound(None) is None
+
+
+def test_slope_intercept_brier_and_tenths_are_those_of_their_definitions():
+    """Slope and intercept at scipy's minimum of the log loss, the others by their formulas."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(5)
+    p, units = rng.uniform(0.05, 0.95, 600), np.repeat(np.arange(30), 20)
+    z = np.log(p / (1 - p))
+    right = (rng.random(600) < 1 / (1 + np.exp(-(0.4 + 0.5 * z)))).astype(float)
+    found = estimate_reliability(p, right, units, bins=5, bootstrap=20, seed=0)
+
+    def loss(x):
+        return float(np.sum(np.logaddexp(0, x) - right * x))
+
+    both = minimize(lambda b: loss(b[0] + b[1] * z), [0.0, 1.0], tol=1e-12).x
+    offset = minimize(lambda b: loss(b[0] + z), [0.0], tol=1e-12).x
+    assert found.fit.slope.value == pytest.approx(both[1], abs=1e-4)
+    assert found.fit.intercept.value == pytest.approx(offset[0], abs=1e-4)
+    assert found.fit.brier.value == pytest.approx(np.mean((right - p) ** 2))
+    order = np.argsort(p).reshape(10, 60)
+    assert found.tenths.windows == [60] * 10
+    assert found.tenths.probability == pytest.approx(p[order].mean(1))
+    assert found.tenths.share == pytest.approx(right[order].mean(1))

@@ -306,7 +306,6 @@ def test_without_a_headline_the_first_figure_or_short_table_leads(kind):
         f">{lead}</h",
         "leak_free is false.",
         "<dt>Data</dt>",
-        'class="contents"',
         ">A long table</h",
     )
     order = [(raw if mark == marks[0] else body).index(mark) for mark in marks if mark in raw]

@@ -48,6 +48,8 @@ from bitimely_core.page import (
     Page,
     PageBuilder,
     StageTrack,
+    Table,
+    make_table,
 )
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -154,7 +156,7 @@ def calibration(
         page.notice(*filter(None, [describe_bound(temperature)]))
         estimate = partial(estimate_reliability, bins=bins, bootstrap=bootstrap, seed=seed)
         reliability = _measure_reliability(windows, parts["test"], temperature, units, estimate)
-        _add_reliability(page, reliability, windows.task, temperature)
+        _add_reliability(page, windows, reliability, temperature)
         _add_classes(page, scores, list(windows.class_names))
         summary |= {"reliability": reliability, "temperature": temperature}
         verdict = _verdict(reliability, windows.task)
@@ -191,9 +193,11 @@ class PredictedRows(NamedTuple):
     target: Array
 
 
+BAND = "the band is the 95 % CI over subjects, of each bin that has enough of them"
+NO_BAND = "there is no band, as no bin has enough subjects for a confidence interval"
 RELIABLE = (
     "Each point is a bin of windows: across, the mean predicted probability; up, the share of "
-    "correct windows; the band is the 95 % CI over subjects, bin by bin. On the dashed diagonal "
+    "correct windows; {band}. On the dashed diagonal "
     "the model is perfectly calibrated; below it the model is overconfident. No verdict rests on "
     "the bins: that of the page is on the gap."
 )
@@ -251,9 +255,9 @@ def _measure_reliability(
 
 
 def _add_reliability(
-    page: PageBuilder, reliability: ReliabilityByName, task: str, temperature: float | None
+    page: PageBuilder, windows: Windows, reliability: ReliabilityByName, temperature: float | None
 ) -> None:
-    is_classes = task == "classification"
+    is_classes = windows.task == "classification"
     curves = {name: parts["as_is"].curve for name, parts in reliability.items()}
     if is_classes:
         words = {"as_is": "without scaling", "tempered": "with temperature scaling"}
@@ -261,12 +265,13 @@ def _add_reliability(
         curves = {words[key]: part.curve for key, part in parts.items()}
     gaps, lines = correct_gaps(reliability), []
     for name, curve in curves.items():
-        band = (None, None) if None in curve.lo else (curve.lo, curve.hi)
-        lines.append(Line(name, curve.probability, curve.share, *band))
+        lines.append(Line(name, curve.probability, curve.share, curve.lo, curve.hi))
     lines.append(Line("perfect calibration", [0.0, 1.0], [0.0, 1.0], reference=True))
     ylabel = "share correct" if is_classes else "share with the label"
     plot = LinePlot(lines, xlabel="probability", ylabel=ylabel)
-    page.figure("reliability", "Reliability", RELIABLE, plot)
+    has_band = any(low is not None for curve in curves.values() for low in curve.lo)
+    caption = RELIABLE.format(band=BAND if has_band else NO_BAND)
+    page.figure("reliability", "Reliability", caption, plot)
     if is_classes:
         curve = curves["without scaling"]
         names = [f"around {p:.2f}" for p in curve.probability]
@@ -277,6 +282,40 @@ def _add_reliability(
     ]
     caption = ERRORS.format(family=count_units(len(rows), "gap"))
     page.table("calibration", "Calibration error", caption, ERROR_COLUMNS, rows)
+    parts_as_is = {name: parts["as_is"] for name, parts in reliability.items()}
+    page.add(_fit_table(parts_as_is))
+    if not windows.vocabulary:  # of histories the pages of their scores have them, protected
+        page.add(_tenth_table(parts_as_is, ylabel))
+
+
+FITS = (
+    "Slope: that of a logistic regression of the outcome on the log odds of the probability; 1 is "
+    "right, below 1 the probabilities are too extreme. Intercept: with the slope fixed at 1; 0 is "
+    "right, below 0 the probabilities are too high. Brier score: mean squared difference, 0 is "
+    "best. 95 % CI over subjects. The outcome is that the event of the row happened."
+)
+TENTHS = (
+    "Windows in ten groups of equal size by their probability. Calibrated: mean probability and "
+    "share agree in each."
+)
+
+
+def _fit_table(parts: Mapping[str, Reliability]) -> Table:
+    """Slope, intercept and Brier score."""
+    fits = [[name, p.fit.slope, p.fit.intercept, p.fit.brier] for name, p in parts.items()]
+    columns = ["of", "slope", "intercept", "Brier score"]
+    return make_table("slope", "Calibration slope and intercept", FITS, columns, fits)
+
+
+def _tenth_table(parts: Mapping[str, Reliability], share: str) -> Table:
+    """The tenths of the probabilities."""
+    tenths = [
+        [name, number, *values]
+        for name, part in parts.items()
+        for number, values in enumerate(zip(*part.tenths, strict=True), 1)
+    ]
+    columns = ["of", "tenth", "windows", "mean probability", share]
+    return make_table("tenths", "Calibration in tenths", TENTHS, columns, tenths)
 
 
 def _list_errors(
@@ -301,7 +340,7 @@ def _verdict(reliability: ReliabilityByName, task: str) -> str:
         for sign, side in ((1, "high"), (-1, "low"))
     ]
     text = "; ".join(filter(None, words)) or _describe_no_gap(
-        gaps, f"gap {format_metric(plain.gap)}" + ("" if is_classes else f" of {worst}")
+        gaps, _describe_gap(plain.gap, gaps[worst]) + ("" if is_classes else f" of {worst}")
     )
     if not is_classes:
         text += f" (Holm-corrected over {len(gaps)} labels)"
@@ -311,6 +350,14 @@ def _verdict(reliability: ReliabilityByName, task: str) -> str:
     if scaled is not None and scaled.ece.value is not None:
         text += f"; temperature scaling changes it to {scaled.ece.value:.3f}"
     return text + "."
+
+
+def _describe_gap(gap: MetricValue, corrected: CorrectedDifference) -> str:
+    """The gap with the interval that its verdict rests on."""
+    if gap.value is None or corrected.corrected_lo is None:
+        return f"gap {format_metric(gap)}"
+    bounds = f"{corrected.corrected_lo:.3f} to {corrected.corrected_hi:.3f}"
+    return f"gap {gap.value:.3f} (95 % CI {bounds})"
 
 
 def _describe_side(

@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses.features import make_metric
-from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue
+from bitimely_core.evaluate.risk_calibration import measure_calibration
+from bitimely_core.schemas.scores import (
+    CorrectedDifference,
+    LabelCalibration,
+    MeanDifference,
+    MetricValue,
+)
 
 Array = npt.NDArray[Any]
 
@@ -56,6 +62,14 @@ class ReliabilityCurve(NamedTuple):
     windows: list[int]
 
 
+class Tenths(NamedTuple):
+    """Groups of equally many rows by their probability: rows, mean probability, share correct."""
+
+    windows: list[int]
+    probability: list[float]
+    share: list[float]
+
+
 class NullError(NamedTuple):
     """Calibration error of a perfectly calibrated model with the same probabilities."""
 
@@ -71,6 +85,8 @@ class Reliability(NamedTuple):
     test: MeanDifference  # of the gap against 0
     curve: ReliabilityCurve
     chance: NullError | None
+    fit: LabelCalibration  # slope and intercept of the log odds, Brier score
+    tenths: Tenths
 
 
 # of the predicted class or of each label: `as_is`, and `tempered` after temperature scaling
@@ -102,7 +118,15 @@ def estimate_reliability(
         evaluate.compare_with_zero(gaps, units, n_units, bootstrap=bootstrap),
         _measure_curve(assign_bins(confidence, bins), right, units, total, bootstrap),
         _draw_null(confidence, bins, seed),
+        measure_calibration(confidence, right, units),
+        _measure_tenths(confidence, right),
     )
+
+
+def _measure_tenths(confidence: Array, right: Array) -> Tenths:
+    means = bin_means(confidence, right, 10)
+    sizes = [len(part) for part in np.array_split(confidence, min(10, len(confidence)) or 1)]
+    return Tenths(sizes[: len(means["target"])], *(means[k].tolist() for k in means))
 
 
 def _draw_null(confidence: Array, bins: int, seed: int) -> NullError | None:
@@ -190,7 +214,7 @@ def describe_bound(temperature: float | None) -> str | None:
 def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
     """Mean prediction and mean target in `bins` groups of equally many rows, by prediction."""
     order = np.argsort(prediction, kind="stable")
-    groups = np.array_split(order, min(bins, len(order)))
+    groups = np.array_split(order, min(bins, len(order))) if len(order) else []
     return {
         "prediction": np.array([prediction[group].mean() for group in groups]),
         "target": np.array([target[group].mean() for group in groups]),

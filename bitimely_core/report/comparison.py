@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
@@ -14,6 +16,7 @@ from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.result_table import ResultTable
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.records import describe_changes, has_result
+from bitimely_core.report.dashboard_page import identify_arm, is_lower_better
 from bitimely_core.report.differences import (
     DESCRIBED,
     METHOD,
@@ -42,9 +45,11 @@ from bitimely_core.report.run_page import (
     main_metric,
     run_facts,
 )
+from bitimely_core.report.text import text_cell
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import MetricValue, Scores
 
+Arm = tuple[str, str]  # row, data
 FEW = 4  # runs that the title names, each with its loss curves
 
 
@@ -105,7 +110,7 @@ def _add_blocks(
 ) -> None:
     """Figures and tables in reading order."""
     root = folders[0].parent.parent
-    page.add(*_score_figures(table, scored), *_score_tables(scored))
+    page.add(*_score_figures(table, scored), *_score_tables(table, scored))
     if table.differences:
         page.add(*difference_figure(table), difference_table(table))
     page.add(*baseline_difference_table(table))
@@ -122,23 +127,49 @@ def _add_blocks(
         page.text(METHOD)
 
 
-def _list_main(scored: Sequence[Scores]) -> dict[str, MetricValue]:
-    """The main metric of the first run, of all runs on its data."""
+def _group_seeds(table: ResultTable, scored: Sequence[Scores]) -> dict[Arm, list[Scores]]:
+    """Name and data -> the runs that differ in their seed alone; a single run has its own name."""
+    runs_by_name = {run.name: run for run in table.found}
+    arms: dict[Arm, list[Scores]] = {}
+    for scores in scored:
+        run = runs_by_name.get(scores.run)
+        arm = identify_arm(run.record) if run else scores.run
+        arms.setdefault((arm, scores.data), []).append(scores)
+    grouped = {}
+    for (_, data), members in arms.items():
+        name = members[0].run
+        if len(members) > 1:
+            name = f"{runs_by_name[name].row} ({len(members)} seeds)"
+        grouped[name, data] = members
+    return grouped
+
+
+def _list_main(table: ResultTable, scored: Sequence[Scores]) -> dict[str, MetricValue]:
+    """The main metric of the first run, of all on its data; of several seeds their mean."""
     first, name = scored[0], main_metric(scored[0])
-    return {
-        scores.run: scores.metrics.get(name, MetricValue())
-        for scores in scored
-        if scores.data == first.data
-    }
+    values = {}
+    for (row, data), runs in _group_seeds(table, scored).items():
+        metrics = [scores.metrics.get(name, MetricValue()) for scores in runs]
+        if data == first.data:
+            values[row] = metrics[0] if len(runs) == 1 else _average_seeds(metrics)
+    return values
+
+
+def _average_seeds(metrics: Sequence[MetricValue]) -> MetricValue:
+    """The mean over seeds, without an interval: that of the differences is in their table."""
+    values = [metric.value for metric in metrics if metric.value is not None]
+    return MetricValue(value=fmean(values) if values else None)
 
 
 def _score_figures(table: ResultTable, scored: Sequence[Scores]) -> list[Figure]:
     """The main score of all runs on the data of the first, beside its baselines."""
     first, name = scored[0], main_metric(scored[0])
-    bars = _list_main(scored)
+    bars = _list_main(table, scored)
     is_defined = any(metric.value is not None for metric in bars.values())
     for baseline, value in baseline_values(first, name).items():
         bars[f"{baseline} baseline"] = MetricValue(value=value)
+    if best := first.find_best_baseline(name, lower=is_lower_better(name)):
+        bars.setdefault(f"best baseline: {best[0]}", MetricValue(value=best[1]))
     words = name.replace("_", " ")
     figure = Figure(
         "scores",
@@ -157,9 +188,14 @@ def _describe_scores(table: ResultTable, scored: Sequence[Scores]) -> str:
     first, name = scored[0], main_metric(scored[0])
     words = name.replace("_", " ")
     text = f"{words} is undefined for all runs"
-    if reached := _list_values(name, _list_main(scored)):
-        text = f"{words.capitalize()} of {reached}"
-    text += f"{describe_baselines(first, name)}."
+    if reached := _list_values(name, _list_main(table, scored)):
+        trained = [run for run in scored if run.data == first.data]
+        text = f"{words.capitalize()} of {len(trained)} trained models: {reached}"
+    text += describe_baselines(first, name)
+    if best := first.find_best_baseline(name, lower=is_lower_better(name)):
+        places = find_places(name, MetricValue())
+        text += f"; the best baseline, {best[0]}, reaches {best[1]:.{places}f}"
+    text += "."
     runs = [run for run in table.found if run.data == first.data]
     objectives = {run.record.settings.objective.name for run in runs}
     if name == "rel" and len(objectives) > 1:
@@ -176,11 +212,13 @@ def _list_values(name: str, metrics: Mapping[str, MetricValue]) -> str:
     text = ", ".join(f"{value:.{places}f} ({run})" for run, value in values.items())
     if len(values) > DESCRIBED:
         text = f"{min(values.values()):.{places}f} to {max(values.values()):.{places}f}"
-    return f"{len(values)} trained models: {text}"
+    return text
 
 
-def _score_tables(scored: Sequence[Scores]) -> list[Table]:
-    """All metrics of all runs; a table a task."""
+def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
+    """All metrics of all runs beside their best baseline; a table a task, a row for runs that
+    differ in their seed alone.
+    """
     tables = []
     for task in dict.fromkeys(scores.task for scores in scored):
         members = [scores for scores in scored if scores.task == task]
@@ -189,8 +227,30 @@ def _score_tables(scored: Sequence[Scores]) -> list[Table]:
         title = "All scores"
         if len(members) < len(scored):
             title += f": {task or 'pre-training'}"
-        rows = [[scores.run, scores.data, *map(scores.metrics.get, metrics)] for scores in members]
-        columns = ["run", "data", *(name.replace("_", " ") for name in metrics)]
-        caption = "Value and 95 % CI. A dash: undefined or not measured for that run."
+        rows = []
+        for (name, data), runs in _group_seeds(table, members).items():
+            cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
+            rows.append([name, data, *cells, _show_baseline(runs[0])])
+        columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
+        caption = (
+            "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
+            "baseline: in the main metric on the same windows. A dash: undefined or not measured."
+        )
         tables.append(make_table("all-scores", title, caption, columns, rows))
     return tables
+
+
+def _show_metric(metrics: Sequence[MetricValue | None]) -> Any:
+    """The cell of a metric: of several seeds their mean and spread."""
+    values = [metric.value for metric in metrics if metric and metric.value is not None]
+    if len(metrics) == 1 or len(values) < 2:
+        return metrics[0]
+    note = f"{len(values)} seeds, {min(values):.3f} to {max(values):.3f}"
+    return text_cell(fmean(values), f"{fmean(values):.3f} ± {stdev(values):.3f}", note)
+
+
+def _show_baseline(scores: Scores) -> dict[str, float | str | None] | None:
+    """The cell of the best baseline in the main metric."""
+    metric = main_metric(scores)
+    best = scores.find_best_baseline(metric, lower=is_lower_better(metric))
+    return None if best is None else text_cell(best[1], f"{best[1]:.3f}", best[0])

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from bitimely_core.page import (
     make_tables,
 )
 from bitimely_core.records import describe_changes, has_result, read_result
+from bitimely_core.report.text import text_cell
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
@@ -47,6 +49,7 @@ from bitimely_core.workspace import NOUNS, FolderKind
 
 INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve
+SEEDS = "seeds"  # the table of runs that are pooled in that of all
 SHOWN = 8  # runs of the key figure
 RUN_COLUMNS = (
     "run",
@@ -55,6 +58,7 @@ RUN_COLUMNS = (
     "data",
     "curve",
     "score",
+    "best baseline",
     "metric",
     "leak-free",
     "parameters",
@@ -70,9 +74,10 @@ class ScoreLine:
     split: str
     metric: str
     value: MetricValue
+    baseline: tuple[str, float] | None = None  # the best one on the same windows
 
 
-Cell = Link | Sparkline | dict[str, float | None] | bool | int | float | str | None
+Cell = Link | Sparkline | dict[str, float | str | None] | bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ class FolderEntry:
     unfinished: bool = False
     damage: str = ""  # which record cannot be read, and why
     changes: tuple[str, ...] = ()  # sentences on the altered files of a run
+    arm: str = ""  # of a run: equal where runs differ in their seed alone
+    seed: int = 0
 
 
 FileState = tuple[str, int, int]
@@ -131,18 +138,29 @@ class WorkspaceReader:
         """The rows of all folders of a kind; empty without any. A folder with damaged records is a
         row that says so.
         """
-        rows = [
-            self.read_entry(folder, spec).cells
-            for folder in list_folders(self.workspace / spec.kind)
+        entries = [
+            self.read_entry(folder, spec) for folder in list_folders(self.workspace / spec.kind)
         ]
-        return make_tables(spec.kind, spec.title, spec.caption, spec.columns, rows)
+        rows, members = pool_seeds(entries)
+        cells = [entry.cells for entry in rows]
+        return [
+            *make_tables(spec.kind, spec.title, spec.caption, spec.columns, cells),
+            *make_tables(
+                SEEDS,
+                "Runs that differ in their seed alone",
+                "They are one row in the table of all runs.",
+                spec.columns,
+                [entry.cells for entry in members],
+            ),
+        ]
 
     def read_entry(self, folder: Path, spec: TableSpec) -> FolderEntry:
         """What the page says of a folder: as it is stored, where its files are those of then."""
         name = f"{spec.kind}/{folder.name}"
         states = list_states(folder)
         before, entry = self.former.entries.get(name, ([], None))
-        if entry is None or before != states or not spec.is_flat:
+        is_stored = entry is not None and len(entry.cells) == len(spec.columns)
+        if entry is None or before != states or not (spec.is_flat and is_stored):
             entry = self.describe(folder, spec)
         self.present.entries[name] = states, entry
         return entry
@@ -180,11 +198,13 @@ class WorkspaceReader:
             ", ".join(data.name for data in record.data),
             read_curves(folder),
             score.value.model_dump(include={"value", "lo", "hi"}) if score and is_defined else None,
+            show_baseline(score),
             words,
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
-        return FolderEntry(cells, score, unfinished=not record.finished)
+        is_stopped = not record.finished
+        return FolderEntry(cells, score, is_stopped, arm=identify_arm(record), seed=record.seed)
 
     def describe_report(self, folder: Path) -> FolderEntry:
         """FolderEntry of a report."""
@@ -241,8 +261,67 @@ def read_score(folder: Path, run: str) -> tuple[ScoreLine | None, str | None]:
     line = None
     if score is not None:
         value = MetricValue(value=score.value, lo=score.lo, hi=score.hi)
-        line = ScoreLine(run, scores.data, scores.split, name, value)
+        baseline = scores.find_best_baseline(name, lower=is_lower_better(name))
+        line = ScoreLine(run, scores.data, scores.split, name, value, baseline)
     return line, NAMES.get(name, name)
+
+
+def show_baseline(score: ScoreLine | None) -> dict[str, float | str | None] | None:
+    """The cell of the best baseline beside a score."""
+    if score is None or score.baseline is None:
+        return None
+    name, value = score.baseline
+    return text_cell(value, f"{value:.3f}", name)
+
+
+def identify_arm(record: RunRecord) -> str:
+    """A hash of what a run was trained on, from what and how, without its seed; of runs over folds
+    or seeds that of their own.
+    """
+    if record.members:
+        return record.run
+    settings = record.settings.model_dump(mode="json")
+    settings["train"]["seed"] = None
+    data = [(part.name, part.fingerprint) for part in record.data]
+    source = record.source.model_dump(mode="json") if record.source else record.init
+    return storage.fingerprint([record.kind, record.model, record.preset, settings, data, source])
+
+
+def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[FolderEntry]]:
+    """The rows of a table, runs that differ in their seed alone as one, and those runs."""
+    arms: dict[str, list[FolderEntry]] = {}
+    for number, entry in enumerate(entries):
+        arms.setdefault(entry.arm or str(number), []).append(entry)
+    rows, members = [], []
+    for arm in arms.values():
+        if len({entry.seed for entry in arm}) < len(arm) or len(arm) == 1:
+            rows += arm  # copies of a run are no seeds
+        else:
+            rows.append(pool_arm(arm))
+            members += arm
+    return rows, members
+
+
+def pool_arm(arm: Sequence[FolderEntry]) -> FolderEntry:
+    """Runs that differ in their seed alone as one row: the mean of their scores and its spread."""
+    first, scores = arm[0], [entry.score for entry in arm if entry.score]
+    values = [score.value.value for score in scores if score.value.value is not None]
+    name = first.cells[0].text if isinstance(first.cells[0], Link) else ""
+    cells = dict(zip(RUN_COLUMNS, first.cells, strict=True))
+    cells |= {"run": Link(f"{name} and {len(arm) - 1} more seeds", f"#{SEEDS}"), "curve": None}
+    score = None
+    if values:
+        mean = statistics.fmean(values)
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        note = f"{len(values)} seeds, {min(values):.3f} to {max(values):.3f}"
+        cells["score"] = text_cell(mean, f"{mean:.3f}{spread}", note)
+        score = replace(
+            scores[0], run=f"{name} ({len(values)} seeds)", value=MetricValue(value=mean)
+        )
+    unfinished = any(entry.unfinished for entry in arm)
+    if unfinished:
+        cells["state"] = "not all finished"
+    return FolderEntry(list(cells.values()), score, unfinished)
 
 
 def list_states(folder: Path, prefix: str = "") -> list[FileState]:
@@ -361,8 +440,9 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "Runs",
             "Curve: loss of the validation split (in colour) and of the training split, relative "
             "to the mean as prediction where that is known; the number is the last one. Score: the "
-            "main metric with its 95 % CI on the split of the evaluation. Names lead to the page "
-            "of the run.",
+            "main metric with its 95 % CI on the split of the evaluation; of runs that differ in "
+            "their seed alone mean ± standard deviation. Best baseline: on the same windows. Names "
+            "lead to the page of the run.",
             RUN_COLUMNS,
             reader.describe_run,
         ),
@@ -405,7 +485,8 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
         ),
     )
     tables = list(itertools.chain.from_iterable(map(reader.make_table, specs)))
-    scores = [entry.score for _, entry in reader.present.entries.values() if entry.score]
+    runs, _ = pool_seeds([entry for _, entry in reader.present.entries.values() if entry.score])
+    scores = [entry.score for entry in runs if entry.score]
     page, best = PageBuilder("Workspace"), choose_scores(scores)
     if best:
         page.add(make_key_figure(best))
@@ -416,7 +497,7 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "compares runs with corrected intervals."
         )
     page.notice(*describe_faults(reader))
-    sentences = [*count_tables(tables), *describe_best(best)]
+    sentences = [*count_folders(reader), *describe_best(best)]
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
 
 
@@ -434,11 +515,10 @@ def describe_faults(reader: WorkspaceReader) -> list[str]:
     return lines
 
 
-def count_tables(tables: Sequence[Table]) -> list[str]:
+def count_folders(reader: WorkspaceReader) -> list[str]:
     """The sentence of what there is."""
-    counts = [
-        f"{len(table.rows)} {NOUNS[table.name]}{'s' * (len(table.rows) != 1)}" for table in tables
-    ]
+    numbers = Counter(name.partition("/")[0] for name in reader.present.entries)
+    counts = [f"{count} {NOUNS[kind]}{'s' * (count != 1)}" for kind, count in numbers.items()]
     return [f"{', '.join(counts[:-1])}{' and ' * (len(counts) > 1)}{counts[-1]}."] if counts else []
 
 
@@ -455,6 +535,9 @@ def describe_best(scores: Sequence[ScoreLine]) -> list[str]:
         order = "lowest" if is_lower_better(first.metric) else "highest"
         rank = f"{order} {words} of {len(scores)} runs"
     reached = f"the {rank} is {value.value:.3f}{interval}, of {first.run}"
+    if first.baseline:
+        name, baseline = first.baseline
+        reached += f"; the best baseline, {name}, reaches {baseline:.3f}"
     return [f"On {first.data} ({first.split}) {reached}."]
 
 
@@ -466,5 +549,9 @@ def make_key_figure(scores: Sequence[ScoreLine]) -> Figure:
     caption = (
         f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{part}"
     )
-    data = BarPlot.from_metrics({score.run: score.value for score in scores[:SHOWN]}, words)
+    bars = {score.run: score.value for score in scores[:SHOWN]}
+    if first.baseline:
+        name, baseline = first.baseline
+        bars[f"best baseline: {name}"] = MetricValue(value=baseline)
+    data = BarPlot.from_metrics(bars, words)
     return Figure("scores", f"{words} of {first.run}", caption, data)

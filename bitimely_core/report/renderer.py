@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 
@@ -44,15 +44,18 @@ from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.report.text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.schemas.reports import ReportInfo, Summary
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.wording import fit_number, shorten_answer
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 LIMIT = 1_000_000  # bytes of report.html
+BARS = 20  # of a headline
 LONG = 24  # characters from which on a column of text may wrap
 LEADING = 8  # rows of a table that a page may begin with
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
+READING = "How to read this page"
 RESERVED = {"report", "summary", "notices", "predictions", "scores"}  # no names of blocks
 Context = dict[str, Any]  # of the template
 
@@ -82,7 +85,7 @@ class Block:
     caption: str = ""
     note: str = ""  # behind the caption
     label: str = ""  # such as Table 2
-    level: int = 2  # of its heading
+    level: int = 3  # of its heading; 0: the heading is that of the fold
     lead: bool = False  # stands at the top
     csv: str = ""  # data link
     file: str = ""  # Parquet beside the page
@@ -91,6 +94,13 @@ class Block:
     columns: list[Context] = field(default_factory=list)
     rows: Sequence[Any] = ()  # cells of a table, bars of a headline
     ticks: Sequence[Context] = ()  # of a headline
+
+
+class Fold(NamedTuple):
+    """A part of the page that is closed until a reader opens it."""
+
+    title: str
+    blocks: list[Block]
 
 
 @dataclass
@@ -143,7 +153,9 @@ def _fill_headline(block: Block, data: BarPlot) -> None:
             row["interval"] = f"{format_number(start)} to {format_number(stop)}"
             row |= {"left": place(start), "width": round(place(stop) - place(start), 2)}
         rows.append(row)
-    block.rows = rows
+    block.rows = rows[:BARS]
+    if len(rows) > BARS:
+        block.note = f"The first {BARS} of {len(rows)}; the file holds all."
     marks = [low + (high - low) * k / 4 for k in range(5)]
     block.ticks = [{"at": 25 * k, "text": format_tick(mark)} for k, mark in enumerate(marks)]
 
@@ -257,18 +269,21 @@ def _fill_table(block: Block, table: Table) -> None:
 # ---- the page
 
 
+def write_text(text: str, limit: int = 2000) -> str:
+    """A sentence of ours that may hold foreign names."""
+    return fit_number(clean_text(text, limit))
+
+
 def _render_blocks(page: Page, parts: PageParts) -> PageParts:
     """`parts` with the blocks of a page and their files."""
     counts: Counter[str] = Counter()
-    headline, level = _find_headline(page), 2
+    headline = _find_headline(page)
     for block in page.blocks:
         if isinstance(block, str):
             kind = "heading" if block.startswith("## ") else "text"
-            level = 3 if kind == "heading" else level
-            parts.blocks.append(Block(kind, clean_text(block.removeprefix("## "), 5000)))
+            parts.blocks.append(Block(kind, write_text(block.removeprefix("## "), 5000)))
             continue
         entry = _start_block(block, parts)
-        entry.level = level
         if isinstance(block, Table):
             _fill_table(entry, block)
         elif headline is None or not parts.alone:  # saves the time of a drawing
@@ -284,11 +299,31 @@ def _render_blocks(page: Page, parts: PageParts) -> PageParts:
     return parts
 
 
+def _fold_blocks(blocks: Iterable[Block]) -> list[Fold]:
+    """Blocks in parts that open: a heading with all below it; without one, a figure or a table by
+    itself, and the paragraphs between them.
+    """
+    folds: list[Fold] = []
+    has_heading = False
+    for block in blocks:
+        if block.kind == "heading":
+            folds.append(Fold(block.text, []))
+            has_heading = True
+        elif has_heading or (block.kind == "text" and folds and folds[-1].title == READING):
+            folds[-1].blocks.append(block)
+        elif block.kind == "text":
+            folds.append(Fold(READING, [block]))
+        else:
+            block.level = 0
+            folds.append(Fold(block.title, [block]))
+    return folds
+
+
 def _start_block(block: Figure | Table, parts: PageParts) -> Block:
     """A figure or table with its name, its texts and its data."""
     columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
     entry = Block(type(block).__name__.lower(), slug=make_slug(block.name, parts.slugs))
-    entry.title, entry.caption = clean_text(block.title), clean_text(block.caption)
+    entry.title, entry.caption = write_text(block.title), write_text(block.caption)
     entry.csv, has_text = csv_link(columns)
     parts.quoted |= has_text
     if not parts.alone:
@@ -332,12 +367,16 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
     if not parts.is_index and not parts.headline:
         for block in itertools.islice(leading, 1):
-            block.lead = True
+            block.lead, block.level = True, 2
+    verdict = write_text(page.verdict)
+    answer = shorten_answer(verdict)
     context = vars(parts) | {
+        "folds": _fold_blocks(block for block in blocks if not block.lead),
+        "answer": answer,
+        "more": "" if answer == verdict else verdict,
         "title": clean_text(page.title),
-        "verdict": clean_text(page.verdict),
-        "notices": list(map(clean_text, page.notices)),
-        "facts": [tuple(map(clean_text, fact)) for fact in page.facts.items()],
+        "notices": list(map(write_text, page.notices)),
+        "facts": [tuple(map(write_text, fact)) for fact in page.facts.items()],
         "files": [tuple(map(clean_text, file)) for file in files],
         "version": __version__,
         "colours": COLOURS,

@@ -405,6 +405,18 @@ class TaskScores(Part):
     folds: int | None = omit_none("test folds, each predicted by a model of its own")
     remarks: list[str] = []
 
+    def find_best_baseline(self, metric: str, *, lower: bool) -> tuple[str, float] | None:
+        """The baseline with the best value of a metric, in words, with that value; None: none has
+        one. `lower`: lower is better.
+        """
+        reached = [
+            (value, name.replace("_", " "))
+            for name, baseline in self.baselines.items()
+            if (value := baseline.metrics.get(metric, MetricValue()).value) is not None
+        ]
+        value, name = (min if lower else max)(reached, default=(None, ""))
+        return None if value is None else (name, value)
+
 
 class Scores(TaskScores, ResultRecord):
     """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and

@@ -12,6 +12,7 @@ from bitimely_core import registry, storage
 from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
+from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import is_small
 from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
@@ -225,7 +226,8 @@ def _announce_job(job: TrainingJob, say: Say | None) -> None:
     elif train.steps is not None:
         length = f"{train.steps:,} steps"
     tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
-    for line in (job.headline, tokens, f"{length} of {batches.size} windows", *job.record.notices):
+    notices = select_unseen(job.record.notices, job.folder.parent.parent)
+    for line in (job.headline, tokens, f"{length} of {batches.size} windows", *notices):
         say(line)
 
 
@@ -542,17 +544,17 @@ def list_training_notices(
     """Caveats of the run, for screen, card and report."""
     notices: list[str] = []
     note = registry.objectives[settings.objective.name].facts.notice
-    if not pretrained:
+    if pretrained and stamp is not True and note:
+        notices.append(note)
+    elif pretrained and isinstance(stamp, str):
+        notices.append(f"The objective is leak-free {stamp}.")
+    for view in windows:
+        notices += _list_window_notices(view, settings)
+    if not pretrained:  # no caveat of its own: behind those of the data
         is_control = settings.objective.name != "none"
         notices.append(
             "Trained from scratch: control without pre-training." if is_control else note
         )
-    elif stamp is not True and note:
-        notices.append(note)
-    elif isinstance(stamp, str):
-        notices.append(f"The objective is leak-free {stamp}.")
-    for view in windows:
-        notices += _list_window_notices(view, settings)
     if settings.train.minutes is not None:
         notices.append(
             f"Trained for {settings.train.minutes:g} minutes: the number of steps depends on the "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bitimely_core.errors import usage_error
+from bitimely_core.page import Page
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.run import FORMAT
 from bitimely_core.workspace import find_run_folder, locate_new, shorten_name
@@ -18,6 +19,7 @@ class ReportResult(TypedDict, total=False):
 
     format_version: int
     report: str
+    page: Page
     verdict: str
     notices: list[str]
     summary: Any
@@ -61,6 +63,7 @@ def report(
     return {
         "format_version": FORMAT,
         "report": str(rendering.write_report(target, page)),
+        "page": page,
         "verdict": page.verdict,
         "notices": page.notices,
         "summary": page.summary,

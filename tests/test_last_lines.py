@@ -1,0 +1,104 @@
+"""What verbs end with: a short answer, notices once a workspace, and a next command that works."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from small import VERBS, copy_workspace
+
+from bitimely_cli.following import name_next
+from bitimely_cli.main import main
+from bitimely_core.notices import select_unseen
+from bitimely_core.wording import MOST_WORDS
+
+SHOWING = (
+    "evaluate tuned --bootstrap 0 --baselines cheap",
+    "report tuned scratch",
+    "embed plain --split test",
+    "analyze svd plain --sequences 2",
+    "export scratch",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_workspace(tmp_path_factory.mktemp("last") / "home with a blank")
+
+
+def run(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert main([*shlex.split(line), "-w", str(home)]) == 0, line
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("line", SHOWING)
+def test_a_verb_shows_a_table_a_short_answer_and_a_next_command(
+    line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(home / "exports" / "scratch", ignore_errors=True)
+    said = run(line, home, capsys)
+    assert any("──" in text for text in said), "a table"
+    assert said[-1].startswith("next: bitimely ")
+    table_end = max(k for k, text in enumerate(said) if not text.strip())
+    for text in said[table_end + 1 :]:
+        sentence = text.partition(": /")[0]
+        assert len(sentence.split()) <= MOST_WORDS or text.startswith("next: "), text
+
+
+def test_the_next_command_is_that_of_the_state_and_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = copy_workspace(tmp_path / "home")
+    for folder in ("reports", "exports", "runs/tuned", "runs/scratch/scores.json"):
+        path = home / folder
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    assert name_next("plain", home) == (
+        f"next: bitimely finetune plain --data generic/classification -w {home}"
+    ) or "scratch" in str(list((home / "runs").iterdir()))
+    assert name_next("scratch", home) == f"next: bitimely evaluate scratch -w {home}"
+    assert name_next("elsewhere", home) == f"next: bitimely dashboard -w {home}"
+    seen = []
+    for _ in range(4):
+        line = name_next("scratch", home)
+        seen.append(shlex.split(line)[2])
+        words = shlex.split(line.removeprefix("next: bitimely "))
+        extra = ["--bootstrap", "0", "--baselines", "cheap"] if words[0] == "evaluate" else []
+        assert main([*words, *extra]) == 0, line
+    assert seen == ["evaluate", "export", "dashboard", "dashboard"]
+    main([*VERBS["finetune"], "-w", str(home)])
+    main(["evaluate", "tuned", "--bootstrap", "0", "--baselines", "cheap", "-w", str(home)])
+    line = name_next("tuned", home)
+    assert line == f"next: bitimely report tuned scratch -w {home}"
+    assert main(shlex.split(line.removeprefix("next: bitimely "))) == 0
+    assert name_next("tuned", home) == f"next: bitimely export tuned -w {home}"
+
+
+def test_a_damaged_record_leads_to_the_page_of_the_workspace(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{")
+    assert name_next("a", tmp_path) == f"next: bitimely dashboard -w {tmp_path}"
+
+
+def test_a_notice_is_shown_once_a_workspace_and_what_speaks_of_data_each_time(
+    tmp_path: Path,
+) -> None:
+    general, data = "The objective can see its targets.", "generic/staging: no test scores."
+    changed = "Of run a these files are not as they were written: b."
+    assert select_unseen([general, data, changed, general], tmp_path) == [general, data, changed]
+    assert select_unseen([general, data, changed], tmp_path) == [data, changed]
+    assert select_unseen([general, "Another one."], tmp_path) == ["Another one."]
+    assert select_unseen([general], tmp_path) == []
+    other = tmp_path / "other"
+    assert select_unseen([general], other) == [general]
+    assert not other.exists(), "no workspace is made for a notice"
+
+
+def test_json_holds_every_notice_each_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "report tuned scratch --json"
+    first, second = (run(line, home, capsys)[-1] for _ in range(2))
+    assert first == second
