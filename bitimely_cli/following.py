@@ -41,12 +41,30 @@ def _choose_verb(folder: Path, workspace: Path) -> list[str]:
             return ["finetune", folder.name, "--data", view]
     if not has_result(folder / "scores.json"):
         return ["evaluate", folder.name]
+    method, view = _find_better_method(folder), _find_labels(record, workspace)
+    if method and view and method not in {other.model for other in records.values()}:
+        return ["train", method, "--data", view]
     rivals = _list_rivals(record, records, workspace)
     if rivals and not any((workspace / "reports").glob(f"*{folder.name}*")):
         return ["report", folder.name, rivals[-1]]
     if not record.members and not (workspace / "exports" / folder.name).exists():
         return ["export", folder.name]
     return []
+
+
+def _find_better_method(folder: Path) -> str:
+    """The method without a network that is a baseline and beats an evaluated run; "": none does."""
+    from bitimely_core.evaluate.baselines import BASELINES
+    from bitimely_core.evaluate.metrics import LOWER_IS_BETTER
+    from bitimely_core.schemas.scores import Scores
+
+    scores = Scores.load_shared(folder)
+    if scores.lift is None or scores.lift.corrected_lo is None:
+        return ""
+    low, high = scores.lift.corrected_lo, scores.lift.corrected_hi or 0.0
+    is_beaten = low > 0 if scores.main in LOWER_IS_BETTER else high < 0
+    methods = {entry.title.replace(" ", "_"): entry.method for entry in BASELINES.values()}
+    return methods.get(scores.lift.baseline, "") if is_beaten else ""
 
 
 def _list_rivals(record: RunRecord, others: Mapping[str, RunRecord], workspace: Path) -> list[str]:

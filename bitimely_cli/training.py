@@ -472,7 +472,7 @@ def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
         {name: value for name, value in result.items() if name not in {"report", "verdict"}}
     )
     _show_metrics(scores)
-    if scores.main:
+    if scores.main and scores.baselines:
         _show_baselines(scores, scores.main)
     _show_calibration(scores)
     verdict = result.get("verdict") or verdict_text(scores)

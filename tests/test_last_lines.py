@@ -102,3 +102,21 @@ def test_json_holds_every_notice_each_time(home: Path, capsys: pytest.CaptureFix
     line = "report tuned scratch --json"
     first, second = (run(line, home, capsys)[-1] for _ in range(2))
     assert first == second
+
+
+@pytest.mark.slow
+def test_the_method_that_beats_a_run_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three steps of a network against features, whose correct advice is the features."""
+    workspace = str(tmp_path)
+    assert main(["ingest", "synthetic", "-w", workspace]) == 0
+    data = ["--data", "synthetic/staging", "-w", workspace]
+    assert main(["train", "resnet", *data, "--steps", "3"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "resnet-staging", "--bootstrap", "20", "-w", workspace]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"next: bitimely train features --data synthetic/staging -w {workspace}"
+    assert main([*last.split()[2:]]) == 0
+    assert main(["evaluate", "resnet-staging", "--bootstrap", "20", "-w", workspace]) == 0
+    assert "train features" not in capsys.readouterr().out.splitlines()[-1]

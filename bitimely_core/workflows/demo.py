@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from bitimely_core.evaluate.baselines import title_baseline
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.scores import Scores
@@ -37,14 +36,9 @@ def describe_score(scores: Scores) -> str:
     which higher is better.
     """
     metric = scores.main or ""
-    own = scores.metrics[metric].value
-    values = {
-        title_baseline(kind): value
-        for kind, baseline in scores.baselines.items()
-        if (value := baseline.metrics[metric].value) is not None
-    }
-    best = max(values, key=lambda kind: values[kind])
-    return (
-        f"{scores.run}: {NAMES[metric]} {own:.3f}; best of {len(values)} baselines: {best}, "
-        f"{values[best]:.3f}."
-    )
+    reached = f"{scores.run}: {NAMES[metric]} {scores.metrics[metric].value:.3f}"
+    best = scores.find_best_baseline(metric, lower=False)
+    if best is None:
+        return f"{reached}."
+    name, value = best
+    return f"{reached}; best of {len(scores.baselines)} baselines: {name}, {value:.3f}."
