@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen, span
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, usage_error
+from bitimely_core.registry import Choices
 
 On = Annotated[
     str | None,
@@ -150,7 +152,7 @@ def _show_script(result: Mapping[str, Any], script: str, path: Path, dry_run: bo
     return Exit.OK
 
 
-def _show_plan(result: Mapping[str, Any]) -> int:
+def _show_plan(result: Choices) -> int:
     """The stages of a dry run."""
     screen.table(["stage"], [[stage["stage"]] for stage in result["stages"]])
     total = result["total"]
@@ -259,26 +261,17 @@ def demo(
     """
     home = out or write.workspace / "demo"
     tours = (COHORT,) if claims else (NIGHTS, COHORT)
-    commands = [_make_command(step, home) for tour in tours for step in tour.steps]
+    steps = itertools.chain.from_iterable(tour.steps for tour in tours)
+    commands = [_make_command(step, home) for step in steps]
     lines = [shlex.join(["bitimely", *command]) for command in commands]
     if write.dry_run:
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
     from bitimely_core import workflows
-    from bitimely_core.train.devices import use_threads
 
-    # the same digits for any OMP_NUM_THREADS
-    with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):
-        wanted, screen.json = screen.json, False
-        try:
-            for command, line in zip(commands, lines, strict=True):
-                _run_command(command, line)
-        finally:
-            screen.json = wanted  # also for the object of an error
-    # the made-up claims have faulty rows on purpose: the tour itself is complete
-    screen.has_errors = False
-    pages = [home / tour.page for tour in tours]
-    result = workflows.demonstrate(home, [run for tour in tours for run in tour.runs], pages)
+    _run_commands(commands)
+    runs = itertools.chain.from_iterable(tour.runs for tour in tours)
+    result = workflows.demonstrate(home, list(runs), [home / tour.page for tour in tours])
     refresh_page(home)
     closing = [
         *result["verdict"].splitlines(),
@@ -292,14 +285,32 @@ def demo(
 NEXT = ("recordings: bitimely ingest generic FOLDER", "claims: bitimely ingest pophr FOLDER")
 
 
+def _run_commands(commands: Sequence[Sequence[str]]) -> None:
+    """On one thread, for the same digits with any OMP_NUM_THREADS; all they print goes to stderr
+    under --json.
+    """
+    from bitimely_core.train.devices import use_threads
+
+    with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):
+        wanted, screen.json = screen.json, False
+        try:
+            for command in commands:
+                _run_command(command)
+        finally:
+            screen.json = wanted  # also for the object of an error
+    # the made-up claims have faulty rows on purpose: the tour itself is complete
+    screen.has_errors = False
+
+
 def _make_command(step: str, home: Path) -> list[str]:
     """The arguments of a step, in the workspace `home` where it names none."""
     words = [word.format(home=home) for word in step.split()]
     return words if "-w" in words else [*words, "-w", str(home)]
 
 
-def _run_command(command: Sequence[str], line: str) -> None:
+def _run_command(command: Sequence[str]) -> None:
     """Raises UserError where it ends with another exit code than 0 or 3."""
+    line = shlex.join(["bitimely", *command])
     screen.print_line(f"$ {line}")
     code = typer.main.get_command(app).main(
         args=list(command), prog_name="bitimely", standalone_mode=False

@@ -34,13 +34,19 @@ def _choose_verb(folder: Path, workspace: Path) -> list[str]:
     record = records.pop(folder.name)
     if not record.finished:
         return []
-    if record.kind == "pretrain":
-        heads = (other.source for other in records.values())
-        view = _find_labels(record, workspace)
-        if view and folder.name not in {source.run for source in heads if source}:
-            return ["finetune", folder.name, "--data", view]
+    view = _find_labels(record, workspace)
+    heads = {other.source.run for other in records.values() if other.source}
+    if record.kind == "pretrain" and view and folder.name not in heads:
+        return ["finetune", folder.name, "--data", view]
     if not has_result(folder / "scores.json"):
         return ["evaluate", folder.name]
+    return _follow_scores(folder, record, records, workspace)
+
+
+def _follow_scores(
+    folder: Path, record: RunRecord, records: Mapping[str, RunRecord], workspace: Path
+) -> list[str]:
+    """What follows on an evaluated run: a method that beats it, a comparison, an export."""
     method, view = _find_better_method(folder), _find_labels(record, workspace)
     if method and view and method not in {other.model for other in records.values()}:
         return ["train", method, "--data", view]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bitimely_core.errors import Finding
     from bitimely_core.page import Page
     from bitimely_core.pipeline import ExperimentStatus
+    from bitimely_core.registry import Choices
     from bitimely_core.schemas.ingest import FindingRecord
     from bitimely_core.types import Progress
 
@@ -381,15 +382,21 @@ def show(cell: Any) -> str:
         return f"{cell:.4g}"
     if isinstance(cell, int):
         return f"{cell:,}"
-    if isinstance(cell, dict) and "value" in cell:  # a metric, or a text of a page
-        bounds = f"{show(cell.get('lo'))} to {show(cell.get('hi'))}"
-        text = cell.get("text") or show(cell["value"])
-        return text if cell.get("lo") is None else f"{text} ({bounds})"
     if isinstance(cell, dict):
-        return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
+        return _show_fields(cell)
     if isinstance(cell, (list, tuple)):
         return ", ".join(map(show, cell))
     return fit_number(clean(str(cell), 400))
+
+
+def _show_fields(cell: Choices) -> str:
+    """A metric with its interval or a text of a page, which have a `value`, or any other fields."""
+    if "value" not in cell:
+        return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
+    text = cell.get("text") or show(cell["value"])
+    if cell.get("lo") is None:
+        return str(text)
+    return f"{text} ({show(cell['lo'])} to {show(cell.get('hi'))})"
 
 
 screen = Screen()

@@ -813,13 +813,6 @@ def _show_training(result: TrainingResult, workspace: Path, dry_run: bool) -> in
     if not result["writer"]:
         return Exit.OK
     final: Mapping[str, Any] = result["final"] or {}
-    losses_by_split = {"training": final, "validation": final.get("validation") or {}}
-    rows = [
-        [split, values.get("loss"), values.get("rel")]
-        for split, values in losses_by_split.items()
-        if values.get("loss") is not None
-    ]
-    screen.table(["windows", "last loss", "relative loss"], rows, result["run"])
     losses = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
     lines = [
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",

@@ -27,6 +27,7 @@ from bitimely_core.analyses.features import format_metric
 from bitimely_core.analyses.reliability import (
     Reliability,
     ReliabilityByName,
+    ReliabilityCurve,
     apply_temperature,
     bin_means,
     correct_gaps,
@@ -263,15 +264,9 @@ def _add_reliability(
         words = {"as_is": "without scaling", "tempered": "with temperature scaling"}
         parts = reliability[PREDICTED_CLASS]
         curves = {words[key]: part.curve for key, part in parts.items()}
-    gaps, lines = correct_gaps(reliability), []
-    for name, curve in curves.items():
-        lines.append(Line(name, curve.probability, curve.share, curve.lo, curve.hi))
-    lines.append(Line("perfect calibration", [0.0, 1.0], [0.0, 1.0], reference=True))
+    gaps = correct_gaps(reliability)
     ylabel = "share correct" if is_classes else "share with the label"
-    plot = LinePlot(lines, xlabel="probability", ylabel=ylabel)
-    has_band = any(low is not None for curve in curves.values() for low in curve.lo)
-    caption = RELIABLE.format(band=BAND if has_band else NO_BAND)
-    page.figure("reliability", "Reliability", caption, plot)
+    _draw_curves(page, curves, ylabel)
     if is_classes:
         curve = curves["without scaling"]
         names = [f"around {p:.2f}" for p in curve.probability]
@@ -286,6 +281,19 @@ def _add_reliability(
     page.add(_fit_table(parts_as_is))
     if not windows.vocabulary:  # of histories the pages of their scores have them, protected
         page.add(_tenth_table(parts_as_is, ylabel))
+
+
+def _draw_curves(page: PageBuilder, curves: Mapping[str, ReliabilityCurve], ylabel: str) -> None:
+    """The shares over the probabilities, with bands where they have some."""
+    lines = [
+        Line(name, curve.probability, curve.share, curve.lo, curve.hi)
+        for name, curve in curves.items()
+    ]
+    lines.append(Line("perfect calibration", [0.0, 1.0], [0.0, 1.0], reference=True))
+    plot = LinePlot(lines, xlabel="probability", ylabel=ylabel)
+    has_band = any(low is not None for curve in curves.values() for low in curve.lo)
+    caption = RELIABLE.format(band=BAND if has_band else NO_BAND)
+    page.figure("reliability", "Reliability", caption, plot)
 
 
 FITS = (

@@ -169,12 +169,11 @@ def run(
     )
     _check_matches(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
+    head = {"format_version": 1, "pipeline": pipeline}
     if estimate or on is not None:
-        planned = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **planned}
+        return head | costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
     if dry_run:
-        planned = costs.list_stages(plan, selected)
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **planned}
+        return head | costs.list_stages(plan, selected)
     same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
     with workers.limit_threads(jobs), workers.start_processes(jobs, same_run, devices):
         states = graph.execute(
@@ -234,14 +233,8 @@ def _join_recipes(
         for name, result in results.items()
         for stage in result["stages"]
     ]
-    totals = [result["total"] for result in results.values() if "total" in result]
-    if totals:
-        first = next(iter(results.values()))
-        return {
-            **{key: first[key] for key in ("exit_code", "report", "assumptions") if key in first},
-            "stages": stages,
-            "total": {key: sum(total[key] for total in totals) for key in totals[0]},
-        }
+    if any("total" in result for result in results.values()):
+        return _join_plans(stages, list(results.values()))
     reports = workspace / "reports"
 
     def call(_: graph.States) -> graph.StageResult:
@@ -262,6 +255,16 @@ def _join_recipes(
         reports / home.name,
         [*codes, states["families"].exit_code],
     )
+
+
+def _join_plans(stages: list[Choices], planned: list[Choices]) -> Choices:
+    """The dry runs of several recipes as one."""
+    first = planned[0]
+    return {
+        **{key: first[key] for key in ("exit_code", "report", "assumptions") if key in first},
+        "stages": stages,
+        "total": {key: sum(part["total"][key] for part in planned) for key in first["total"]},
+    }
 
 
 def _describe_end(stages: list[Choices], page: Path, codes: list[int]) -> Choices:

@@ -101,18 +101,19 @@ class DataSize:
     observed: float = 1.0  # share of a window's samples
 
 
-def list_stages(plan: ExperimentPlan, selected: set[str]) -> dict[str, Any]:
+def list_stages(plan: ExperimentPlan, selected: set[str]) -> registry.Choices:
     """The plan as rows, and their number."""
     labels = [label for label in plan.nodes if label in selected]
     trainings = sum(label in plan.trainings for label in labels)
     return {
+        "exit_code": 0,
         "stages": [_plan_row(label) for label in labels],
         "report": None,
         "total": {"stages": len(labels), "trainings": trainings},
     }
 
 
-def _plan_row(label: str) -> dict[str, Any]:
+def _plan_row(label: str) -> registry.Choices:
     return {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
 
 
@@ -142,6 +143,7 @@ def estimate_costs(
     sums = {key: sum(row.get(key) or 0 for row in rows) for key in ("flops", "seconds", "bytes")}
     unknown = sum(cost.flops is None for cost in costs.values())
     return {
+        "exit_code": 0,
         "stages": rows,
         "report": None,
         "total": {**sums, "stages": len(rows), "trainings": len(costs), "unknown": unknown},

@@ -219,25 +219,30 @@ def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
     """All metrics of all runs beside their best baseline; a table a task, a row for runs that
     differ in their seed alone.
     """
-    tables = []
-    for task in dict.fromkeys(scores.task for scores in scored):
-        members = [scores for scores in scored if scores.task == task]
-        measured = itertools.chain(*(scores.metrics for scores in members))
-        metrics = evaluate.METRICS.get(task or "", tuple(dict.fromkeys(measured)))
-        title = "All scores"
-        if len(members) < len(scored):
-            title += f": {task or 'pre-training'}"
-        rows = []
-        for (name, data), runs in _group_seeds(table, members).items():
-            cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
-            rows.append([name, data, *cells, _show_baseline(runs[0])])
-        columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
-        caption = (
-            "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
-            "baseline: in the main metric on the same windows. A dash: undefined or not measured."
-        )
-        tables.append(make_table("all-scores", title, caption, columns, rows))
-    return tables
+    tasks = list(dict.fromkeys(scores.task for scores in scored))
+    titles = {task: f"All scores: {task or 'pre-training'}" for task in tasks}
+    if len(tasks) == 1:
+        titles = {tasks[0]: "All scores"}
+    return [
+        _score_table(table, [scores for scores in scored if scores.task == task], title)
+        for task, title in titles.items()
+    ]
+
+
+def _score_table(table: ResultTable, members: Sequence[Scores], title: str) -> Table:
+    """All metrics of the runs of one task."""
+    measured = itertools.chain(*(scores.metrics for scores in members))
+    metrics = evaluate.METRICS.get(members[0].task or "", tuple(dict.fromkeys(measured)))
+    rows = []
+    for (name, data), runs in _group_seeds(table, members).items():
+        cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
+        rows.append([name, data, *cells, _show_baseline(runs[0])])
+    columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
+    caption = (
+        "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
+        "baseline: in the main metric on the same windows. A dash: undefined or not measured."
+    )
+    return make_table("all-scores", title, caption, columns, rows)
 
 
 def _show_metric(metrics: Sequence[MetricValue | None]) -> Any:

@@ -364,10 +364,8 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     from markupsafe import Markup
 
     script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
-    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
     if not parts.is_index and not parts.headline:
-        for block in itertools.islice(leading, 1):
-            block.lead, block.level = True, 2
+        _choose_lead(blocks)
     verdict = write_text(page.verdict)
     answer = shorten_answer(verdict)
     context = vars(parts) | {
@@ -388,6 +386,13 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     while len(text.encode()) > LIMIT and _drop_largest(blocks):
         text = template.render(context) + "\n"
     return text
+
+
+def _choose_lead(blocks: Iterable[Block]) -> None:
+    """Mark the first figure, or the first table that leaves room for the rest."""
+    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
+    for block in itertools.islice(leading, 1):
+        block.lead, block.level = True, 2
 
 
 @functools.cache
