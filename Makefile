@@ -9,10 +9,10 @@ demo: $(VENV)/.installed  ## a night staged and a cohort of claims scored, both 
 	$(BIN)/bitimely demo
 
 test: $(VENV)/.tested  ## the suite, offline, CPU
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not slow and not long"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow and not long"
 
 test-slow: $(VENV)/.tested  ## whole workflows, tutorials and the gallery, kills of a job array
-	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not long"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not long"
 
 test-long: $(VENV)/.tested  ## every point of the sweeps of kills, inputs and pairs of processes
 	$(BIN)/python -m pytest -m long
