@@ -69,8 +69,8 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 718_000, 480_000),
-    Bound("branches", 25.4, 20),
+    Bound("tokens", 722_000, 480_000),
+    Bound("branches", 25.6, 20),
     Bound("branchy_functions", 74, 90),
     Bound("wide_functions", 48, 15),
     Bound("same_keywords", 1286, 350),
