@@ -34,11 +34,17 @@ def _choose_verb(folder: Path, workspace: Path) -> list[str]:
     record = records.pop(folder.name)
     if not record.finished:
         return []
-    if record.kind == "pretrain":
-        heads = (other.source for other in records.values())
-        view = _find_labels(record, workspace)
-        if view and folder.name not in {source.run for source in heads if source}:
-            return ["finetune", folder.name, "--data", view]
+    view = "" if record.is_finetuned else _find_labels(record, workspace)
+    heads = {other.source.run for other in records.values() if other.source}
+    if view and folder.name not in heads:
+        return ["finetune", folder.name, "--data", view]
+    return _choose_use(folder, record, records, workspace)
+
+
+def _choose_use(
+    folder: Path, record: RunRecord, records: Mapping[str, RunRecord], workspace: Path
+) -> list[str]:
+    """The verb on a trained run: scores, a comparison, an export, whichever it lacks first."""
     if not has_result(folder / "scores.json"):
         return ["evaluate", folder.name]
     rivals = _list_rivals(record, records, workspace)

@@ -377,15 +377,21 @@ def show(cell: Any) -> str:
         return f"{cell:.4g}"
     if isinstance(cell, int):
         return f"{cell:,}"
-    if isinstance(cell, dict) and "value" in cell:  # a metric, or a text of a page
-        bounds = f"{show(cell.get('lo'))} to {show(cell.get('hi'))}"
-        text = cell.get("text") or show(cell["value"])
-        return text if cell.get("lo") is None else f"{text} ({bounds})"
+    if isinstance(cell, dict) and "value" in cell:
+        return _show_metric(cell)
     if isinstance(cell, dict):
         return ", ".join(f"{key} {show(value)}" for key, value in cell.items())
     if isinstance(cell, (list, tuple)):
         return ", ".join(map(show, cell))
     return fit_number(clean(str(cell), 400))
+
+
+def _show_metric(cell: Mapping[str, object]) -> str:
+    """A metric with its interval, or the text that stands for it."""
+    text = str(cell.get("text") or show(cell["value"]))
+    if cell.get("lo") is None:
+        return text
+    return f"{text} ({show(cell['lo'])} to {show(cell.get('hi'))})"
 
 
 screen = Screen()

@@ -27,6 +27,7 @@ from bitimely_core.analyses.features import format_metric
 from bitimely_core.analyses.reliability import (
     Reliability,
     ReliabilityByName,
+    ReliabilityCurve,
     apply_temperature,
     bin_means,
     correct_gaps,
@@ -269,9 +270,7 @@ def _add_reliability(
     lines.append(Line("perfect calibration", [0.0, 1.0], [0.0, 1.0], reference=True))
     ylabel = "share correct" if is_classes else "share with the label"
     plot = LinePlot(lines, xlabel="probability", ylabel=ylabel)
-    has_band = any(low is not None for curve in curves.values() for low in curve.lo)
-    caption = RELIABLE.format(band=BAND if has_band else NO_BAND)
-    page.figure("reliability", "Reliability", caption, plot)
+    page.figure("reliability", "Reliability", _describe_curves(curves), plot)
     if is_classes:
         curve = curves["without scaling"]
         names = [f"around {p:.2f}" for p in curve.probability]
@@ -286,6 +285,12 @@ def _add_reliability(
     page.add(_fit_table(parts_as_is))
     if not windows.vocabulary:  # of histories the pages of their scores have them, protected
         page.add(_tenth_table(parts_as_is, ylabel))
+
+
+def _describe_curves(curves: Mapping[str, ReliabilityCurve]) -> str:
+    """The caption, which names a band only where one is drawn."""
+    has_band = any(low is not None for curve in curves.values() for low in curve.lo)
+    return RELIABLE.format(band=BAND if has_band else NO_BAND)
 
 
 FITS = (

@@ -227,10 +227,8 @@ def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
         title = "All scores"
         if len(members) < len(scored):
             title += f": {task or 'pre-training'}"
-        rows = []
-        for (name, data), runs in _group_seeds(table, members).items():
-            cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
-            rows.append([name, data, *cells, _show_baseline(runs[0])])
+        arms = _group_seeds(table, members)
+        rows = [[*arm, *_list_cells(runs, metrics)] for arm, runs in arms.items()]
         columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
         caption = (
             "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
@@ -238,6 +236,12 @@ def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
         )
         tables.append(make_table("all-scores", title, caption, columns, rows))
     return tables
+
+
+def _list_cells(runs: Sequence[Scores], metrics: Sequence[str]) -> list[Any]:
+    """The cells of runs that differ in their seed alone: each metric, and the best baseline."""
+    cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
+    return [*cells, _show_baseline(runs[0])]
 
 
 def _show_metric(metrics: Sequence[MetricValue | None]) -> Any:

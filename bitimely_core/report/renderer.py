@@ -364,10 +364,7 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     from markupsafe import Markup
 
     script, blocks = (TEMPLATES / "script.html.j2").read_text("utf-8").strip(), parts.blocks
-    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
-    if not parts.is_index and not parts.headline:
-        for block in itertools.islice(leading, 1):
-            block.lead, block.level = True, 2
+    _mark_lead(parts)
     verdict = write_text(page.verdict)
     answer = shorten_answer(verdict)
     context = vars(parts) | {
@@ -388,6 +385,14 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     while len(text.encode()) > LIMIT and _drop_largest(blocks):
         text = template.render(context) + "\n"
     return text
+
+
+def _mark_lead(parts: PageParts) -> None:
+    """Put the first figure or short table of a page without a headline at its top."""
+    leading = (block for block in parts.blocks if block.label and len(block.rows) <= LEADING)
+    if not parts.is_index and not parts.headline:
+        for block in itertools.islice(leading, 1):
+            block.lead, block.level = True, 2
 
 
 @functools.cache
