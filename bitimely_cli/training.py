@@ -648,12 +648,8 @@ def predict(
     else:
         lines = _show_recordings(visible["recordings"])
         lines.append(f"{visible['n']} recordings in {visible['out']}")
-    lines = [
-        *screen.summarize(visible["notices"], score.workspace),
-        *lines,
-        f"report: {visible['report']}",
-    ]
-    screen.result(made, [*lines, name_next(run, score.workspace)])
+    lines += [f"report: {visible['report']}", name_next(run, score.workspace)]
+    screen.result(made, screen.summarize(visible["notices"], score.workspace) + lines)
     return made["exit_code"]
 
 

@@ -302,6 +302,9 @@ class Figure:
 class Link:
     """A cell of a table that leads to a file; without `href` it is text."""
 
+    # a stored cell with a text and a value is no link
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  read by pydantic as it is
+
     text: str
     href: str = ""
 

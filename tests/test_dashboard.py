@@ -220,7 +220,7 @@ LOOK = """<script>addEventListener('load', () => {
   box.value = 'event-labels finished'; box.dispatchEvent(new Event('input')); found.filtered = seen().map(r => r.cells[0].textContent);
   found.said = document.querySelector('output').textContent;
   box.value = ''; box.dispatchEvent(new Event('input')); found.again = seen().length;
-  document.querySelectorAll('#runs thead button')[8].click(); found.sorted = seen().map(r => Number(r.cells[8].dataset.v));
+  document.querySelectorAll('#runs thead button')[9].click(); found.sorted = seen().map(r => Number(r.cells[9].dataset.v));
   found.drawn = [...document.querySelectorAll('#runs svg.spark')].filter(s => s.getBoundingClientRect().width > 40).length;
   found.first = document.querySelector('.headline').getBoundingClientRect().bottom;
   const p = document.createElement('pre'); p.textContent = JSON.stringify(found); document.body.append(p);
