@@ -294,3 +294,13 @@ def test_the_rows_of_a_cohort_add_up() -> None:
     keys = frozenset({("left", "r0"), ("left out", "too few"), ("out", "all"), ("in",)})
     closed = disclosure.flow_table(built, CountDisclosure(withheld=keys, exact=False))
     assert [row.left for row in closed] == [None, None, 300, None, 57]
+
+
+def test_nobody_at_risk_is_a_count_of_zero() -> None:
+    point = RiskPoint(day=1, at_risk=0, events=25, incidence=None, lo=None, hi=None)
+    system = disclosure.CountSystem()
+    group = RiskGroup(name="low", n=40, predicted=None, points=[point])
+    protected_scores._link_group(system, "d2", group, 0)
+    expected = {("n", "d2"): 40, ("risk", "d2", "0"): 0, ("events", "d2", "0"): 25}
+    expected |= {("gone", "d2", "0"): 15, ("left", "d2", "0"): 40}
+    assert system.counts == expected
