@@ -4,14 +4,17 @@ import base64
 import csv
 import io
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from bitimely_core import page
 from bitimely_core.report import numbers, score_blocks
 from bitimely_core.report.text import make_slug, to_json
-from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
+from bitimely_core.schemas.scores import MetricValue, NightScores, RiskGroup, RiskGroups, RiskPoint
 
 
 def test_a_hypnogram_has_the_seconds_and_stages_of_its_epochs() -> None:
@@ -132,3 +135,31 @@ def test_names_of_figures_are_short_and_differ() -> None:
     assert slugs[0] == "x" * 60
     assert slugs[1] == "risk-chf"
     assert len(set(slugs)) == 4
+
+
+def test_differences_of_nights_are_minutes_predicted_less_scored() -> None:
+    nights = {"a": (["W", "N2", "N2", "REM"], ["W", "W", "N2", "W"]), "b": (["N2"] * 4, ["N2"] * 4)}
+    stages = ["W", "N1", "N2", "N3", "REM"]
+    scored, predicted = (
+        np.array([stages.index(stage) for night in nights.values() for stage in night[side]])
+        for side in (0, 1)
+    )
+    starts = [30.0 * k for k in range(4)]
+    index = pl.DataFrame(
+        {"recording_id": np.repeat([*nights], 4), "subject_id": np.repeat(["p", "q"], 4)}
+    ).with_columns(start=pl.Series(starts * 2))
+    options = SimpleNamespace(epoch=30.0, length=30.0)
+    rows: Any = SimpleNamespace(index=index, class_names=stages, options=options)
+    probabilities = np.full((8, 5), 0.1)
+    probabilities[np.arange(8), predicted] = 0.6
+    scores = NightScores(nights=2, subjects=2, kappa=MetricValue(), kappa_range=None, endpoints={})
+    builder = page.PageBuilder("")
+    score_blocks._add_nights(builder, scores, rows, {"target": scored, "prediction": probabilities})
+    (figure,) = (block for block in builder.finish("").blocks if isinstance(block, page.Figure))
+    assert isinstance(figure.data, page.ScatterPlot)
+    (panel,) = (part for part in figure.data.panels if part.name == "total sleep time")
+    asleep = np.array(
+        [[sum(stage != "W" for stage in side) / 2 for side in night] for night in nights.values()]
+    )
+    np.testing.assert_allclose(panel.x, asleep.mean(1))
+    np.testing.assert_allclose(panel.y, asleep[:, 1] - asleep[:, 0])

@@ -21,6 +21,7 @@ from bitimely_core.schemas.scores import (
     LabelCalibration,
     MetricValue,
     RiskGroup,
+    RiskGroups,
     RiskPoint,
     Scores,
 )
@@ -99,6 +100,10 @@ def test_withheld_ratios_are_the_last_and_in_an_order_that_shows_nothing(
     options = SimpleNamespace(model_extra={"denominator": "controls"} if controls else {})
     built: Any = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(options=options))
 
+    assert disclosure._count_ratio_groups(tmp_path, built.manifest) == [
+        ("flu", 400, 100),
+        ("chf", 400, 396),
+    ]
     shared = disclosure.list_ratio_rows(built, CountDisclosure(exact=False))
     open_rows = [(row.label, row.code) for row in shared if row.numbers[0] is not None]
     closed_rows = [(row.label, row.code) for row in shared if row.numbers[0] is None]
@@ -243,15 +248,59 @@ def test_rounded_numbers_keep_three_digits_and_lose_counts() -> None:
 
 def test_a_share_of_a_group_without_anybody_gone_is_exact_beside_printed_counts() -> None:
     point = RiskPoint(day=1, at_risk=15, events=25, incidence=0.625, lo=0.4321, hi=0.789)
-    for closed in (None, ("n", "0"), ("risk", "0", "0"), ("events", "0", "0")):
+    for closed in (None, ("n", "d2"), ("risk", "d2", "0"), ("events", "d2", "0")):
         withheld = frozenset([closed] if closed else [])
         group = RiskGroup(name="low", n=40, predicted=[0.12345], points=[point])
-        shown = protected_scores._withhold_group(group, "0", withheld)
+        shown = protected_scores._withhold_group(group, "d2", withheld)
         (printed,) = shown.points
         assert (printed.incidence, printed.lo) == ((None, None) if closed else (0.625, 0.4321))
         assert shown.predicted == [0.123]
         assert (shown.n, printed.at_risk, printed.events) == (
-            None if closed == ("n", "0") else 40,
-            None if closed == ("risk", "0", "0") else 15,
-            None if closed == ("events", "0", "0") else 25,
+            None if closed == ("n", "d2") else 40,
+            None if closed == ("risk", "d2", "0") else 15,
+            None if closed == ("events", "d2", "0") else 25,
         )
+
+
+@pytest.mark.parametrize(
+    ("counts", "withheld"),
+    [([(40, 12)], False), ([(0, 0), (40, 12)], False), ([(40, 12), (None, 3)], True), ([], True)],
+)
+def test_a_page_withholds_where_a_count_of_the_thirds_is_missing(
+    counts: list[tuple[int | None, int]], withheld: bool
+) -> None:
+    share = dict.fromkeys(("incidence", "lo", "hi"))
+    points = [RiskPoint(day=1, at_risk=risk, events=events, **share) for risk, events in counts]
+    groups = [RiskGroup(name="low", n=52, predicted=None, points=[point]) for point in points]
+    assert protected_scores.has_withheld(RiskGroups(horizons=[1], groups=groups)) is withheld
+
+
+# ---- the choice of a cohort
+
+
+def test_the_rows_of_a_cohort_add_up() -> None:
+    lefts = [400, 330, 300]
+    steps = [
+        SimpleNamespace(text=f"step {k}", reason=f"r{k}", left_out=before - left, left=left)
+        for k, (before, left) in enumerate(itertools.pairwise(lefts))
+    ]
+    flow = SimpleNamespace(subjects=400, steps=steps, cases=57)
+    built: Any = SimpleNamespace(
+        cohort=flow, funnel=SimpleNamespace(subjects_out=280), prevalence={"before": {"flu": {}}}
+    )
+    rows = disclosure.flow_table(built, CountDisclosure())
+    assert [row.left for row in rows] == [*lefts, 280, 57]
+    assert [row.left_out for row in rows] == [None, 70, 30, 20, None]
+    keys = frozenset({("left", "r0"), ("left out", "too few"), ("out", "all"), ("in",)})
+    closed = disclosure.flow_table(built, CountDisclosure(withheld=keys, exact=False))
+    assert [row.left for row in closed] == [None, None, 300, None, 57]
+
+
+def test_nobody_at_risk_is_a_count_of_zero() -> None:
+    point = RiskPoint(day=1, at_risk=0, events=25, incidence=None, lo=None, hi=None)
+    system = disclosure.CountSystem()
+    group = RiskGroup(name="low", n=40, predicted=None, points=[point])
+    protected_scores._link_group(system, "d2", group, 0)
+    expected = {("n", "d2"): 40, ("risk", "d2", "0"): 0, ("events", "d2", "0"): 25}
+    expected |= {("gone", "d2", "0"): 15, ("left", "d2", "0"): 40}
+    assert system.counts == expected

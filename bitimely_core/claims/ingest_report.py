@@ -154,18 +154,14 @@ def round_refusal() -> Iterator[None]:
     except UserError as error:
         if error.exit_code in {Exit.REFUSED, Exit.USAGE}:
             error.exact = [error.finding, *error.details]
-            error.problem, error.requirement = map(
-                privacy.round_message, (error.problem, error.requirement)
-            )
-            error.details = [
-                replace(
-                    finding,
-                    problem=privacy.round_message(finding.problem),
-                    requirement=privacy.round_message(finding.requirement),
-                )
-                for finding in error.details
-            ]
+            first, *error.details = map(_round_finding, error.exact)
+            error.problem, error.requirement = first.problem, first.requirement
         raise
+
+
+def _round_finding(finding: Finding) -> Finding:
+    problem, requirement = map(privacy.round_message, (finding.problem, finding.requirement))
+    return replace(finding, problem=problem, requirement=requirement)
 
 
 def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:

@@ -183,7 +183,6 @@ def run_job(
     return {
         **describe_run(record, job.folder),
         "parameters": record.parameters,
-        "leak_free": record.leak_free,
         "trained": not stored.finished,
         "writer": writer,
         "steps": steps,
@@ -197,6 +196,7 @@ def describe_run(record: RunRecord, folder: Path) -> TrainingResult:
         "format_version": FORMAT,
         "run": record.run,
         "folder": str(folder),
+        "leak_free": record.leak_free,
         "notices": list_notices(record),
         "exact": {"notices": list(record.notices)},
     }
@@ -425,7 +425,6 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     result = {
         **describe_plan(record, job.folder, job.windows[0]),
         "parameters": record.parameters,
-        "leak_free": record.leak_free,
         "paper_parameters": record.paper_parameters,
         "tokens": describe_tokens(record.settings.model, record.data[0].rate),
         **cost,

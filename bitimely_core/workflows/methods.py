@@ -109,7 +109,6 @@ def train_method(plan: TrainingPlan, run: str | None, execution: Execution) -> T
     return {
         **describe_run(record, folder),
         "parameters": record.parameters,
-        "leak_free": None,
         "trained": is_new,
         "writer": True,
         "steps": 0,
