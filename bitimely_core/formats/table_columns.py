@@ -100,11 +100,11 @@ def apply_form(
     result = []
     for i, (column, name, unit) in enumerate(zip(columns, names, units, strict=False)):
         column = _rename(column, name, form)
-        found = form.find_unit(column.header or f"channel {i + 1}")
-        is_channel = i in channels and (found is not None or bool(unit) or not form.columns)
+        named = form.find_unit(column.header or f"channel {i + 1}")
+        is_channel = i in channels and (named is not None or bool(unit) or not form.columns)
         if column.kind == "number" and not is_channel:
             column = column._replace(kind="left out")
-        result.append(column._replace(unit=found or column.unit or unit or usual_unit))
+        result.append(column._replace(unit=named or column.unit or unit or usual_unit))
     return tuple(result)
 
 

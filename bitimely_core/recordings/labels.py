@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from bitimely_core.recordings.mapping import (
     LabelRules,
     strip_suffix,
 )
-from bitimely_core.recordings.sessions import find_sessions, report_events
+from bitimely_core.recordings.sessions import Session, find_sessions, report_events
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
@@ -96,15 +97,21 @@ def find_labels(
     for rel, events in find_all_events(source, recordings) if bids else ():
         files[rel] = (*files.get(rel, ()), events)
     sessions = [] if bids else find_sessions(source, recordings)
-    for session in sessions:
-        events_of = [LabelFile(source.path(rel), rel, "device") for rel in session.events]
-        files |= {rel: (*files.get(rel, ()), *events_of) for rel in session.parts if events_of}
+    for rel, events in _list_events(source, sessions):
+        files[rel] = (*files.get(rel, ()), events)
     findings += report_events(source, sessions)
     findings += [*_report_lone(lone), *_report_unread(unread)]
     beside = FoundLabels(files, annotations_alone, findings)
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
     return beside._replace(lone=annotations_alone - beside.list_taken())
+
+
+def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:
+    """Each table of a session with each of its files of events."""
+    for session in sessions:
+        for rel, events in product(session.parts, session.events):
+            yield rel, LabelFile(source.path(events), events, "device")
 
 
 def _list_candidates(source: Source, skipped: Iterable[str], *, bids: bool) -> list[str]:

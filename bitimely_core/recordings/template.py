@@ -30,12 +30,17 @@ from bitimely_core.recordings.mapping import (
     FileRule,
     Format,
     LabelFile,
+    RecordingInfo,
     RecordingMap,
     find_suffix,
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
-from bitimely_core.recordings.sample_tables import list_channel_names
+from bitimely_core.recordings.sample_tables import (
+    find_person_column,
+    group_rows,
+    list_channel_names,
+)
 from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
@@ -426,7 +431,19 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     is_timed = all(facts.found_rate for facts in sniffed)
     head += _describe_clock(first) if is_timed else [RATE_LINE]
+    if person := _find_person(source, rels[0], first):
+        head.append(f"subject_column = {_quote(person)}  # a recording for each of its values")
+        common = [name for name in common if name != _quote(person)]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+
+
+def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> str:
+    """The header of the column of a table that names several people; "": there is none."""
+    person = find_person_column(facts, RecordingInfo(recording_id="", subject_id=""))
+    with suppress(UserError):  # the ingest says what is wrong with it
+        if person is not None and group_rows(source.path(rel), facts, person):
+            return facts.columns[person].header
+    return ""
 
 
 def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
