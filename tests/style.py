@@ -69,7 +69,7 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 714_000, 480_000),
+    Bound("tokens", 717_500, 480_000),
     Bound("branches", 25.4, 20),
     Bound("branchy_functions", 74, 90),
     Bound("wide_functions", 48, 15),

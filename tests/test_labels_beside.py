@@ -644,6 +644,15 @@ def test_hypnograms_as_arrays(tmp_path: Path, form: str) -> None:
     assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(STAGE_WORDS)]
 
 
+def test_a_json_states_its_epochs(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "n1.edf", seconds=100)
+    content = {"epoch_length_s": 20, "stages": STAGE_WORDS}
+    write(tmp_path / "raw" / "n1.json", json.dumps(content))
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    record = recordings(tmp_path / "cache")["n1"]
+    assert labels(record) == [(20.0 * i, 20.0, word) for i, word in enumerate(STAGE_WORDS)]
+
+
 @pytest.mark.parametrize("content", ['{"device": "x", "rate": 100}', "[1, 2", '{"hypnogram": 3}'])
 def test_a_json_that_holds_no_stages_is_named(tmp_path: Path, content: str) -> None:
     write_night(tmp_path / "raw" / "n1.edf")

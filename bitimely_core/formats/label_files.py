@@ -161,16 +161,26 @@ def _write_lines(path: Path) -> str:
 
 def _write_json(content: object) -> str:
     """A list of stages as a stage a line, one of rows with names as a table; "" for another."""
+    above: list[str] = []
     if isinstance(content, dict):
+        stated = (f"{str(key).removesuffix('_s')} {value}" for key, value in content.items())
+        above = list(filter(STATED_EPOCH.fullmatch, stated))
         lists = [rows for key, rows in content.items() if _fold_name(str(key)) in ALL_NAMES]
         content = lists[0] if len(lists) == 1 else None
     if not isinstance(content, list) or not content:
         return ""
-    if not all(isinstance(row, dict) for row in content):
-        return "\n".join("n/a" if cell is None else str(cell) for cell in content)
-    names = list(content[0])
-    rows = [[str(row.get(name, "")) for name in names] for row in content]
-    return "\n".join("\t".join(row) for row in [names, *rows])
+    is_table = all(isinstance(row, dict) for row in content)
+    return _write_table(content) if is_table else "\n".join([*above, *map(_write_cell, content)])
+
+
+def _write_table(rows: Sequence[dict[str, object]]) -> str:
+    names = list(rows[0])
+    cells = [[str(row.get(name, "")) for name in names] for row in rows]
+    return "\n".join("\t".join(row) for row in [names, *cells])
+
+
+def _write_cell(cell: object) -> str:
+    return "n/a" if cell is None else str(cell)
 
 
 def parse_label_text(text: str) -> LabelText | None:

@@ -431,19 +431,19 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     is_timed = all(facts.found_rate for facts in sniffed)
     head += _describe_clock(first) if is_timed else [RATE_LINE]
-    if person := _find_person(source, rels[0], first):
-        head.append(f"subject_column = {_quote(person)}  # a recording for each of its values")
-        common = [name for name in common if name != _quote(person)]
+    person = _find_person(source, rels[0], first)
+    head += [f"subject_column = {quoted}  # a recording for each value" for quoted in person]
+    common = [name for name in common if name not in person]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
 
 
-def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> str:
-    """The header of the column of a table that names several people; "": there is none."""
+def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> list[str]:
+    """The header of the column of a table that names several people, in quotes; []: none does."""
     person = find_person_column(facts, RecordingInfo(recording_id="", subject_id=""))
     with suppress(UserError):  # the ingest says what is wrong with it
         if person is not None and group_rows(source.path(rel), facts, person):
-            return facts.columns[person].header
-    return ""
+            return [_quote(facts.columns[person].header)]
+    return []
 
 
 def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
