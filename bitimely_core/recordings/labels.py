@@ -175,7 +175,7 @@ def _are_arrays(file: str, owner: str) -> bool:
 
 
 def _may_be_missed(rel: str) -> bool:
-    """Whether a file that holds no labels is named, since the list of unread files leaves it out."""
+    """Whether a file that holds no labels is named: the list of unread files leaves it out."""
     is_staged = STAGED_NAME.search(PurePosixPath(rel).name) is not None
     return rel.lower().endswith(".txt") or (rel.lower().endswith(".json") and is_staged)
 

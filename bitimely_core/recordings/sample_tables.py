@@ -78,21 +78,30 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
     if not people or person is None:
         return _make_table_record(rel, info, table, (facts, clock, rate), content, remarks)
-    records = []
-    header = facts.columns[person].header
-    is_record = not info.columns and "_".join(header.lower().split()) in RECORDINGS
-    for name, rows in people.items():
-        recording = f"{info.recording_id}-{name}"
-        subject = recording if is_record else name
-        whose = replace(info, recording_id=recording, subject_id=subject)
-        part = table._replace(values=table.values[rows])
-        timing_of = (facts._replace(start=None), clock, rate)
-        taken = _take_rows(content, rows)
-        records.append(_make_table_record(rel, whose, part, timing_of, taken, []))
-    problem = f"{len(records)} recordings, one for each value of the column {safe_text(header)}"
+    table_of = (facts._replace(start=None), clock, rate)
+    whole = [
+        _make_table_record(
+            rel,
+            _name_person(info, facts.columns[person].header, name),
+            table._replace(values=table.values[rows]),
+            table_of,
+            _take_rows(content, rows),
+            [],
+        )
+        for name, rows in people.items()
+    ]
+    header = safe_text(facts.columns[person].header)
+    problem = f"{len(whole)} recordings, one for each value of the column {header}"
     action = "each has a clock of its own"
-    said = Finding(Reason.IDENTIFIER, problem, action, level="info", file=rel)
-    return Records(records=records, findings=[*(r.at(rel) for r in remarks), said])
+    said = Finding(Reason.IDENTIFIER, problem, action, level="info")
+    return Records(records=whole, findings=[finding.at(rel) for finding in (*remarks, said)])
+
+
+def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
+    """What is known of the rows of `name`; a column of recordings names no person."""
+    recording = f"{info.recording_id}-{name}"
+    is_record = not info.columns and "_".join(header.lower().split()) in RECORDINGS
+    return replace(info, recording_id=recording, subject_id=recording if is_record else name)
 
 
 def _make_table_record(

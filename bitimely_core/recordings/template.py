@@ -422,8 +422,8 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
         return [RATE_LINE]
     first = sniffed[0]
     counts = Counter(name for facts in sniffed for name in list_channel_names(facts))
-    numeric = [name for name in list_channel_names(first) if not is_no_signal(name)]
-    common = [_quote(name) for name in numeric if counts[name] == len(sniffed)]
+    person = _find_person(source, rels[0], first)
+    common = _list_common(first, counts, len(sniffed), person)
     lines = [
         f"#   {_quote(name)} in {count} of {len(sniffed)} files"
         for name, count in counts.most_common(LISTED)
@@ -431,10 +431,16 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     is_timed = all(facts.found_rate for facts in sniffed)
     head += _describe_clock(first) if is_timed else [RATE_LINE]
-    person = _find_person(source, rels[0], first)
     head += [f"subject_column = {quoted}  # a recording for each value" for quoted in person]
-    common = [name for name in common if name not in person]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+
+
+def _list_common(
+    facts: table_facts.TableFacts, counts: Counter[str], files: int, others: Sequence[str]
+) -> list[str]:
+    """The channels of a table that all files have, in quotes, without `others`."""
+    names = [_quote(name) for name in list_channel_names(facts) if counts[name] == files]
+    return [name for name in names if name not in others and not is_no_signal(name.strip('"'))]
 
 
 def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> list[str]:
