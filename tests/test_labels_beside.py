@@ -5,6 +5,7 @@ Expected values are written out, or read by pandas, pyedflib and wfdb.
 
 from __future__ import annotations
 
+import json
 import warnings
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ import pandas as pd
 import pyedflib
 import pytest
 from samples import SAMPLES, require_sample
+from scipy.io import savemat
 from test_generic import attempt, ingest_with_map, recordings
 
 from bitimely_core import tokens
@@ -610,3 +612,50 @@ def test_the_real_labels_of_watches(tmp_path: Path) -> None:
         table = table[table["code"] >= 0]
         wanted = [(float(o), 30.0, legend[c]) for o, c in table.itertuples(index=False)]
         assert labels(recordings(tmp_path / "cache")[f"{name}_heartrate"]) == wanted
+
+
+ARRAY_STAGES = [0, 1, 2, 3, 5]
+STAGE_WORDS = ["W", "N1", "N2", "N3", "REM"]
+JSON_FORMS: dict[str, Any] = {
+    "numbers": ARRAY_STAGES,
+    "words": STAGE_WORDS,
+    "a list with a name": {"subject": "x", "stages": STAGE_WORDS},
+    "a hypnogram": {"epoch_length": 30, "hypnogram": ARRAY_STAGES},
+    "rows": [
+        {"onset": 30 * i, "duration": 30, "stage": word} for i, word in enumerate(STAGE_WORDS)
+    ],
+}
+
+
+@pytest.mark.parametrize("form", [*JSON_FORMS, ".npy", ".npy of words", ".npy of floats", ".mat"])
+def test_hypnograms_as_arrays(tmp_path: Path, form: str) -> None:
+    raw = tmp_path / "raw"
+    write_night(raw / "n1.edf")
+    if form in JSON_FORMS:
+        write(raw / "n1_hypno.json", json.dumps(JSON_FORMS[form]))
+    elif form == ".mat":
+        savemat(raw / "n1_hypno.mat", {"hypnogram": np.array(ARRAY_STAGES)})
+    else:
+        kinds = {".npy": ARRAY_STAGES, ".npy of words": STAGE_WORDS}
+        stages = np.array(kinds.get(form, np.array(ARRAY_STAGES, np.float64)[:, None]))
+        np.save(raw / "n1_hypno.npy", stages)
+    attempt("generic", raw, tmp_path / "cache")
+    record = recordings(tmp_path / "cache")["n1"]
+    assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(STAGE_WORDS)]
+
+
+def test_a_json_states_its_epochs(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "n1.edf", seconds=100)
+    content = {"epoch_length_s": 20, "stages": STAGE_WORDS}
+    write(tmp_path / "raw" / "n1.json", json.dumps(content))
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    record = recordings(tmp_path / "cache")["n1"]
+    assert labels(record) == [(20.0 * i, 20.0, word) for i, word in enumerate(STAGE_WORDS)]
+
+
+@pytest.mark.parametrize("content", ['{"device": "x", "rate": 100}', "[1, 2", '{"hypnogram": 3}'])
+def test_a_json_that_holds_no_stages_is_named(tmp_path: Path, content: str) -> None:
+    write_night(tmp_path / "raw" / "n1.edf")
+    write(tmp_path / "raw" / "n1_hypno.json", content)
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "'n1_hypno.json', not read. Known are one stage a line or in a list" in messages(report)

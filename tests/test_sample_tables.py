@@ -822,3 +822,54 @@ def test_the_minutes_of_an_embrace_plus_are_one_recording(tmp_path: Path) -> Non
     for signal in record.signals:
         assert signal.rate == pytest.approx(1 / 60)
         np.testing.assert_array_equal(signal.samples, wanted.astype(np.float32))
+
+
+# --- tables of several people
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("header", ["id", "Subject ID", "recording"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_long_table_is_a_recording_a_person(
+    tmp_path: Path, header: str, mixed: bool, mapped: bool
+) -> None:
+    values = {name: WAVE + k for k, name in enumerate(("7", "12", "30"))}
+    rows = [
+        (name, i, value)
+        for name, column in values.items()
+        for i, value in enumerate(column.tolist())
+    ]
+    if mixed:
+        rows.sort(key=lambda row: row[1])
+    (tmp_path / "raw").mkdir()
+    delay = 0 if mixed else 100
+    text = "".join(f"{name},{delay * int(name) + i / 4},{value:.4f}\n" for name, i, value in rows)
+    (tmp_path / "raw" / "all.csv").write_text(f"{header},time_s,hr\n{text}")
+    template = write_template(scan_folder(tmp_path / "raw"))
+    assert f'subject_column = "{header}"' in template
+    (tmp_path / "map.toml").write_text(template)
+    records = read_folder(tmp_path, tmp_path / "map.toml" if mapped else None)
+    assert list(records) == [f"all-{name}" for name in values]
+    for name, column in values.items():
+        record = records[f"all-{name}"]
+        assert record.subject_id == (name if header != "recording" or mapped else f"all-{name}")
+        (signal,) = record.signals
+        assert (signal.channel, signal.rate, signal.onset) == ("hr", 4.0, 0.0)
+        np.testing.assert_array_equal(signal.samples, column.round(4).astype(np.float32))
+    report = (tmp_path / ("mapped" if mapped else "cache") / "ingest_report.json").read_text()
+    assert "3 recordings, one for each value of the column" in report
+
+
+def test_a_column_that_numbers_the_rows_names_nobody(tmp_path: Path) -> None:
+    record = read(tmp_path, "a.csv", lines("id,time_s,x\n", lambda i, v: f"{i},{i / 4},{v}"))
+    np.testing.assert_array_equal(record.signals[-1].samples, WAVE.astype(np.float32))
+    assert record.recording_id == "a"
+
+
+def test_rows_of_nobody_among_those_of_people_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    text = lines("id,time_s,x\n", lambda i, v: f"{('', 'a', 'b')[i // 100]},{i % 100 / 4},{v}")
+    (tmp_path / "raw" / "a.csv").write_text(text)
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "rows without a value in 'id'" in str(caught.value.details)

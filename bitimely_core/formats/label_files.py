@@ -8,6 +8,7 @@ A form is recognised by the content: a table of samples, or a text of sentences,
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from collections import Counter
@@ -17,7 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bitimely_core.formats import vendors
+import numpy as np
+
+from bitimely_core.formats import matlab, vendors
 from bitimely_core.formats.stage_texts import (
     EPOCH,
     SCORER,
@@ -29,6 +32,7 @@ from bitimely_core.formats.text import decode_table, sanitize_label
 
 MAX_BYTES = 1 << 26
 HEAD = 60  # lines before the names of the columns, at most
+ARRAYS = {".json", ".mat", ".npy"}
 PREAMBLE = 12  # lines above a list of stages, at most
 DAY = 86_400.0  # seconds
 MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
@@ -126,6 +130,8 @@ def read_label_text(path: Path) -> LabelText | None:
 
     Raises UserError: encoding.
     """
+    if path.suffix.lower() in ARRAYS:
+        return parse_label_text(_write_lines(path))
     data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"\0\0\0"
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None
@@ -133,6 +139,48 @@ def read_label_text(path: Path) -> LabelText | None:
     if vendors.find_form(path.name, "\n".join(text[:4096].splitlines()) + "\n"):
         return None  # samples of a device
     return parse_label_text(text)
+
+
+def _write_lines(path: Path) -> str:
+    """The labels of an array (.npy, .mat, .json) as lines of text, "" for another content."""
+    ending = path.suffix.lower()
+    try:
+        if ending == ".json":
+            return _write_json(json.loads(path.read_bytes()[:MAX_BYTES]))
+        if ending == ".mat":
+            values = matlab.read_vector(path, STAGE_NAMES, None)
+        else:
+            values = np.squeeze(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (ValueError, EOFError, SyntaxError):
+        return ""  # its unit, or the list of files that are not read, says so
+    if values is None or values.ndim != 1 or values.dtype.kind not in "iufU":
+        return ""
+    texts = values.tolist() if values.dtype.kind == "U" else [f"{cell:g}" for cell in values]
+    return "\n".join(texts)  # NaN is nan, a missing one
+
+
+def _write_json(content: object) -> str:
+    """A list of stages as a stage a line, one of rows with names as a table; "" for another."""
+    above: list[str] = []
+    if isinstance(content, dict):
+        stated = (f"{str(key).removesuffix('_s')} {value}" for key, value in content.items())
+        above = list(filter(STATED_EPOCH.fullmatch, stated))
+        lists = [rows for key, rows in content.items() if _fold_name(str(key)) in ALL_NAMES]
+        content = lists[0] if len(lists) == 1 else None
+    if not isinstance(content, list) or not content:
+        return ""
+    is_table = all(isinstance(row, dict) for row in content)
+    return _write_table(content) if is_table else "\n".join([*above, *map(_write_cell, content)])
+
+
+def _write_table(rows: Sequence[dict[str, object]]) -> str:
+    names = list(rows[0])
+    cells = [[str(row.get(name, "")) for name in names] for row in rows]
+    return "\n".join("\t".join(row) for row in [names, *cells])
+
+
+def _write_cell(cell: object) -> str:
+    return "n/a" if cell is None else str(cell)
 
 
 def parse_label_text(text: str) -> LabelText | None:

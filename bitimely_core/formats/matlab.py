@@ -117,15 +117,15 @@ def _list_numeric(
     return [variable for variable in arrays if not variable.is_vector_of(beside)]
 
 
-def read_vector(path: Path, names: Collection[str], length: int) -> np.ndarray | None:
-    """The numbers of the vector of this length that has one of `names`; None without one.
+def read_vector(path: Path, names: Collection[str], length: int | None) -> np.ndarray | None:
+    """The numbers of the vector of this length (None: any) with one of `names`; None without one.
 
     Raises UserError: as `read_array`.
     """
     with translate_read_errors(path):
         data = _read_bytes(path)
         for variable in list_variables(data).values():
-            if variable.is_vector_of(names) and math.prod(variable.shape) == length:
+            if variable.is_vector_of(names) and length in {None, math.prod(variable.shape)}:
                 return _decode(variable, data).reshape(-1)
     return None
 

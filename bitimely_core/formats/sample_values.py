@@ -69,6 +69,14 @@ def read_values(
     return SampleValues(values, times, first)
 
 
+def read_texts(path: Path, facts: table_facts.TableFacts, place: int) -> list[str]:
+    """The cells of a column as texts, "" where one is empty."""
+    import polars as pl
+
+    column = _read_columns(path, facts, [place], {place})[place]
+    return list(pl.Series("", column).cast(pl.String).fill_null("").str.strip_chars().to_list())
+
+
 def _read_columns(
     path: Path, facts: table_facts.TableFacts, wanted: Sequence[int], texts: set[int]
 ) -> dict[int, np.ndarray | pl.Series]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -25,9 +26,10 @@ from bitimely_core.recordings.mapping import (
     LabelFile,
     LabelForm,
     LabelRules,
+    find_suffix,
     strip_suffix,
 )
-from bitimely_core.recordings.sessions import find_sessions, report_events
+from bitimely_core.recordings.sessions import Session, find_sessions, report_events
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
@@ -44,6 +46,8 @@ TEXTS = {
     ".ann",
 }
 WFDB_ENDINGS = {".atr", ".apn", ".st", ".ecg", ".ari", ".qrs", ".event", ".seizures", ".arousal"}
+ARRAY_SUFFIXES = {".npy", ".npz", ".mat"}
+STAGED_NAME = re.compile(r"hyp|stag|scor|sleep", re.IGNORECASE)
 LEGEND = {"0": "W", "1": "N1", "2": "N2", "3": "N3", "4": "N3", "5": "REM"}
 HYPNOGRAM_SIGNALS = re.compile(r"sleep ?stages?|hypno\w*|stages?|scoring", re.IGNORECASE)
 
@@ -96,15 +100,21 @@ def find_labels(
     for rel, events in find_all_events(source, recordings) if bids else ():
         files[rel] = (*files.get(rel, ()), events)
     sessions = [] if bids else find_sessions(source, recordings)
-    for session in sessions:
-        events_of = [LabelFile(source.path(rel), rel, "device") for rel in session.events]
-        files |= {rel: (*files.get(rel, ()), *events_of) for rel in session.parts if events_of}
+    for rel, events in _list_events(source, sessions):
+        files[rel] = (*files.get(rel, ()), events)
     findings += report_events(source, sessions)
     findings += [*_report_lone(lone), *_report_unread(unread)]
     beside = FoundLabels(files, annotations_alone, findings)
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
     return beside._replace(lone=annotations_alone - beside.list_taken())
+
+
+def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:
+    """Each table of a session with each of its files of events."""
+    for session in sessions:
+        for rel, events in product(session.parts, session.events):
+            yield rel, LabelFile(source.path(events), events, "device")
 
 
 def _list_candidates(source: Source, skipped: Iterable[str], *, bids: bool) -> list[str]:
@@ -144,7 +154,7 @@ def _pair_by_name(
     unread: list[str] = []
     for file in candidates:
         owner = names.find_owner(file)
-        if file in recordings and not owner:
+        if (file in recordings and not owner) or _are_arrays(file, owner):
             continue
         form = forms.get(file) or _recognise(source, file)
         if form is not None and not owner:
@@ -152,14 +162,27 @@ def _pair_by_name(
         elif form is not None and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-        elif form is None and owner and file not in recordings and file.lower().endswith(".txt"):
+        elif form is None and owner and file not in recordings and _may_be_missed(file):
             unread.append(file)  # other endings are listed among the files that are not read
     return pairs, lone, unread
 
 
+def _are_arrays(file: str, owner: str) -> bool:
+    """Whether a file is an array and no recording of another format has it: `find_label_arrays`
+    knows those of arrays.
+    """
+    return find_suffix(file) in ARRAY_SUFFIXES and find_suffix(owner) in {"", *ARRAY_SUFFIXES}
+
+
+def _may_be_missed(rel: str) -> bool:
+    """Whether a file that holds no labels is named: the list of unread files leaves it out."""
+    is_staged = STAGED_NAME.search(PurePosixPath(rel).name) is not None
+    return rel.lower().endswith(".txt") or (rel.lower().endswith(".json") and is_staged)
+
+
 def _may_hold_labels(rel: str) -> bool:
     ending = PurePosixPath(rel).suffix.lower()
-    return ending in TEXTS | WFDB_ENDINGS | {".xml", ".edf", ".bdf"}
+    return ending in TEXTS | WFDB_ENDINGS | label_files.ARRAYS | {".xml", ".edf", ".bdf"}
 
 
 # --- which recording
@@ -226,6 +249,9 @@ def _recognise(source: Source, rel: str) -> ReadForm | None:
     """What a candidate is by its content; None for what is no file of labels, or does not read."""
     ending = PurePosixPath(rel).suffix.lower()
     try:
+        if ending in label_files.ARRAYS:
+            table = label_files.read_label_text(source.path(rel))
+            return ReadForm("text", table.codes) if table else None
         head = _read_head(source, rel)
         if ending == ".xml" or head.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"<?xml"):
             return ReadForm("xml") if nsrr_xml.is_scored(head) else None
@@ -301,7 +327,8 @@ def _report_unread(files: Sequence[str]) -> list[Finding]:
             f"{len(files)} texts are named as recordings and hold no labels that are known: "
             f"{list_names(files, 3)}",
             "not read",
-            "Known are one stage a line, and tables with the columns onset, duration and label",
+            "Known are one stage a line or in a list, and tables with the columns onset, duration "
+            "and label",
             file=files[0],
             count=len(files),
         )

@@ -76,7 +76,7 @@ class FileRule(Section):
     # pattern of columns: each row is a recording of one channel, these are its samples in order
     series: str = ""
     id_column: str = ""  # of such rows; else they are numbered
-    subject_column: str = ""
+    subject_column: str = ""  # also of tables with a row a sample: whose it is
     label_column: str = ""
     value_column: str = ""
     delimiter: str = ""  # between cells; "": found

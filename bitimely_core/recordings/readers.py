@@ -16,7 +16,7 @@ from bitimely_core.recordings.mapping import Format, RecordingInfo
 from bitimely_core.recordings.mne_files import read_mne
 from bitimely_core.recordings.sample_tables import read_table
 from bitimely_core.recordings.selection import make_record
-from bitimely_core.types import Annotation, Record
+from bitimely_core.types import Annotation, Record, Records
 
 
 def read_edf(path: Path, rel: str, info: RecordingInfo) -> Record:
@@ -53,7 +53,7 @@ def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
     return make_record(rel, info, recording.signals, notes, findings, header.start, phi)
 
 
-READERS: dict[Format, Callable[[Path, str, RecordingInfo], Record]] = {
+READERS: dict[Format, Callable[[Path, str, RecordingInfo], Record | Records]] = {
     "edf": read_edf,
     "table": read_table,
     "npy": read_npy,

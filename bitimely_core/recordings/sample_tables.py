@@ -27,6 +27,14 @@ from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceR
 # numbers that programs write for a missing value
 SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
 MOST_CHANNELS = 64  # of a table that may have fewer rows
+LEAST_ROWS = 6  # of a person in a table of several
+# names of columns that say whose a row is
+PEOPLE = {
+    "id", "subject", "subject_id", "subjectid", "patient", "patient_id", "patientid",
+    "participant", "participant_id", "participantid", "person", "person_id", "pid", "user",
+    "user_id",
+}  # fmt: skip
+RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns that say which
 FAR = 2.0  # times the range of the others, and their size
 
 
@@ -39,8 +47,9 @@ class TimedSignals(NamedTuple):
     origin: float  # seconds of the first sample on the file's own clock
 
 
-def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """A text table or a Parquet file with a column a channel and a row a sample.
+def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
+    """A text table or a Parquet file with a column a channel and a row a sample; a recording for
+    each person where a column names several.
 
     Empty cells are missing values, lost rows gaps. Labels of tables whose seconds lie on the
     table's own clock are moved with it.
@@ -50,6 +59,10 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
     """
     with locate_errors(rel):
         facts = sniff_recording(path, info)
+        person = find_person_column(facts, info)
+        people = group_rows(path, facts, person)
+        if people and person is not None:
+            facts = facts._replace(columns=_leave_out(facts.columns, person))
         places, names = _choose_channels(facts, info)
         clock = _choose_clock(facts, info, places)
         rate = _find_rate(facts, info, clock)
@@ -63,6 +76,45 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
             hint = "Turn the table, or give `series` in [[files]] where a row is a recording"
             raise input_error(Reason.DIMENSIONS, problem, "a row may be a channel", hint)
         table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
+    if not people or person is None:
+        return _make_table_record(rel, info, table, (facts, clock, rate), content, remarks)
+    table_of = (facts._replace(start=None), clock, rate)
+    whole = [
+        _make_table_record(
+            rel,
+            _name_person(info, facts.columns[person].header, name),
+            table._replace(values=table.values[rows]),
+            table_of,
+            _take_rows(content, rows),
+            [],
+        )
+        for name, rows in people.items()
+    ]
+    header = safe_text(facts.columns[person].header)
+    problem = f"{len(whole)} recordings, one for each value of the column {header}"
+    action = "each has a clock of its own"
+    said = Finding(Reason.IDENTIFIER, problem, action, level="info")
+    return Records(records=whole, findings=[finding.at(rel) for finding in (*remarks, said)])
+
+
+def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
+    """What is known of the rows of `name`; a column of recordings names no person."""
+    recording = f"{info.recording_id}-{name}"
+    is_record = not info.columns and "_".join(header.lower().split()) in RECORDINGS
+    return replace(info, recording_id=recording, subject_id=recording if is_record else name)
+
+
+def _make_table_record(
+    rel: str,
+    info: RecordingInfo,
+    table: NamedColumns,
+    timing_of: tuple[table_facts.TableFacts, table_facts.Clock | None, float | None],
+    content: sample_values.SampleValues,
+    remarks: Sequence[Finding],
+) -> Record:
+    """The recording of rows that follow each other; `timing_of`: facts, clock, and Hz."""
+    facts, clock, rate = timing_of
+    with locate_errors(rel):
         timed = _time_signals(table, facts, clock, rate, content, info)
     missing = report_missing(timed.signals, "cells are empty")
     is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
@@ -70,6 +122,61 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
     findings = [*remarks, *timed.findings, *([] if is_grid else missing), *shift]
     start = timed.start or facts.start
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
+
+
+def find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> int | None:
+    """The column that says whose each row is, or of which recording: that of the map, else by its
+    name.
+
+    Raises UserError (schema) for one of the map that is not there.
+    """
+    if stated := info.columns.get("subject"):
+        return _find_channels(facts, [stated])[0]
+    folded = ["_".join(column.header.lower().split()) for column in facts.columns]
+    places = [i for names in (PEOPLE, RECORDINGS) for i, name in enumerate(folded) if name in names]
+    return next((i for i in places if facts.columns[i].header not in info.channels), None)
+
+
+def group_rows(
+    path: Path, facts: table_facts.TableFacts, person: int | None
+) -> dict[str, np.ndarray]:
+    """Person -> its rows; {} where the column names one, or numbers the rows.
+
+    Raises UserError (identifier) for rows of nobody among those of several people.
+    """
+    if person is None:
+        return {}
+    rows: dict[str, list[int]] = {}
+    for number, text in enumerate(sample_values.read_texts(path, facts, person)):
+        rows.setdefault(text, []).append(number)
+    if len(rows) < 2 or min(map(len, rows.values())) < LEAST_ROWS:
+        return {}
+    if any(name.lower() in EMPTY_CELLS for name in rows):
+        header = facts.columns[person].header
+        problem = f"rows without a value in {safe_text(header)}"
+        hint = "Fill the column, or name the channels without it: `channels` in [[files]] of --map"
+        raise input_error(Reason.IDENTIFIER, problem, "whose they are is unknown", hint)
+    return {name: np.array(same) for name, same in rows.items()}
+
+
+def _leave_out(columns: Sequence[table_facts.Column], place: int) -> tuple[table_facts.Column, ...]:
+    """The columns, of which that of people is no channel."""
+    return tuple(
+        column._replace(kind="left out") if i == place else column
+        for i, column in enumerate(columns)
+    )
+
+
+def _take_rows(content: sample_values.SampleValues, rows: np.ndarray) -> sample_values.SampleValues:
+    """These rows, whose times count from the first of them."""
+    times = content.times
+    if times is not None:
+        seconds = times.seconds[rows]
+        first = float(seconds[np.isfinite(seconds)][0]) if np.isfinite(seconds).any() else 0.0
+        start = times.start + timedelta(seconds=first) if times.start else None
+        origin = 0.0 if times.start else times.origin + first
+        times = clocks.Times(seconds - first, origin, start)
+    return sample_values.SampleValues(content.values[rows], times, content.first)
 
 
 class NamedColumns(NamedTuple):

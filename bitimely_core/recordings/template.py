@@ -30,12 +30,17 @@ from bitimely_core.recordings.mapping import (
     FileRule,
     Format,
     LabelFile,
+    RecordingInfo,
     RecordingMap,
     find_suffix,
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
-from bitimely_core.recordings.sample_tables import list_channel_names
+from bitimely_core.recordings.sample_tables import (
+    find_person_column,
+    group_rows,
+    list_channel_names,
+)
 from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
@@ -417,8 +422,8 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
         return [RATE_LINE]
     first = sniffed[0]
     counts = Counter(name for facts in sniffed for name in list_channel_names(facts))
-    numeric = [name for name in list_channel_names(first) if not is_no_signal(name)]
-    common = [_quote(name) for name in numeric if counts[name] == len(sniffed)]
+    person = _find_person(source, rels[0], first)
+    common = _list_common(first, counts, len(sniffed), person)
     lines = [
         f"#   {_quote(name)} in {count} of {len(sniffed)} files"
         for name, count in counts.most_common(LISTED)
@@ -426,7 +431,25 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     is_timed = all(facts.found_rate for facts in sniffed)
     head += _describe_clock(first) if is_timed else [RATE_LINE]
+    head += [f"subject_column = {quoted}  # a recording for each value" for quoted in person]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+
+
+def _list_common(
+    facts: table_facts.TableFacts, counts: Counter[str], files: int, others: Sequence[str]
+) -> list[str]:
+    """The channels of a table that all files have, in quotes, without `others`."""
+    names = [_quote(name) for name in list_channel_names(facts) if counts[name] == files]
+    return [name for name in names if name not in others and not is_no_signal(name.strip('"'))]
+
+
+def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> list[str]:
+    """The header of the column of a table that names several people, in quotes; []: none does."""
+    person = find_person_column(facts, RecordingInfo(recording_id="", subject_id=""))
+    with suppress(UserError):  # the ingest says what is wrong with it
+        if person is not None and group_rows(source.path(rel), facts, person):
+            return [_quote(facts.columns[person].header)]
+    return []
 
 
 def _describe_clock(facts: table_facts.TableFacts) -> list[str]:

@@ -420,7 +420,9 @@ def _read_record(unit: IngestUnit) -> Record:
     """The one recording of a unit."""
     assert unit.read is not None, "its faults were raised"
     record = unit.read()
-    assert isinstance(record, Record), "a map of new recordings has no series"
+    if not isinstance(record, Record):
+        problem, wanted = "holds several recordings", "expected one a file"
+        raise input_error(Reason.DIMENSIONS, problem, wanted, "Ingest it, and give that cache")
     return record
 
 
