@@ -594,6 +594,8 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
         found["baselines"]
     )
     few = small.copy_data(tmp_path / "few")
+    chosen = ["--no-select", "--min-codes", "2", "--max-events", "24", "--no-small-counts"]
+    assert main(["tokenize", "synthetic-claims", *chosen, "--force-new", "-w", str(few)]) == 0
     own = tokens.open_tokens(few / "tokens" / "synthetic-claims").index
     own.select("window").with_columns(
         vector=pl.Series(np.ones((own.height, 2)).tolist())
