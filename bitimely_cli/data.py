@@ -422,6 +422,8 @@ def tokenize(
     if visible.get("honesty"):
         screen.table(*shortcut_rows(visible["honesty"]))
     text, verb = kind.describe_tokens(visible)
+    if options.get("vocabulary"):  # of other people, all of whom are tested
+        verb = f"evaluate {shlex.quote(str(options['vocabulary']))}"
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
     advice: list[str] = []

@@ -261,7 +261,8 @@ def describe_sequences(summary: Choices) -> tuple[str, str]:
         f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of "
         f"{summary['codes']} PheCodes in {summary['folder']}"
     )
-    return text, "pretrain --preset 3m" if "selected" in summary else "finetune RUN"
+    is_labelled = bool(summary["honesty"]) or "selected" not in summary
+    return text, "finetune RUN" if is_labelled else "pretrain --preset 3m"
 
 
 def estimate_sequences(
