@@ -35,7 +35,7 @@ VERBS = {"are": "is", "were": "was", "have": "has", "do": "does", "belong": "bel
 ONE = re.compile(
     r"(?<![\w.,:/-])(?<!class )(?<!fold )(?<!seed )(?<!step )1 "
     r"((?:(?!(?:of|and|or|to|in|with|without|for|no|by|are|has|have|is) )[a-z-]+ )?)"
-    rf"({NOUNS})(?![\w/-]|\.\w)((?: {'| '.join(VERBS)}\b)?)"
+    rf"({NOUNS})(?![\w/-]|\.\w)((?: of [a-z]+(?= (?:{'|'.join(VERBS)})\b))?)((?: {'| '.join(VERBS)}\b)?)"
 )
 
 
@@ -49,10 +49,10 @@ def fit_number(text: str) -> str:
 
 
 def _use_singular(match: re.Match[str]) -> str:
-    between, noun, verb = match.groups()
+    between, noun, part, verb = match.groups()
     singular = re.sub(r"(?<=s|h)es$|s$", "", re.sub(r"ies$", "ys", noun))
     noun = IRREGULAR.get(noun, singular)
-    return f"1 {between}{noun}{' ' * bool(verb)}{VERBS.get(verb.strip(), '')}"
+    return f"1 {between}{noun}{part}{' ' * bool(verb)}{VERBS.get(verb.strip(), '')}"
 
 
 def shorten_answer(text: str) -> str:

@@ -55,6 +55,7 @@ def test_every_counted_noun_of_a_message_has_a_singular() -> None:
         ("1 subjects are left, of 21 subjects", "1 subject is left, of 21 subjects"),
         ("1 training windows were cut", "1 training window was cut"),
         ("1 more channels", "1 more channel"),
+        ("1 columns of codes are not read", "1 column of codes is not read"),
         ("1 classes, 1 histories, 1 indices, 1 patches", "1 class, 1 history, 1 index, 1 patch"),
         ("1 people have 1 diagnoses", "1 person has 1 diagnosis"),
         ("1,001 windows of 1 of 2 subjects", "1,001 windows of 1 of 2 subjects"),
