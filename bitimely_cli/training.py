@@ -617,8 +617,8 @@ def predict(
     """
     from bitimely_core.tokens.unlabelled import check_exists
 
-    for path in files:  # before torch is imported, which takes seconds
-        check_exists(path)
+    if not any(path.exists() for path in files):
+        check_exists(files[0])  # before torch is imported, which takes seconds
     from bitimely_core import workflows
     from bitimely_core.schemas.ingest import FindingRecord
 

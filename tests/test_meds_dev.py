@@ -360,7 +360,7 @@ def test_task_options_that_do_not_fit_are_refused(
         )
         == 0
     )
-    assert "1 subjects of the labels are not in the cache" in capsys.readouterr().err
+    assert "the cache lacks 1 subject of the labels" in capsys.readouterr().err
     assert main(["tokenize", "synthetic", "--task", str(empty), *w]) == 2
     assert "--task" in capsys.readouterr().err
 

@@ -172,7 +172,7 @@ def test_times_must_be_of_one_recording_and_inside_of_it(
     assert predict(home, tmp_path / "a", *records, "--at", times) == 2
     assert "expected a column `recording`" in capsys.readouterr().err
     assert predict(home, tmp_path / "b", records[0], "--at", times) == 0
-    assert "1 epochs or times at the edges" in capsys.readouterr().err
+    assert "without a full window at the edges" in capsys.readouterr().err
     frame = pl.read_parquet(tmp_path / "b" / "predictions.parquet")
     assert frame["start"].round(6).to_list() == [1.2, 2.7]
     times.write_text("soon\n")

@@ -203,7 +203,7 @@ def test_shipped_experiments_have_the_registered_cells(name: str, tmp_path: Path
 
 
 def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> None:
-    here = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True)
+    here = pipeline.run(str(home / "small.toml"), workspace=home, estimate=True)
     there = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h200")
     assert there["total"]["flops"] == here["total"]["flops"]
     assert "h200" in there["assumptions"]

@@ -267,7 +267,7 @@ def _list_notices(statistics: PredictionStatistics) -> list[str]:
 
 
 def _list_findings(absent: int) -> list[Finding]:
-    text, effect = f"{absent} subjects of the labels are not in the cache", "they get no prediction"
+    text, effect = f"the cache lacks {absent} subjects of the labels", "they get no prediction"
     return [input_warning(Reason.IDENTIFIER, text, effect, count=absent)] if absent else []
 
 

@@ -310,7 +310,8 @@ def list_signal_files(source: Source) -> Iterator[str]:
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
-    segments.update(*(session.events for session in find_sessions(source, rels)))
+    sessions = [] if files.is_bids(source) else find_sessions(source, rels)
+    segments.update(*(session.events for session in sessions))
     for rel in sorted(set(rels) - segments):
         if _may_hold_signals(source, rel):
             yield rel
@@ -688,7 +689,7 @@ def _place_unlabelled(
 
 def _report_left_out(left_out: Counter[str]) -> Iterator[Finding]:
     for key, text in (
-        ("annotation_out_of_range", "epochs or times at the edges have no full window"),
+        ("annotation_out_of_range", "epochs or times without a full window at the edges"),
         ("too_short", "segments are too short"),
     ):
         count = left_out[key]
