@@ -185,7 +185,7 @@ def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) 
     write_night(Path("raw/a.edf"), [(0.0, 90.0, "apnoea")])
     Path("map.toml").write_text('[labels]\n"Apnea" = "apnea"\n')
     assert run("ingest", "generic", "raw", "--map", "map.toml") == 4
-    assert "none of 1 annotations has a text of [labels]" in capsys.readouterr().err
+    assert "none of 1 annotation has a text of [labels]" in capsys.readouterr().err
     Path("table.csv").write_text("recording,label\nnight-x,ill\n")
     Path("raw/table.csv").write_text("recording,label\nnight-x,ill\n")
     Path("map2.toml").write_text('[table]\npath = "table.csv"\nfile = "recording"\nlabel = "label"')
