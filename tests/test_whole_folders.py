@@ -180,7 +180,7 @@ def test_a_written_map_keeps_the_clocks_beside_tables_without(
     Path("raw/timed.csv").write_text("time_s,x\n" + rows)
     Path("raw/bare.csv").write_text("x\n" + "".join(f"{v}\n" for v in values))
     assert main(["ingest", "generic", "raw", "--init-map", "map.toml", "-w", "ws"]) == 0
-    assert "1 rates to fill in" in capsys.readouterr().out
+    assert "1 rate to fill in" in capsys.readouterr().out
     text = Path("map.toml").read_text().replace("rate = 1.0", "rate = 20")
     Path("map.toml").write_text(text)
     assert main(["ingest", "generic", "raw", "--map", "map.toml", "-w", "ws"]) == 0
