@@ -361,7 +361,7 @@ def test_data_sets_of_other_channels_share_a_trunk(
     assert loaded(capsys, "embed", "mixed", "--data", "two", *w)["width"] == 64
     code, _, err = call(capsys, "embed", "mixed", "--data", "synthetic/staging", *w)
     assert code == 2
-    assert "1 channels" in err
+    assert "1 channel," in err
     assert "7 or 2" in err
     known = loaded(
         capsys,
