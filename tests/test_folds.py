@@ -271,7 +271,7 @@ def test_costs_are_estimated_from_recordings_before_windows_exist(
             "steps = 1", "epochs = 2"
         )
     )
-    planned = pipeline.run(str(path), workspace=ran, dry_run=True)["stages"]
+    planned = pipeline.run(str(path), workspace=ran, on="h200")["stages"]
     [windows] = {stage["windows"] for stage in planned if stage["stage"].startswith("pretrain")}
     signals = open_cache(ran / "cache" / "synthetic").signals()
     longest = signals.group_by("recording_id").agg(
