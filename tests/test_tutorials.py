@@ -39,7 +39,7 @@ def test_a_tutorial_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) ->
     sample = SAMPLES / "sleep-edf" / "sleep-cassette" / "SC4001E0-PSG.edf"
     if page.stem == "sleep" and sample.is_file():  # what the page says about nights of one's own
         output = tutorials.run_command(
-            f"bitimely predict tiny-staging '{sample}' --out own", tmp_path
+            f"bitimely predict features-staging '{sample}' --out own", tmp_path
         )
         assert "1 recordings in own" in output or "1 recording in own" in output
 
