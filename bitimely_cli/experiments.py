@@ -411,7 +411,8 @@ def dashboard(
     from bitimely_core import workflows
 
     result = workflows.dashboard(workspace=common.workspace, out=out, dry_run=dry_run)
-    lines = screen.summarize(result["notices"], common.workspace, result["verdict"])
+    notices = [] if dry_run else result["notices"]  # those that are shown are stored
+    lines = screen.summarize(notices, common.workspace, result["verdict"])
     screen.result(result, [*lines, f"page: {result['page']}"])
     return Exit.OK
 

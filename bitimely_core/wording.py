@@ -32,10 +32,12 @@ NOUNS = (
 )
 IRREGULAR = {"people": "person", "indices": "index", "diagnoses": "diagnosis", "sexes": "sex"}
 VERBS = {"are": "is", "were": "was", "have": "has", "do": "does", "belong": "belongs"}
+VERB = "|".join(VERBS)
 ONE = re.compile(
     r"(?<![\w.,:/-])(?<!class )(?<!fold )(?<!seed )(?<!step )1 "
     r"((?:(?!(?:of|and|or|to|in|with|without|for|no|by|are|has|have|is) )[a-z-]+ )?)"
-    rf"({NOUNS})(?![\w/-]|\.\w)((?: of [a-z]+(?= (?:{'|'.join(VERBS)})\b))?)((?: {'| '.join(VERBS)}\b)?)"
+    rf"({NOUNS})(?![\w/-]|\.\w)"
+    rf"((?: of [a-z]+(?= (?:{VERB})\b))?)((?: (?:{VERB})\b)?)"
 )
 
 
