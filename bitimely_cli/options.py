@@ -397,8 +397,13 @@ def _parse_paths(parameter: inspect.Parameter) -> None:
     """Let `parse_path` read a parameter that takes paths."""
     kind, *_ = get_args(parameter.annotation) or [parameter.annotation]
     info = _read_info(parameter)
-    if Path in (kind, *get_args(kind)):
+    if _takes_path(kind):
         info.parser, info.metavar = parse_path, info.metavar or "<path>"
+
+
+def _takes_path(kind: object) -> bool:
+    """Whether a type is a path, or is made of one at any depth, as `list[Path] | None` is."""
+    return kind is Path or any(map(_takes_path, get_args(kind)))
 
 
 def _check_workspace(folder: Path) -> None:

@@ -89,6 +89,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["ingst"], 2, "Did you mean ingest"),
         (["--seed", "list"], 2, "options of a verb after it"),
+        (["evaluate", "--vectors", "x" * 300], 2, "names are up to 255 bytes long"),
         (["run", "smoke", "--on", "h1"], 2, "unknown accelerator"),
         (["run", "smoke", "--on", "v100", "--dry-run"], 2, "h100"),
         (["pretrain", "--presett", "tiny"], 2, "--preset"),

@@ -916,3 +916,18 @@ def test_a_repaired_record_is_picked_up(tmp_path: Path) -> None:
     report = attempt("wfdb", raw, tmp_path / "cache")
     assert (report["exit_code"], report["units"][0]["files"]) == (0, ["r.hea", "r.dat"])
     np.testing.assert_allclose(physical(recordings(tmp_path / "cache")["r"], "I"), samples / 200)
+
+
+@pytest.mark.parametrize("name", ["night", "good_hypnogram"])
+def test_an_array_with_an_open_bracket_in_its_head_does_not_stop_the_others(
+    tmp_path: Path, name: str
+) -> None:
+    """As a recording and as labels beside one; numpy tokenizes such a head as Python."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    np.save(raw / "good.npy", np.random.default_rng(0).normal(size=(500, 2)))
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': ("
+    start = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little")
+    (raw / f"{name}.npy").write_bytes(start + head)
+    ingest_with_map(raw, ARRAYS.format("npy"), tmp_path / "cache")
+    assert recordings(tmp_path / "cache").keys() == {"good"}

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from tokenize import TokenError
 from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
 
@@ -275,7 +276,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
             return {name: content[name] for name in content.files}
     except ValueError as error:
         raise _translate_value_error(error) from None
-    except (OSError, EOFError, SyntaxError, BadZipFile) as error:
+    except (OSError, EOFError, SyntaxError, TokenError, BadZipFile) as error:
         raise_system_error(error, path, stored=False)
         problem = f"does not read as .npz ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
@@ -293,7 +294,7 @@ def _load_npy(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise _translate_value_error(error) from None
-    except (OSError, EOFError, SyntaxError) as error:
+    except (OSError, EOFError, SyntaxError, TokenError) as error:  # the last of a header cut off
         raise_system_error(error, path, stored=False)
         problem = f"does not read as .npy ({type(error).__name__})"
         raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
