@@ -244,12 +244,13 @@ def _protect_times(scores: Scores) -> Scores:
         "baselines": _map_items(protect_baseline, scores.baselines),
         "compared": scores.compared and _map_items(protect_baseline, scores.compared),
         "risk_groups": printed,
-        "comparison": None
-        if closed
-        else scores.comparison and _round_comparison(scores.comparison),
+        "comparison": None,
         "notices": [*scores.notices, privacy.NOTICE],
-        **(HIDDEN_SIZE if _has_few_subjects(scores) else {}),
     }
+    if scores.comparison and not closed:
+        changed["comparison"] = _round_comparison(scores.comparison)
+    if _has_few_subjects(scores):
+        changed |= HIDDEN_SIZE
     return scores.model_copy(update=changed)
 
 

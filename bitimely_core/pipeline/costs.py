@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -130,9 +130,7 @@ def estimate_costs(
 
     `on` is a key of `ACCELERATORS`. Raises UserError (unknown_name, exit 2).
     """
-    device = ACCELERATORS.get((on or "").lower())
-    if on is not None and device is None:
-        raise unknown_name_error("accelerator", on, list(ACCELERATORS))
+    device = _find_accelerator(on)
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
     costs = _estimate_trainings(plan, labels, workspace, device is None, progress)
@@ -140,17 +138,30 @@ def estimate_costs(
     for label in labels:
         cells = costs[label].list_cells(speed, device) if label in costs else {}
         rows.append({**_plan_row(label), **cells})
-    sums = {key: sum(row.get(key) or 0 for row in rows) for key in ("flops", "seconds", "bytes")}
-    unknown = sum(cost.flops is None for cost in costs.values())
+    assumptions = "nothing is trained; ingest, tokens and pages are not counted"
     return {
         "exit_code": 0,
         "stages": rows,
         "report": None,
-        "total": {**sums, "stages": len(rows), "trainings": len(costs), "unknown": unknown},
-        "assumptions": _describe_assumptions(on, device, speed)
-        if costs
-        else "nothing is trained; ingest, tokens and pages are not counted",
+        "total": _sum_costs(rows, list(costs.values())),
+        "assumptions": _describe_assumptions(on, device, speed) if costs else assumptions,
     }
+
+
+def _find_accelerator(on: str | None) -> Accelerator | None:
+    """The accelerator of a name; None: the present device. Raises UserError (unknown_name)."""
+    if on is None:
+        return None
+    if on.lower() not in ACCELERATORS:
+        raise unknown_name_error("accelerator", on, list(ACCELERATORS))
+    return ACCELERATORS[on.lower()]
+
+
+def _sum_costs(rows: Sequence[registry.Choices], costs: Sequence[TrainingCost]) -> dict[str, float]:
+    """The sums of a plan; `unknown`: trainings whose data are not here."""
+    sums = {key: sum(row.get(key) or 0 for row in rows) for key in ("flops", "seconds", "bytes")}
+    unknown = sum(cost.flops is None for cost in costs)
+    return {**sums, "stages": len(rows), "trainings": len(costs), "unknown": unknown}
 
 
 def _estimate_trainings(
@@ -215,23 +226,22 @@ def estimate_training(
     objective = "none"
     if is_pretraining:
         objective = flags.get("objective", {}).get("name") or entry.facts.objective
-        if objective == "none":
-            train["steps"] = 0
+        train |= {"steps": 0} if objective == "none" else {}
     data, sizes = flags.get("data", {}), _measure_tokens(training, plan, workspace)
     windows, batch = _count_windows(train, data, sizes), train.get("batch_size", 64)
     if windows is None:
         return TrainingCost(parameters=parameters)
     tokens = _count_tokens(config, sizes)
-    flops = 6.0 * parameters * tokens
-    if entry.facts.family in QUADRATIC:
-        flops += 12.0 * config.layers * tokens**2 * config.dim
+    flops = _count_operations(entry.facts.family, config, parameters, tokens)
     flops *= registry.objectives[objective].facts.passes
     trainings = 1 + _count_trials(flags.get("tune", {}).get("rates"))
     updates = windows * trainings / batch
     between_checkpoints = train.get("checkpoint_every") or _count_available(sizes, data) / batch
     held = sum(size.held for size in sizes) * updates / max(between_checkpoints, 1.0)
     trial = _predict_trial(entry.name, config, parameters, tokens)
-    is_cheap = windows > 0 and flops < EXACT and trial < TRIAL
+    seconds = None
+    if timed and windows > 0 and flops < EXACT and trial < TRIAL:
+        seconds = _time_window(_fit_shape(config, sizes), objective, batch, sizes[0].observed)
     return TrainingCost(
         parameters=parameters,
         windows=int(windows),
@@ -239,12 +249,18 @@ def estimate_training(
         bytes=4 * parameters * (1 + 2 * STATES),
         slowness=_measured_slowness(entry.name),
         seen=windows * trainings + held * HELD_SHARE,
-        timed=_time_window(_fit_shape(config, sizes), objective, batch, sizes[0].observed)
-        if timed and is_cheap
-        else None,
+        timed=seconds,
         steps=updates,
         layers=config.layers,
     )
+
+
+def _count_operations(family: str, config: ModelConfig, parameters: int, tokens: float) -> float:
+    """Floating-point operations of a training step for one window."""
+    operations = 6.0 * parameters * tokens
+    if family in QUADRATIC:
+        operations += 12.0 * config.layers * tokens**2 * config.dim
+    return operations
 
 
 def _count_windows(train: Flags, data: Flags, sizes: list[DataSize]) -> float | None:

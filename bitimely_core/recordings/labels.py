@@ -149,22 +149,22 @@ def _pair_by_name(
     `forms` gets what the files are. Files of recordings for which the map names others are of none.
     """
     names = LabelNames(rel for rel in recordings if rel not in forms)
+    owners = {file: names.find_owner(file) for file in candidates}
+    owners = {
+        file: owner
+        for file, owner in owners.items()
+        if (owner or file not in recordings) and not _are_arrays(file, owner)
+    }
+    recognised = {file: forms.get(file) or _recognise(source, file) for file in owners}
     pairs: dict[str, list[str]] = {}
-    lone: list[str] = []
-    unread: list[str] = []
-    for file in candidates:
-        owner = names.find_owner(file)
-        if (file in recordings and not owner) or _are_arrays(file, owner):
-            continue
-        form = forms.get(file) or _recognise(source, file)
-        if form is not None and not owner:
-            lone.append(file)
-        elif form is not None and not recordings[owner].labels:
+    for file, form in recognised.items():
+        owner = owners[file]
+        if form is not None and owner and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-        elif form is None and owner and file not in recordings and _may_be_missed(file):
-            unread.append(file)  # other endings are listed among the files that are not read
-    return pairs, lone, unread
+    lone = [file for file, form in recognised.items() if form is not None and not owners[file]]
+    nameless = [file for file, form in recognised.items() if form is None and owners[file]]
+    return pairs, lone, [f for f in nameless if f not in recordings and _may_be_missed(f)]
 
 
 def _are_arrays(file: str, owner: str) -> bool:

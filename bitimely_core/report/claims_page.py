@@ -4,6 +4,7 @@ sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -276,6 +277,14 @@ def _add_agreement(
     page.add(*tables)
 
 
+def _number_codes(definitions: Sequence[Iterable[str]]) -> dict[str, int]:
+    """Code -> number of its definition, from 1; a code of several has that of the first."""
+    groups: dict[str, int] = {}
+    for number, codes in enumerate(definitions, 1):
+        groups = dict.fromkeys(codes, number) | groups
+    return groups
+
+
 def _add_timelines(
     page: PageBuilder, sequences: EventSequences, statistics: SequenceStatistics
 ) -> None:
@@ -290,10 +299,7 @@ def _add_timelines(
     definitions = {
         label: codes for label, codes in statistics.own.items() if not label.endswith("_source")
     }
-    # a code of several labels has the colour of the first
-    groups: dict[str, int] = {}
-    for k, codes in enumerate(definitions.values(), 1):
-        groups = dict.fromkeys(codes, k) | groups
+    groups = _number_codes(list(definitions.values()))
     lanes = []
     for i, is_event in enumerate(mask):
         colours = [groups.get(sequences.vocabulary[code], 0) for code in values[i][is_event]]

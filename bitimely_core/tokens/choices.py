@@ -56,10 +56,7 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     """
     view = _find_view(cache, choices.view)
     split = choices.split or view.split
-    check_choice("normalisation", choices.normalise, NORMALISE)
-    check_choice("split", split, splits.SCHEMES)
-    check_choice("resampling", choices.resampling, get_args(Resampling))
-    check_choice("filtering", choices.filtering, get_args(Filtering))
+    _check_names(choices, split)
     band, stops = filters.validate_filters(choices.bandpass, choices.notch)
     if choices.channels:
         _check_channels(cache, choices.channels)
@@ -103,6 +100,14 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         resampling=choices.resampling or "two-sided",
         filtering=choices.filtering or "zero-phase",
     )
+
+
+def _check_names(choices: WindowChoices, split: str) -> None:
+    """Raises UserError (unknown_name, exit 2)."""
+    check_choice("normalisation", choices.normalise, NORMALISE)
+    check_choice("split", split, splits.SCHEMES)
+    check_choice("resampling", choices.resampling, get_args(Resampling))
+    check_choice("filtering", choices.filtering, get_args(Filtering))
 
 
 def _scale_rate(view: View, rate: float | None) -> float:

@@ -5,6 +5,7 @@ Views of a user's own recordings leave them open.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -86,12 +87,9 @@ def report_channels(cache: Cache, options: WindowOptions) -> list[Finding]:
     inputs = _list_inputs(recordings)
     if set(choose_channels(inputs)) != set(options.channels):
         return []
-    names = {
-        recording: {signal.channel for signal in signals}
-        for recording, signals in recordings.items()
-    }
-    counts = Counter(name for channels in names.values() for name in channels)
-    complete = sum(channels >= set(options.channels) for channels in names.values())
+    names = [{signal.channel for signal in signals} for signals in recordings.values()]
+    counts = Counter(itertools.chain.from_iterable(names))
+    complete = sum(map(set(options.channels).issubset, names))
     others = [name for name, _ in counts.most_common() if name not in options.channels]
     listed = [f"{safe_text(name)} in {counts[name]}" for name in others]
     taken = list_names(options.channels, NAMES)
