@@ -653,7 +653,11 @@ def test_a_json_states_its_epochs(tmp_path: Path) -> None:
     assert labels(record) == [(20.0 * i, 20.0, word) for i, word in enumerate(STAGE_WORDS)]
 
 
-@pytest.mark.parametrize("content", ['{"device": "x", "rate": 100}', "[1, 2", '{"hypnogram": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    ['{"device": "x", "rate": 100}', "[1, 2", '{"hypnogram": 3}', "[" * 200_000],
+    ids=["other", "cut off", "number", "deep"],
+)
 def test_a_json_that_holds_no_stages_is_named(tmp_path: Path, content: str) -> None:
     write_night(tmp_path / "raw" / "n1.edf")
     write(tmp_path / "raw" / "n1_hypno.json", content)

@@ -152,7 +152,7 @@ def _write_lines(path: Path) -> str:
             values = matlab.read_vector(path, STAGE_NAMES, None)
         else:
             values = np.squeeze(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (ValueError, EOFError, SyntaxError, TokenError):
+    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError):
         return ""  # its unit, or the list of files that are not read, says so
     if values is None or values.ndim != 1 or values.dtype.kind not in "iufU":
         return ""
