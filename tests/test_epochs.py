@@ -162,6 +162,16 @@ def test_recordings_without_a_label_are_named(capsys: pytest.CaptureFixture[str]
     assert "time: 50% of the recordings is in labelled windows" in said.out
 
 
+def test_subjects_named_by_one_of_their_recordings_are_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("ann", "ann2"):
+        write_night(Path(f"raw/{name}.edf"), [(0.0, 60.0, "Sleep stage W")])
+    Path("map.toml").write_text('[[files]]\npattern = "*.edf"\nmatch = "(?P<subject>ann)2?"\n')
+    assert run("ingest", "generic", "raw", "--map", "map.toml") == 0
+    assert "subjects: unknown" not in capsys.readouterr().out
+
+
 def test_the_summary_as_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     write_night(Path("raw/a.edf"), [(0.0, 90.0, "Sleep stage W"), (100.0, 1.0, "Bob")])
     Path("raw/notes.log").write_text("lights off\n")

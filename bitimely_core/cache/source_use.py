@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas.ingest import (
+    CachedRecording,
     CachedUnit,
     DroppedRows,
     FileGroup,
@@ -108,9 +109,18 @@ def summarize_use(
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
         labels_known=not targets.isdisjoint(itertools.chain(channels, attributes)),
         unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
-        unknown_subjects=sum(row.subject_id == row.recording_id for row in recordings),
+        unknown_subjects=_count_unknown_subjects(recordings),
         rows_dropped=list(_list_dropped(tables)),
     )
+
+
+def _count_unknown_subjects(recordings: Sequence[CachedRecording]) -> int:
+    """Recordings that count as subjects of their own; none where a source names each person by
+    one of that person's recordings, as BIDMC does.
+    """
+    alone = {row.recording_id for row in recordings if row.subject_id == row.recording_id}
+    shared = any(row.subject_id in alone and row.recording_id not in alone for row in recordings)
+    return 0 if shared else len(alone)
 
 
 def _list_dropped(tables: Iterable[TableReport]) -> Iterator[DroppedRows]:
