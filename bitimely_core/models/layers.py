@@ -255,8 +255,10 @@ class Retention(nn.Module):
                 core_precision=config.core_precision,
                 **pairs,
             )
-        gated = fused.norm_gate(o, gate, config.retention_norm)
-        return _apply_linear(self.out, gated, weights[1:]), maps
+        norm_gate = partial(fused.norm_gate, norm=config.retention_norm)
+        if weights:
+            return F.linear(norm_gate(o, gate), weights[1]), maps
+        return fused.gated_linear(norm_gate, self.out, o, gate), maps
 
     def _project(self, x: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """Queries, keys, values and gate, of all heads together."""
@@ -358,7 +360,10 @@ class GLU(nn.Module):
         """[B, M, D] -> [B, M, D]; `weights`: those of `list_weights`, joined."""
         if weights:
             return F.linear(fused.glu(F.linear(x, weights[0]), self.act), weights[1])
-        return self.out(fused.ACTIVATIONS[self.act](self.first(x)) * self.second(x))
+        return fused.gated_linear(self._gate, self.out, self.first(x), self.second(x))
+
+    def _gate(self, a: Tensor, b: Tensor) -> Tensor:
+        return fused.ACTIVATIONS[self.act](a) * b
 
 
 class MLP(nn.Module):

@@ -5,8 +5,9 @@
     glu(joined, act)                 act(a) * b of the halves of joined
     join_weights(groups, dtype)      the weights of several linear maps of one input as one matrix,
                                      all groups with one copy
+    gated_linear(gate, linear, *x)   linear(gate(*x)); a training on a CPU keeps x, not gate(*x)
 
-On a CPU, and in graphs of torch.compile, these are the plain operations. On CUDA each is one
+On a CPU, and in graphs of torch.compile, the others are the plain operations. On CUDA each is one
 operator `bitimely::` with a backward written by hand. The backward needs the inputs alone (of
 `residual_norm`: the sum). Both are compiled where Triton is.
 """
@@ -83,6 +84,21 @@ def glu(joined: Tensor, act: str) -> Tensor:
     return gated
 
 
+def gated_linear(gate: Callable[..., Tensor], linear: nn.Linear, *inputs: Tensor) -> Tensor:
+    """`linear`, without a bias, of gate(*inputs), a pointwise function or a norm.
+
+    Its backward on a CPU forms gate(*inputs) once more: keeping it, and what is inside it, takes
+    most of the memory of a training.
+    """
+    trains_on_cpu = torch.is_grad_enabled() and inputs[0].device.type == "cpu"
+    if not trains_on_cpu or torch.compiler.is_compiling():
+        return linear(gate(*inputs))
+    gated: Tensor = _GatedLinear.apply(  # type: ignore[no-untyped-call]
+        gate, linear.weight, *inputs
+    )
+    return gated
+
+
 def join_weights(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
     """The matrices [O, I] of each group below each other, in `dtype`: one copy for about every
     `COPIED` parameters.
@@ -100,6 +116,30 @@ def join_weights(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list
 
 
 # --- the functions and their gradients
+
+
+class _GatedLinear(torch.autograd.Function):
+    """`gated_linear` on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Callable[..., Tensor], weight: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.gate, ctx.casts = gate, torch.is_autocast_enabled("cpu")
+        ctx.dtype = torch.get_autocast_dtype("cpu")
+        ctx.save_for_backward(weight, *inputs)
+        return F.linear(gate(*inputs), weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *inputs = ctx.saved_tensors
+        leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        with torch.autocast("cpu", dtype=ctx.dtype, enabled=ctx.casts):
+            with torch.enable_grad():
+                gated = ctx.gate(*leaves)
+            slope = (grad @ weight).to(gated.dtype)
+            of_weight = grad.flatten(0, -2).mT @ gated.flatten(0, -2)
+        again = torch.is_grad_enabled()  # a second derivative is wanted
+        slopes = torch.autograd.grad(gated, leaves, slope, create_graph=again)
+        return None, of_weight.to(weight.dtype), *slopes
 
 
 def _differentiate_norm(
