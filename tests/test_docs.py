@@ -307,3 +307,11 @@ def test_sentences_of_help_are_short() -> None:
         if len(sentence.split()) > LONGEST_SENTENCE
     ]
     assert long == []
+
+
+def test_the_map_for_contributors_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    places = re.findall(r"`((?:bitimely|docs|pipelines|tests|benchmarks|examples)[\w/.-]*)`", text)
+    assert [place for place in places if not (ROOT / place).exists()] == []
+    rooms = {path.parent.name for path in (ROOT / "bitimely_core").glob("*/__init__.py")}
+    assert {room for room in rooms if f"{room}/" not in text} == set()
