@@ -13,6 +13,7 @@ missed.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -54,6 +55,11 @@ NO_DEARER = {
 }
 SLOPE, SHARE, ERRORS = 1.15, 1 / 3, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
 
+
+# heads, widths of keys and values, of presets tiny and 18m, on short sequences
+SHORT = {"4 heads of 16 / 32": (4, 16, 32), "8 heads of 40 / 80": (8, 40, 80)}
+SHORT_LENGTHS = (32, 64, 125, 188, 250)
+CHOICE = 1.25  # ceiling of the form that `auto` takes over the faster one
 
 FLOPS = 0.81e6  # of the chunkwise form a token, forward + backward, chunks of 64
 SQUARE = 2048  # of the matrix product that stands for the machine's peak
@@ -135,6 +141,28 @@ def time_calls(
                 once()
             taken[name].append((time.process_time() - begin) / times)
     return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def time_short(rounds: int) -> dict[str, dict[str, float]]:
+    """Case -> median CPU seconds of `auto` and of both forms, 1,500 tokens a call."""
+    taken = {}
+    for name, (heads, keys, values) in SHORT.items():
+        for length in SHORT_LENGTHS:
+            torch.manual_seed(0)
+            q, k, v, do = (
+                torch.randn(1500 // length, length, heads, width, requires_grad=True)
+                for width in (keys, keys, values, values)
+            )
+
+            def run_once(form: str, q: Any = q, k: Any = k, v: Any = v, do: Any = do) -> Any:
+                o = retention(q, k, v, log_decay=DECAY[: q.shape[2]], form=form)
+                return torch.autograd.grad(o, (q, k, v), do)
+
+            forms = ("auto", "parallel", "chunkwise")
+            calls = {form: functools.partial(run_once, form) for form in forms}
+            repeats = dict.fromkeys(forms, 3)
+            taken[f"{name}, N {length}"] = time_calls(calls, rounds, repeats)
+    return taken
 
 
 def read_memory(field: str) -> float:
@@ -262,6 +290,12 @@ def measure(*, quick: bool) -> dict[str, Any]:
         )
         add_row(f"share of the rate of a matrix product, {case}", rate / peak_rate)
 
+    short = time_short(rounds)
+    for name, seconds in short.items():
+        best = min(seconds["parallel"], seconds["chunkwise"])
+        add_row(f"time, auto / faster form, {name}", seconds["auto"] / best, ceiling=CHOICE)
+        add_row(f"time, parallel / chunkwise, {name}", seconds["parallel"] / seconds["chunkwise"])
+
     runs = {str(n): make_candidates(1, n)["chunkwise"] for n in LENGTHS}
     by_length = {
         int(n): s
@@ -289,6 +323,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "rounds": rounds,
         "rows": rows,
         "cpu_seconds": taken,
+        "cpu_seconds_short": short,
         "cpu_seconds_by_length": by_length,
         "peak_mebibytes": mebibytes,
         "peak_mebibytes_by_length": memory_by_length,

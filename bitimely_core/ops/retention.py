@@ -54,6 +54,9 @@ GUARD = 60.0
 # chunks whose states the form with masks scans by one matrix product; a loop carries the state from
 # group to group
 GROUP = 8
+# rows up to which the parallel form is as fast on a CPU: with heads of 16 x 32 about 64, of 40 x 80
+# about 150 (`python benchmarks/retention.py`)
+PARALLEL_ROWS, PARALLEL_STATE = 48, 1 / 31
 CACHE = 2**20  # bytes of the second-level cache that the scores of one block may take
 
 
@@ -165,7 +168,8 @@ def retention(
             exactly 0.
         direction: `forward`, `backward` or `both`.
         form: `parallel`, `chunkwise`, `recurrent`; `auto` = recurrent for one token with a state,
-            parallel up to 2 chunks, else chunkwise.
+            parallel for so few rows that it is faster (on CUDA 2 chunks, on a CPU by the widths of
+            keys and values), else chunkwise.
         ties: `index` orders equal times by index; `group` lets no token read another of the same
             time (parallel form only).
         rotation: table of `rotary.make_rotation`, by which queries and keys are rotated; it gets no
@@ -198,7 +202,7 @@ def retention(
     if not q.shape[0] * q.shape[1]:
         return _read_nothing(q, k, v, state, return_state=return_state)
     check_order(times)
-    form = _choose_form(form, ties, q.shape[1], chunk, stateful=stateful)
+    form = _choose_form(form, q, v, direction, ties, chunk, stateful=stateful)
     precision = _choose_precision(core_precision, log_decay, times)
     if _is_operator(q, k, v, form, stateful=stateful):
         if operator.fits_kernels(q, k, v):
@@ -229,13 +233,28 @@ def retention(
     return (o.to(dtype), after) if return_state else o.to(dtype)
 
 
-def _choose_form(form: Form, ties: Ties, length: int, chunk: int, *, stateful: bool) -> Form:
-    """What `auto` stands for."""
+def _choose_form(
+    form: Form,
+    q: Tensor,
+    v: Tensor,
+    direction: Direction,
+    ties: Ties,
+    chunk: int,
+    *,
+    stateful: bool,
+) -> Form:
+    """What `auto` stands for: the fastest form as measured."""
     if form != "auto":
         return form
+    length = q.shape[1]
     if stateful and length == 1:
         return "recurrent"
-    return "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
+    if q.device.type != "cpu" or torch.compiler.is_compiling():
+        most = 2.0 * chunk
+    else:
+        state = q.shape[-1] * v.shape[-1]
+        most = len(BACKWARD[direction]) * (PARALLEL_ROWS + PARALLEL_STATE * state)
+    return "parallel" if ties == "group" or length <= most else "chunkwise"
 
 
 def _choose_precision(
