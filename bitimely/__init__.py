@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import __version__, workflows
 
 if TYPE_CHECKING:
+    from bitimely.training import fit
     from bitimely_core import cache, data, heads, models, objectives, tokens
     from bitimely_core.cache import open_cache
     from bitimely_core.config import Settings
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from bitimely_core.records import read_tables
     from bitimely_core.run import Run
     from bitimely_core.tokens import open_tokens
-    from bitimely_core.train.loop import fit
     from bitimely_core.types import Batch, Encoded, Record
     from bitimely_core.workflows import (
         analyze,
@@ -66,7 +66,7 @@ SOURCES = {  # public name -> module and name in it
     "build_model": ("bitimely_core.models", "build"),
     "load_model": ("bitimely_core.models", "load"),
     "get_objective": ("bitimely_core.objectives", "get"),
-    "fit": ("bitimely_core.train.loop", "fit"),
+    "fit": ("bitimely.training", "fit"),
     "batches": ("bitimely_core.data", "batches"),
     "collate": ("bitimely_core.data", "collate"),
     "retention": ("bitimely_core.ops.retention", "retention"),

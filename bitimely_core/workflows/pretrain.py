@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(
+    data: str | Sequence[str] | None = None,
     *,
     preset: str | None = None,
     budget: str | None = None,
@@ -60,8 +62,8 @@ def pretrain(
     progress: Progress | None = None,
     say: Say | None = None,
 ) -> TrainingResult:
-    """Pre-train a model on the windows of `data.names`; makes missing tokens first, resumes a
-    stopped run exactly.
+    """Pre-train a model on the windows of `data`, one view or several (None: those of `flags`,
+    `config` or the preset); makes missing tokens first, resumes a stopped run exactly.
 
     Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5),
     resources (6), locked (7).
@@ -69,7 +71,7 @@ def pretrain(
     from bitimely_core import models, objectives
 
     recipe = open_recipe(config)
-    flags, assignments = flags or {}, assignments or []
+    flags, assignments = _name_data(flags or {}, data), assignments or []
     preset = preset or recipe.pretrain.preset or "tiny"
     shipped = load_preset(preset)
     chosen = merge_layers(recipe.overrides("pretrain"), flags, parse_assignments(assignments))
@@ -137,6 +139,14 @@ def pretrain(
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+
+
+def _name_data(flags: Flags, data: str | Sequence[str] | None) -> Flags:
+    """`flags` with the views of `data` in the place of theirs."""
+    if data is None:
+        return flags
+    names = (data,) if isinstance(data, str) else tuple(data)
+    return merge_layers(flags, {"data": {"names": names}})
 
 
 def _require_data(settings: Settings) -> None:
