@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 # counts of people below it are withheld, 0 is not: the rule of the publisher of Medicare's data
 SMALL = 11
@@ -190,6 +191,8 @@ def find_narrow(
     """The hidden counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is
     printed, those with the fewest values first; arguments as of `find_withheld`.
     """
+    import numpy as np
+
     hidden = [key for key in counts if key in withheld or key in unprinted]
     values = np.array([counts[key] for key in hidden], dtype=float)
     small = np.flatnonzero((values > 0) & (values < SMALL))
@@ -229,6 +232,8 @@ def _list_equations(
     """What the sums say about the hidden counts: the matrix [equations, hidden] and the right
     sides.
     """
+    import numpy as np
+
     place = {key: i for i, key in enumerate(hidden)}
     matrix, right = np.zeros((len(sums), len(hidden))), np.zeros(len(sums))
     for equation, (total, parts) in enumerate(sums):

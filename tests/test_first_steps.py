@@ -83,6 +83,14 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
     assert output.split()[-1] == "False"
 
 
+def test_the_version_does_without_numpy() -> None:
+    program = "import sys; from bitimely_cli.main import main; main(['--version']); print('numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == "False"
+
+
 def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
     import bitimely_core.models  # noqa: F401  registers them
     from bitimely_core.registry import models

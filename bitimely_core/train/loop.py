@@ -190,7 +190,7 @@ def _make_optimizer(
     groups = group_parameters(model, config.weight_decay)
     names = [name for group in groups for name in group.pop("names")]
     trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
-    return torch.optim.AdamW(trained, lr=config.lr, fused=device.type == "cuda"), names
+    return torch.optim.AdamW(trained, lr=config.lr, fused=device.type in {"cuda", "cpu"}), names
 
 
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
