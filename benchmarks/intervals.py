@@ -370,10 +370,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cohorts", type=int, default=400)
+    parser.add_argument(
+        "--quick", action="store_true", help="20 cohorts: it runs, bounds mean nothing"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="cost alone")
     parser.add_argument("--only", help="part of the name of one of the other intervals")
     given = parser.parse_args()
+    given.cohorts = 20 if given.quick else given.cohorts
     if given.cost:
         return 0 if measure_cost() else 1
     if given.only is not None:

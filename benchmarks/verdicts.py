@@ -264,9 +264,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cohorts", type=int, default=1000)
+    parser.add_argument(
+        "--quick", action="store_true", help="20 cohorts: it runs, bounds mean nothing"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of the name of a case")
     given = parser.parse_args()
+    given.cohorts = 20 if given.quick else given.cohorts
     good = True
     for case in (case for case in CASES if given.only in case):
         for subjects in (6, 20, 50):
