@@ -16,6 +16,7 @@ from bitimely_core.formats.stage_texts import (
     fold_text,
     name_listed_stage,
     read_stages,
+    split_mark,
 )
 from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
 from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
@@ -54,7 +55,7 @@ def select_annotations(
     inside = LabelSource(rel, list(notes), is_free=True)
     sources = [inside, LabelSource("the tables", list(info.notes))]
     for file in info.label_files:
-        source = read_label_file(file, time, rules.epoch, rules.words)
+        source = read_label_file(file, time, rules)
         findings += source.findings
         sources.append(source)
     if info.points:
@@ -97,7 +98,7 @@ def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo)
     doubtful, _ = _part(reading.others, reading.ambiguous)
     # what the folder's label files say of a 4 is said once for all
     are_stages = source.is_listed or bool(reading.stages)
-    named = [note for note in doubtful if are_stages and note.label != "4"]
+    named = [note for note in doubtful if are_stages and split_mark(note.label)[0] != "4"]
     others, prose = _part_prose(reading.others, source, info)
     return LabelledNotes(reading.stages, reading.marks, others, prose, named)
 

@@ -30,6 +30,7 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.recordings.sessions import Session, find_sessions, report_events
+from bitimely_core.recordings.tables import EVENT_TEXTS
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
@@ -96,9 +97,15 @@ def find_labels(
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
     candidates = [file for file in candidates if not any(file in same for same in stated.values())]
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
+    inherited = dict(find_all_events(source, recordings)) if bids else {}
+    forms |= _find_staged(source, {events.rel for events in inherited.values()})
+    for rel, events in inherited.items():
+        if events.rel in forms:
+            pairs[rel] = [*pairs.get(rel, ()), events.rel]
     files = _describe_files(source, pairs | stated, forms)
-    for rel, events in find_all_events(source, recordings) if bids else ():
-        files[rel] = (*files.get(rel, ()), events)
+    for rel, events in inherited.items():
+        if events.rel not in forms:
+            files[rel] = (*files.get(rel, ()), events)
     sessions = [] if bids else find_sessions(source, recordings)
     for rel, events in _list_events(source, sessions):
         files[rel] = (*files.get(rel, ()), events)
@@ -108,6 +115,17 @@ def find_labels(
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
     return beside._replace(lone=annotations_alone - beside.list_taken())
+
+
+def _find_staged(source: Source, files: Iterable[str]) -> dict[str, ReadForm]:
+    """The events tables of BIDS that have no column of BIDS for texts, and one of stages."""
+    staged: dict[str, ReadForm] = {}
+    for rel in files:
+        form = _recognise(source, rel)
+        names = _read_head(source, rel).partition(b"\n")[0].split() if form else []
+        if form and not {name.decode("latin-1") for name in names} & EVENT_TEXTS:
+            staged[rel] = form
+    return staged
 
 
 def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:
@@ -352,7 +370,7 @@ def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -
         Reason.LABEL,
         f"digits in {len(codes)} files of labels are read as sleep stages: "
         f"{', '.join(row for row in legend if is_clear or row[0] != '4')}",
-        f"others are not scored; a stage a line lasts {epoch:g} s",
+        f"others are not scored; a stage a line lasts {epoch:g} s where nothing states otherwise",
         'If they mean something else, write a line a digit in [labels] of the map, "0" = "W" for '
         "wake, and epoch = the seconds of a line",
         file=min(codes),

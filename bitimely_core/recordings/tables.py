@@ -422,6 +422,9 @@ def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
 
 
+EVENT_TEXTS = {"trial_type", "value"}  # columns of events tables of BIDS
+
+
 def read_bids_events(
     path: Path, rel: str, levels: Mapping[str, str] | None = None
 ) -> tuple[list[Annotation], int]:
