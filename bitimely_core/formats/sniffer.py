@@ -195,7 +195,7 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
         cells = [] if series is None else _show_cells(series)
         texts.append(cells)
         name, unit = split_header(header)
-        column_kind = find_kind(cells[:CELLS], ".")
+        column_kind = find_kind(cells[:CELLS], ".", header)
         if series is not None and kind.startswith(("timestamp", "duration", "time", "date")):
             column_kind = "time"
             stored[i] = _make_stored_clock(i, series)

@@ -44,8 +44,9 @@ def select_annotations(
     info: RecordingInfo,
     time: RecordingTime,
     findings: list[Finding],
+    channels: Sequence[LabelSource] = (),
 ) -> list[Annotation]:
-    """Annotations of the file, of tables and of label files as the map calls them, by time.
+    """Annotations of the file and of `channels` of it, of tables and of label files as the map calls them, by time.
 
     Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
     names. Where points alone are read they have no text. `findings` gets what was not understood.
@@ -53,7 +54,8 @@ def select_annotations(
     """
     rules = info.label_rules
     inside = LabelSource(rel, list(notes), is_free=True)
-    sources = [inside, LabelSource("the tables", list(info.notes))]
+    sources = [inside, LabelSource("the tables", list(info.notes)), *channels]
+    findings += [finding for source in channels for finding in source.findings]
     for file in info.label_files:
         source = read_label_file(file, time, rules)
         findings += source.findings

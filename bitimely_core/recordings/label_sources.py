@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, vendors, wfdb_annotations
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
-from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules
+from bitimely_core.recordings.channels import STAGES, group_parts, read_states
+from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules, RecordingInfo
 from bitimely_core.recordings.tables import read_bids_events
-from bitimely_core.types import Annotation
+from bitimely_core.types import Annotation, Signal
 
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
 STEPS = (1, 2, 4, 5, 10, 15, 20, 60)  # seconds of epochs other than the usual ones
@@ -53,6 +54,40 @@ def read_label_file(file: LabelFile, time: RecordingTime, rules: LabelRules) -> 
     remarks = [*source.findings, *_report_reach(notes, time.length)]
     findings = tuple(finding.at(file.rel) for finding in remarks)
     return source._replace(notes=notes, findings=findings)
+
+
+def read_stage_channels(
+    signals: Sequence[Signal], info: RecordingInfo, name: str
+) -> list[LabelSource]:
+    """The stages of the channels of a recording that are called so; `name`: its file.
+
+    Digits are stages; a 4 is N3 beside a 5, which is REM.
+    """
+    sources: list[LabelSource] = []
+    for parts in group_parts(signals, info, STAGES):
+        notes = read_states(parts)
+        codes = {note.label for note in notes}
+        if not codes or not codes - {"0"} or not codes <= DIGITS.keys() | {"4"}:
+            continue
+        words = {"4": "N3"} if "5" in codes else {}
+        findings = [_report_stage_channel(parts[0].channel, codes, words)]
+        source = LabelSource(name, notes, is_listed=True, words=words, findings=tuple(findings))
+        sources.append(source)
+    return sources
+
+
+def _report_stage_channel(
+    channel: str, codes: Collection[str], words: Mapping[str, str]
+) -> Finding:
+    """What the numbers of a channel of stages are taken for."""
+    legend = [f"{c} {stage}" for c in sorted(codes) if (stage := {**DIGITS, **words}.get(c))]
+    hint = 'If they mean something else, write a line a number in [labels] of the map, "0" = "W"'
+    action = "others are not scored"
+    if "4" in codes - words.keys():
+        action = "4 is not read: it is REM in some programs and N3 in others"
+        hint = 'Write "4" = "REM" or "4" = "N3" in [labels] of the map'
+    problem = f"{safe_text(channel)} holds sleep stages: {', '.join(legend)}"
+    return input_warning(Reason.LABEL, problem, action, hint, field="labels")
 
 
 def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
