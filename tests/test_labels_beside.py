@@ -236,6 +236,48 @@ def test_an_annotation_file_of_wfdb_beside_an_edf(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("form", ["edf", "wfdb"])
+def test_beats_of_a_second_file_are_no_further_beats(tmp_path: Path, form: str) -> None:
+    """Those of a detector beside those of a person; the line that is proposed takes the others."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    signal = np.random.default_rng(0).normal(0, 20, (15000, 1))
+    if form == "edf":
+        write_night(raw / "r1.edf")
+    else:
+        wfdb.wrsamp("r1", 100, ["mV"], ["II"], p_signal=signal, fmt=["16"], write_dir=str(raw))
+    by_hand, detected = np.array([150, 250, 350, 1200]), np.array([149, 252, 351, 700, 1203])
+    symbols = ["N", "V", "N", "N"]
+    wfdb.wrann("r1", "atr", by_hand, symbols, fs=100, write_dir=str(raw))
+    wfdb.wrann("r1", "qrs", detected, ["N"] * 5, fs=100, write_dir=str(raw))
+    report = attempt("generic", raw, tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["r1"]) == [
+        (sample / 100, 0.0, symbol) for sample, symbol in zip(by_hand, symbols, strict=True)
+    ]
+    said = messages(report)
+    assert "80% of its 5 points are at those of another source" in said
+    key = re.findall(r"write (\S+ = .*) in \[\[files\]\]", said)[0]
+    text = f'[[files]]\npattern = "r1.{"edf" if form == "edf" else "hea"}"\n{key}\n'
+    ingest_with_map(raw, text, tmp_path / "other")
+    assert labels(recordings(tmp_path / "other")["r1"]) == [
+        (sample / 100, 0.0, "N") for sample in detected
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_of_epochs_in_a_table_of_the_map(tmp_path: Path, first: int) -> None:
+    for name in ("s1", "s2"):
+        write_night(tmp_path / "raw" / f"{name}.edf", 100)
+    rows = "".join(f"s{k},{i + first},{w}\n" for k in (1, 2) for i, w in enumerate(WORDS))
+    write(tmp_path / "raw" / "stages.csv", "night,epoch,stage\n" + rows)
+    text = '[annotations]\npath = "stages.csv"\nfile = "night"\nonset = "epoch"\n'
+    text += 'duration = ""\nlabel = "stage"\n[labels]\nepoch = 20\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert "read as numbers of epochs of 20 s" in messages(report)
+    for record in recordings(tmp_path / "cache").values():
+        assert labels(record) == [(20.0 * i, 20.0, stage[2]) for i, stage in enumerate(STAGES)]
+
+
 def test_remarks_in_a_table_beside_are_no_labels(tmp_path: Path) -> None:
     """Codes are kept however seldom they are, sentences are counted."""
     write_night(tmp_path / "raw" / "s1.edf")
@@ -425,6 +467,8 @@ def test_labels_that_begin_later_are_placed_by_the_clock(tmp_path: Path) -> None
         "Valve, N1, N2, N2, vilkeuni",
         "Stage W (wake), Stage 1 (N1), Epoch: N2, light sleep N2, REM (R)",
         "StageWake, StageN1, Stage2, sleep.n2, Hypnogram: R",
+        "Stadio Sonno W, Stadio Sonno N1, Stade sommeil N2, Estadio sueño 2, Stadio Sonno R",
+        "WAKE, NR1, NR2, NR2, REM",
     ],
 )
 def test_stages_inside_a_file_in_many_words(tmp_path: Path, words: str) -> None:

@@ -8,6 +8,8 @@ from itertools import compress, pairwise
 from operator import not_
 from typing import NamedTuple
 
+import numpy as np
+
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.formats.stage_texts import (
     LIKELY,
@@ -26,6 +28,8 @@ from bitimely_core.types import Annotation
 SHORT = 24  # characters of a text that may be shown
 REPEATED = 3  # times that such a text occurs
 SHOWN = 6  # texts in a message
+ONE_BEAT = 0.15  # seconds between two marks of one beat, as in comparisons of detectors
+MOSTLY = 0.8  # of the points of a source, from which on they are those of another
 
 
 class LabelledNotes(NamedTuple):
@@ -69,7 +73,7 @@ def select_annotations(
     scorings: list[Scoring] = []
     for source in sources:
         understood = _understand(source, info)
-        others += understood.others
+        others += _drop_doubled(understood.others, others, source.name, rel, findings)
         excluded += understood.excluded
         ambiguous += understood.ambiguous
         scorings += split_scorers(source.name, understood.stages, understood.marks)
@@ -77,6 +81,40 @@ def select_annotations(
     findings += _report_ambiguous(ambiguous)
     findings += _report_unknown(excluded, stages, info, time.length)
     return sorted([*stages, *others, *info.numbers])
+
+
+def _drop_doubled(
+    notes: Sequence[Annotation],
+    before: Sequence[Annotation],
+    name: str,
+    rel: str,
+    findings: list[Finding],
+) -> Sequence[Annotation]:
+    """The notes without points that mark the same beats as those of the sources before.
+
+    `name`: their source; `rel`: the recording.
+    """
+    points = np.array([note.onset for note in notes if not note.duration])
+    times = np.sort([note.onset for note in before if not note.duration])
+    if len(points) < REPEATED or not times.size:
+        return notes
+    places = np.searchsorted(times, points).clip(1, max(1, len(times) - 1))
+    nearest = times[[places - 1, places.clip(max=len(times) - 1)]]
+    near = float(np.mean(np.abs(nearest - points).min(0) <= ONE_BEAT))
+    if near < MOSTLY:
+        return notes
+    ending = name.rpartition(".")[2]
+    is_wfdb = rel.lower().endswith(".hea")
+    key = f'annotators = ["{ending}"]' if is_wfdb else f'labels = "{{stem}}.{ending}"'
+    problem = (
+        f"{near:.0%} of its {len(points)} points are at those of another source of the recording"
+    )
+    action, hint = "they are not used", f"To use them instead, write {key} in [[files]] of the map"
+    finding = input_warning(
+        Reason.ANNOTATION_OVERLAP, problem, action, hint, file=name, count=len(points)
+    )
+    findings.append(finding)
+    return [note for note in notes if note.duration]
 
 
 def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:

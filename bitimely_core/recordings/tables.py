@@ -27,6 +27,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
+from bitimely_core.formats.stage_texts import EPOCH, name_listed_stage
 from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
 from bitimely_core.types import (
@@ -335,9 +336,9 @@ def read_participants(source: Source) -> tuple[TableFindings, dict[str, Attribut
 
 
 def read_annotations(
-    source: Source, table: AnnotationRule
+    source: Source, table: AnnotationRule, epoch: float = EPOCH
 ) -> tuple[TableFindings, dict[str, list[Annotation]]]:
-    """Recording -> annotations of the map's table."""
+    """Recording -> annotations of the map's table; `epoch`: seconds of those that are numbered."""
     notes: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
     seen = untimed = 0
@@ -358,7 +359,10 @@ def read_annotations(
                 faults.append(note.at(table.path))
             else:
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-    if not table.duration:
+    are_epochs = bool(notes) and not table.value and all(map(_are_epochs, notes.values()))
+    if are_epochs:
+        notes = {key: _time_epochs(same, epoch) for key, same in notes.items()}
+    elif not table.duration:
         notes = {key: _extend_to_next(same) for key, same in notes.items()}
     dropped: dict[str, int] = {}
     if table.value:
@@ -366,7 +370,36 @@ def read_annotations(
         untimed += empty
     if untimed:
         dropped = {str(Reason.MISSING_VALUES): untimed}
-    return _account(table.path, seen, dropped, faults), notes
+    findings = _account(table.path, seen, dropped, faults)
+    return [*findings, _report_epochs(table, epoch)] if are_epochs else findings, notes
+
+
+def _are_epochs(notes: Sequence[Annotation]) -> bool:
+    """Whether onsets are the numbers of epochs: from 0 or 1 on, and each has a stage."""
+    onsets = [note.onset for note in notes]
+    first = min(onsets)
+    return (
+        len(onsets) > 1
+        and first in {0.0, 1.0}
+        and sorted(onsets) == [first + number for number in range(len(onsets))]
+        and all(note.duration != 1 for note in notes)
+        and all(name_listed_stage(note.label) is not None for note in notes)
+    )
+
+
+def _time_epochs(notes: Sequence[Annotation], epoch: float) -> list[Annotation]:
+    """The notes with seconds in place of the numbers of epochs."""
+    first = min(note.onset for note in notes)
+    return [Annotation((note.onset - first) * epoch, epoch, note.label) for note in notes]
+
+
+def _report_epochs(table: AnnotationRule, epoch: float) -> Finding:
+    problem = f"{safe_text(table.onset)} counts up by 1 with a stage each"
+    action = f"read as numbers of epochs of {epoch:g} s"
+    hint = "Where they are of other lengths, write epoch = their seconds in [labels] of the map"
+    return input_warning(
+        Reason.LABEL, problem, action, hint, file=table.path, field="annotations.onset"
+    )
 
 
 def _list_annotation_columns(table: AnnotationRule) -> list[str]:
