@@ -54,7 +54,7 @@ def name_columns(
     columns = []
     for i, (header, (name, unit)) in enumerate(zip(headers, split, strict=True)):
         unit = stated[i].strip("[]() ") or unit
-        kind = find_kind([row[i] for row in rows[:CELLS]], decimal, header)
+        kind = choose_kind(header, [row[i] for row in rows[:CELLS]], decimal)
         columns.append(
             Column(
                 name=name if counts[name] == 1 else header,
@@ -66,15 +66,16 @@ def name_columns(
     return tuple(columns)
 
 
-def find_kind(cells: Sequence[str], decimal: str, header: str) -> ColumnKind:
-    """What the cells of a column are: at least half of those that are not empty.
-
-    One that is called so has labels, unless there are numbers in it.
-    """
-    filled = [cell for cell in cells if cell.lower() not in MISSING]
+def choose_kind(header: str, cells: Sequence[str], decimal: str) -> ColumnKind:
+    """As `find_kind`; a column that is called so and has no number in it is one of labels."""
     is_state = "".join(clocks.split_words(header)) in STATE_NAMES
-    if is_state and not any(is_number(cell, decimal) for cell in filled):
-        return "label"
+    has_number = any(is_number(cell, decimal) for cell in cells)
+    return "label" if is_state and not has_number else find_kind(cells, decimal)
+
+
+def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
+    """What the cells of a column are: at least half of those that are not empty."""
+    filled = [cell for cell in cells if cell.lower() not in MISSING]
     if not filled:
         return "empty" if not any(cells) else "number"
     numbers = sum(is_number(cell, decimal) for cell in filled)

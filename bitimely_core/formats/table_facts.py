@@ -99,7 +99,7 @@ def looks_like_samples(facts: TableFacts) -> bool:
     if is_even and is_fast:
         return True  # no table of labels has a clock like that
     words = {word for column in facts.columns for word in clocks.split_words(column.header)}
-    is_labels = bool(kinds["text"] or kinds["label"]) or not LABEL_WORDS.isdisjoint(words)
+    is_labels = kinds["text"] + kinds["label"] > 0 or not LABEL_WORDS.isdisjoint(words)
     return not is_labels and (is_fast or not facts.is_codes)
 
 

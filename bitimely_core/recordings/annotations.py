@@ -50,7 +50,7 @@ def select_annotations(
     findings: list[Finding],
     channels: Sequence[LabelSource] = (),
 ) -> list[Annotation]:
-    """Annotations of the file and of `channels` of it, of tables and of label files as the map calls them, by time.
+    """Annotations of the file, its channels, tables and label files as the map calls them, by time.
 
     Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
     names. Where points alone are read they have no text. `findings` gets what was not understood.
@@ -96,7 +96,7 @@ def _drop_doubled(
     """
     points = np.array([note.onset for note in notes if not note.duration])
     times = np.sort([note.onset for note in before if not note.duration])
-    if len(points) < REPEATED or not times.size:
+    if min(len(points), len(times)) < REPEATED:
         return notes
     places = np.searchsorted(times, points).clip(1, max(1, len(times) - 1))
     nearest = times[[places - 1, places.clip(max=len(times) - 1)]]

@@ -41,6 +41,7 @@ FILLERS = re.compile(
 # of channels of stages, and of those of other states; what is read of them are annotations
 STAGES = re.compile(r"(sleep)?(stages?|staging)(codes?|channel|ch)?\d*|hypno[a-z0-9]*")
 STATES = re.compile(r"(class|activity)?labels?|(activity|class)(id|codes?)")
+LABELS = re.compile(f"{STAGES.pattern}|{STATES.pattern}")
 NO_INPUTS = {"MISC", "OTHER", "REF", "SYSCLOCK", "ADC", "DAC"}  # types of BIDS
 LOW_BITS = 0xFFFF  # of a channel of more than 16 bits: BioSemi keeps flags of its own above them
 NEAR_WHOLE = 0.25  # of a number: a converter of 12 bits stores stages so
@@ -180,7 +181,7 @@ def _fold_letters(name: str) -> str:
 def is_no_signal(name: str) -> bool:
     """Whether a name is that of a channel of codes, markers, counters or the like."""
     letters = _fold_letters(name)
-    return any(form.fullmatch(letters) for form in (CODES, FILLERS, STAGES, STATES))
+    return any(form.fullmatch(letters) for form in (CODES, FILLERS, LABELS))
 
 
 def holds_codes(name: str, info: RecordingInfo) -> bool:
@@ -208,7 +209,7 @@ def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChan
             left_out.append(LeftOutChannel(name, BAD_CHANNEL, "is bad by the channels table"))
         elif holds_codes(name, info):
             left_out.append(LeftOutChannel(name, CODE_CHANNEL, "holds codes"))
-        elif holds_labels(name, info, STAGES) or holds_labels(name, info, STATES):
+        elif holds_labels(name, info, LABELS):
             left_out.append(LeftOutChannel(name, LABEL_CHANNEL, "holds labels"))
         elif kind in NO_INPUTS:
             text = f"is of type {kind} by the channels table"
@@ -254,9 +255,8 @@ def read_states(parts: Sequence[Signal], *, is_bridged: bool = False) -> list[An
         numbers = part.samples.astype(np.float64) * part.scale + part.offset
         values = np.rint(numbers)
         places = np.flatnonzero(np.abs(numbers - values) <= NEAR_WHOLE)  # NaN is not near
-        changes = np.diff(values[places]) != 0
-        if not is_bridged:
-            changes |= np.diff(places) > 1
+        is_apart = np.diff(places) > (len(values) if is_bridged else 1)
+        changes = (np.diff(values[places]) != 0) | is_apart
         starts = places[np.append(np.ones(min(1, places.size), bool), changes)]
         ends = places[np.append(changes, np.ones(min(1, places.size), bool))] + 1
         if is_bridged:

@@ -50,10 +50,10 @@ def read_label_file(file: LabelFile, time: RecordingTime, rules: LabelRules) -> 
     """The labels in `file` by [labels] of the map. Raises UserError for a damaged file."""
     with locate_errors(file.rel):
         source = READERS[file.form](file, time, rules)
-    notes = [note._replace(onset=note.onset + rules.shift) for note in source.notes]
-    remarks = [*source.findings, *_report_reach(notes, time.length)]
-    findings = tuple(finding.at(file.rel) for finding in remarks)
-    return source._replace(notes=notes, findings=findings)
+    moved = [note._replace(onset=note.onset + rules.shift) for note in source.notes]
+    remarks = [*source.findings, *_report_reach(moved, time.length)]
+    said = tuple(finding.at(file.rel) for finding in remarks)
+    return source._replace(notes=moved, findings=said)
 
 
 def read_stage_channels(
@@ -67,12 +67,11 @@ def read_stage_channels(
     for parts in group_parts(signals, info, STAGES):
         notes = read_states(parts)
         codes = {note.label for note in notes}
-        if not codes or not codes - {"0"} or not codes <= DIGITS.keys() | {"4"}:
+        if not codes - {"0"} or not codes <= DIGITS.keys() | {"4"}:
             continue
-        words = {"4": "N3"} if "5" in codes else {}
-        findings = [_report_stage_channel(parts[0].channel, codes, words)]
-        source = LabelSource(name, notes, is_listed=True, words=words, findings=tuple(findings))
-        sources.append(source)
+        four = {"4": "N3"} if "5" in codes else {}
+        said = _report_stage_channel(parts[0].channel, codes, four)
+        sources.append(LabelSource(name, notes, is_listed=True, words=four, findings=(said,)))
     return sources
 
 

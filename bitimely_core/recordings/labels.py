@@ -98,14 +98,10 @@ def find_labels(
     candidates = [file for file in candidates if not any(file in same for same in stated.values())]
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
     inherited = dict(find_all_events(source, recordings)) if bids else {}
-    forms |= _find_staged(source, {events.rel for events in inherited.values()})
-    for rel, events in inherited.items():
-        if events.rel in forms:
-            pairs[rel] = [*pairs.get(rel, ()), events.rel]
-    files = _describe_files(source, pairs | stated, forms)
-    for rel, events in inherited.items():
-        if events.rel not in forms:
-            files[rel] = (*files.get(rel, ()), events)
+    staged = _pair_staged(source, inherited, forms)
+    files = _describe_files(source, pairs | stated | staged, forms)
+    for rel in inherited.keys() - staged.keys():
+        files[rel] = (*files.get(rel, ()), inherited[rel])
     sessions = [] if bids else find_sessions(source, recordings)
     for rel, events in _list_events(source, sessions):
         files[rel] = (*files.get(rel, ()), events)
@@ -117,15 +113,18 @@ def find_labels(
     return beside._replace(lone=annotations_alone - beside.list_taken())
 
 
-def _find_staged(source: Source, files: Iterable[str]) -> dict[str, ReadForm]:
-    """The events tables of BIDS that have no column of BIDS for texts, and one of stages."""
-    staged: dict[str, ReadForm] = {}
-    for rel in files:
+def _pair_staged(
+    source: Source, inherited: Mapping[str, LabelFile], forms: dict[str, ReadForm]
+) -> dict[str, list[str]]:
+    """Recording -> its events table of BIDS that has stages in a column that BIDS does not know.
+
+    `forms` gets what these tables are.
+    """
+    for rel in {events.rel for events in inherited.values()}:
         form = _recognise(source, rel)
-        names = _read_head(source, rel).partition(b"\n")[0].split() if form else []
-        if form and not {name.decode("latin-1") for name in names} & EVENT_TEXTS:
-            staged[rel] = form
-    return staged
+        if form and EVENT_TEXTS.isdisjoint(_read_head(source, rel).partition(b"\n")[0].split()):
+            forms[rel] = form
+    return {rel: [events.rel] for rel, events in inherited.items() if events.rel in forms}
 
 
 def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:

@@ -247,8 +247,6 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
     _check_reaches(reaches)
     if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= LONGEST_EPOCH):
         raise _label_error("epoch", epoch, f"expected up to {LONGEST_EPOCH:g} seconds")
-    if not isinstance(shift, float):
-        raise _label_error("shift", shift, "expected seconds, such as 3600")
     for text, name in words.items():
         if not isinstance(name, str):
             raise _label_error(text, name, 'expected the name of a class in quotes, such as "N2"')
@@ -258,8 +256,14 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
         reaches=reaches,
         scorer=str(scorer),
         epoch=epoch if isinstance(epoch, float) else None,
-        shift=shift,
+        shift=_read_shift(shift),
     )
+
+
+def _read_shift(shift: str | float) -> float:
+    if isinstance(shift, str):
+        raise _label_error("shift", shift, "expected seconds, such as 3600")
+    return shift
 
 
 def _check_reaches(reaches: str | float) -> None:

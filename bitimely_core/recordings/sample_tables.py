@@ -220,7 +220,7 @@ def _add_states(
         return table
     cells = sample_values.read_texts(path, facts, place)
     texts = tuple(sorted({cell for cell in cells if cell.lower() not in EMPTY_CELLS}))
-    if not texts or len(texts) > MOST_STATES or max(map(len, texts)) > LONGEST_STATE:
+    if not 0 < len(texts) <= MOST_STATES or max(map(len, texts)) > LONGEST_STATE:
         return table
     number_of = {text: float(number) for number, text in enumerate(texts)}
     numbers = [number_of.get(cell, np.nan) for cell in cells]
@@ -234,14 +234,12 @@ def _add_states(
 
 def _take_states(timed: TimedSignals, table: NamedColumns) -> tuple[TimedSignals, list[Annotation]]:
     """The channels without that of the labels, and these."""
-    if not table.states:
-        return timed, []
     parts = [signal for signal in timed.signals if signal.channel == STATES]
-    signals = [signal for signal in timed.signals if signal.channel != STATES]
+    channels = [signal for signal in timed.signals if signal.channel != STATES]
     is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
     notes = read_states(parts, is_bridged=is_grid)
     named = [note._replace(label=table.states[int(note.label)]) for note in notes]
-    return timed._replace(signals=signals), named
+    return timed._replace(signals=channels), named
 
 
 def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:

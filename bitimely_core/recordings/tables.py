@@ -359,31 +359,35 @@ def read_annotations(
                 faults.append(note.at(table.path))
             else:
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-    are_epochs = bool(notes) and not table.value and all(map(_are_epochs, notes.values()))
-    if are_epochs:
-        notes = {key: _time_epochs(same, epoch) for key, same in notes.items()}
-    elif not table.duration:
-        notes = {key: _extend_to_next(same) for key, same in notes.items()}
+    notes, remarks = _set_durations(notes, table, epoch)
     dropped: dict[str, int] = {}
     if table.value:
         notes, empty = _drop_empty(notes)
         untimed += empty
     if untimed:
         dropped = {str(Reason.MISSING_VALUES): untimed}
-    findings = _account(table.path, seen, dropped, faults)
-    return [*findings, _report_epochs(table, epoch)] if are_epochs else findings, notes
+    return [*_account(table.path, seen, dropped, faults), *remarks], notes
+
+
+def _set_durations(
+    notes: dict[str, list[Annotation]], table: AnnotationRule, epoch: float
+) -> tuple[dict[str, list[Annotation]], list[Finding]]:
+    """The notes of each recording with the durations that the table does not state."""
+    if notes and not table.value and all(map(_are_epochs, notes.values())):
+        timed = {key: _time_epochs(same, epoch) for key, same in notes.items()}
+        return timed, [_report_epochs(table, epoch)]
+    if table.duration:
+        return notes, []
+    return {key: _extend_to_next(same) for key, same in notes.items()}, []
 
 
 def _are_epochs(notes: Sequence[Annotation]) -> bool:
     """Whether onsets are the numbers of epochs: from 0 or 1 on, and each has a stage."""
-    onsets = [note.onset for note in notes]
-    first = min(onsets)
-    return (
-        len(onsets) > 1
-        and first in {0.0, 1.0}
-        and sorted(onsets) == [first + number for number in range(len(onsets))]
-        and all(note.duration != 1 for note in notes)
-        and all(name_listed_stage(note.label) is not None for note in notes)
+    onsets = sorted(note.onset for note in notes)
+    count = len(notes)
+    is_counted = count > 1 and onsets in (list(range(count)), list(range(1, count + 1)))
+    return is_counted and all(
+        note.duration != 1 and name_listed_stage(note.label) is not None for note in notes
     )
 
 
@@ -455,7 +459,7 @@ def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
 
 
-EVENT_TEXTS = {"trial_type", "value"}  # columns of events tables of BIDS
+EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
 
 
 def read_bids_events(

@@ -120,19 +120,19 @@ def continue_clock(
     steps = np.diff(seconds)
     falls = np.flatnonzero(steps < 0)
     rising = steps[steps > 0]
-    if not falls.size or not rising.size or unit == "samples":
+    if 0 in {falls.size, rising.size}:
         return seconds
     step = float(np.median(rising))
     periods = [HOUR, HALF_DAY, DAY]
     if unit != "datetime":
-        periods = [DAY, *(count * UNITS[unit] for count in COUNTERS)]
+        periods = [DAY, *(count * UNITS.get(unit, 1.0) for count in COUNTERS)]
     lost = np.abs(step - steps[falls] - np.array(periods)[:, None]).max(1)
     period = periods[int(lost.argmin())]
     if lost.min() > min(10 * step, 0.01 * period):
         return seconds
     line = first + int(falls[0]) + 1
-    times = f"{len(falls)} times, first" if len(falls) > 1 else "once,"
-    problem = f"the clock starts again after {period:.10g} s {times} at line {line}"
+    problem = f"the clock starts again after {period:.10g} s, first at line {line} (in all "
+    problem += f"{len(falls)} times)"
     action, hint = "read as one that goes on", "If another recording begins there, cut the file"
     findings.append(
         input_warning(
