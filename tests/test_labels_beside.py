@@ -6,8 +6,9 @@ Expected values are written out, or read by pandas, pyedflib and wfdb.
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def messages(report: dict[str, Any]) -> str:
 STAGES = [(30.0 * i, 30.0, stage) for i, stage in enumerate(["W", "N1", "N2", "N2", "REM"])]
 CLOCKS = ["23:59:00", "23:59:30", "00:00:00", "00:00:30", "00:01:00"]
 WORDS = ["Wake", "N1", "N2", "N2", "REM"]
+SECONDS_1970 = int(START.replace(tzinfo=UTC).timestamp())
 DIGITS = "01225"
 
 
@@ -130,6 +132,22 @@ FORMS = {
     + "".join(
         f"{w} . . {30 * i} {30 * i + 30} .\n" for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
     ),
+    "dates with a time zone": "time,stage\n"
+    + "".join(
+        f"2020-03-0{1 + (i > 1)}T{c}+01:00,{w}\n"
+        for i, (c, w) in enumerate(zip(CLOCKS, WORDS, strict=True))
+    ),
+    "seconds since 1970": "timestamp,stage\n"
+    + "".join(f"{SECONDS_1970 + 30 * i},{w}\n" for i, w in enumerate(WORDS)),
+    "milliseconds since 1970": "start,end,stage\n"
+    + "".join(
+        f"{1000 * (SECONDS_1970 + 30 * i)},{1000 * (SECONDS_1970 + 30 * i + 30)},{w}\n"
+        for i, w in enumerate(WORDS)
+    ),
+    "microseconds since 1970 and seconds": "timestamp,duration,stage\n"
+    + "".join(f"{SECONDS_1970 + 30 * i}000000,30,{w}\n" for i, w in enumerate(WORDS)),
+    "a column named by its scorer": "onset,duration,stage_hum\n"
+    + "".join(f"{30 * i},30,{w}\n" for i, w in enumerate(WORDS)),
     "line ends of old computers": "\r".join(DIGITS),
     "somnomedics": "Signal ID: SchlafProfil\\profil\nStart Time: 01.03.2020 23:59:00\nUnit: \n"
     "Signal Type: Discret\nEvents list: N4,N3,N2,N1,Rem,Wach,Artefakt\nRate: 30 s\n\n"
@@ -216,6 +234,48 @@ def test_an_annotation_file_of_wfdb_beside_an_edf(tmp_path: Path) -> None:
         (sample / 100, 0.0, symbol)
         for sample, symbol in zip(oracle.sample, oracle.symbol, strict=True)
     ]
+
+
+@pytest.mark.parametrize("form", ["edf", "wfdb"])
+def test_beats_of_a_second_file_are_no_further_beats(tmp_path: Path, form: str) -> None:
+    """Those of a detector beside those of a person; the line that is proposed takes the others."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    signal = np.random.default_rng(0).normal(0, 20, (15000, 1))
+    if form == "edf":
+        write_night(raw / "r1.edf")
+    else:
+        wfdb.wrsamp("r1", 100, ["mV"], ["II"], p_signal=signal, fmt=["16"], write_dir=str(raw))
+    by_hand, detected = np.array([150, 250, 350, 1200]), np.array([149, 252, 351, 700, 1203])
+    symbols = ["N", "V", "N", "N"]
+    wfdb.wrann("r1", "atr", by_hand, symbols, fs=100, write_dir=str(raw))
+    wfdb.wrann("r1", "qrs", detected, ["N"] * 5, fs=100, write_dir=str(raw))
+    report = attempt("generic", raw, tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["r1"]) == [
+        (sample / 100, 0.0, symbol) for sample, symbol in zip(by_hand, symbols, strict=True)
+    ]
+    said = messages(report)
+    assert "80% of its 5 points are at those of another source" in said
+    key = re.findall(r"write (\S+ = .*) in \[\[files\]\]", said)[0]
+    text = f'[[files]]\npattern = "r1.{"edf" if form == "edf" else "hea"}"\n{key}\n'
+    ingest_with_map(raw, text, tmp_path / "other")
+    assert labels(recordings(tmp_path / "other")["r1"]) == [
+        (sample / 100, 0.0, "N") for sample in detected
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_of_epochs_in_a_table_of_the_map(tmp_path: Path, first: int) -> None:
+    for name in ("s1", "s2"):
+        write_night(tmp_path / "raw" / f"{name}.edf", 100)
+    rows = "".join(f"s{k},{i + first},{w}\n" for k in (1, 2) for i, w in enumerate(WORDS))
+    write(tmp_path / "raw" / "stages.csv", "night,epoch,stage\n" + rows)
+    text = '[annotations]\npath = "stages.csv"\nfile = "night"\nonset = "epoch"\n'
+    text += 'duration = ""\nlabel = "stage"\n[labels]\nepoch = 20\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert "read as numbers of epochs of 20 s" in messages(report)
+    for record in recordings(tmp_path / "cache").values():
+        assert labels(record) == [(20.0 * i, 20.0, stage[2]) for i, stage in enumerate(STAGES)]
 
 
 def test_remarks_in_a_table_beside_are_no_labels(tmp_path: Path) -> None:
@@ -407,6 +467,8 @@ def test_labels_that_begin_later_are_placed_by_the_clock(tmp_path: Path) -> None
         "Valve, N1, N2, N2, vilkeuni",
         "Stage W (wake), Stage 1 (N1), Epoch: N2, light sleep N2, REM (R)",
         "StageWake, StageN1, Stage2, sleep.n2, Hypnogram: R",
+        "Stadio Sonno W, Stadio Sonno N1, Stade sommeil N2, Estadio sueño 2, Stadio Sonno R",
+        "WAKE, NR1, NR2, NR2, REM",
     ],
 )
 def test_stages_inside_a_file_in_many_words(tmp_path: Path, words: str) -> None:
@@ -492,17 +554,101 @@ def test_a_digit_that_means_two_stages_is_asked_about(tmp_path: Path) -> None:
     assert [n[2] for n in found] == ["W", "N1", "N2", "N3", "N3"]
 
 
-def test_other_epochs_and_labels_beyond_the_recording_are_said(tmp_path: Path) -> None:
-    write_night(tmp_path / "raw" / "s1.edf", seconds=60)
-    write(tmp_path / "raw" / "s1.txt", "\n".join("W" * 4 + "R" * 8))
+@pytest.mark.parametrize(("step", "read"), [(1, 1), (5, 5), (20, 20), (60, 30)])
+def test_epochs_of_a_list_are_as_long_as_the_recording_says(
+    tmp_path: Path, step: int, read: int
+) -> None:
+    """Of a list that may end before the recording the length is asked about."""
+    night = ["W"] * (240 // step) + ["R"] * (480 // step)
+    write_night(tmp_path / "raw" / "s1.edf", seconds=720)
+    write(tmp_path / "raw" / "s1.txt", "\n".join(night))
+
+    def expect(seconds: int) -> list[Note]:
+        names = {"W": "W", "R": "REM"}
+        return [(float(seconds * i), float(seconds), names[s]) for i, s in enumerate(night)]
+
     report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
-    assert "run to 360 s, past the end of the recording at 60 s" in messages(report)
-    assert "write epoch = 5 in [labels] of the map" in messages(report)
-    report = ingest_with_map(tmp_path / "raw", "[labels]\nepoch = 5\n", tmp_path / "mapped")
-    assert "past the end" not in messages(report)
+    assert labels(recordings(tmp_path / "cache")["s1"]) == expect(read)
+    assert f"as many as epochs of {step} s" in messages(report)
+    other = step if step != read else 30
+    assert f"If that is wrong, write epoch = {other} in [labels]" in messages(report)
+    report = ingest_with_map(tmp_path / "raw", f"[labels]\nepoch = {step}\n", tmp_path / "mapped")
+    assert labels(recordings(tmp_path / "mapped")["s1"]) == expect(step)
+    assert "as many as epochs" not in messages(report)
+
+
+def test_a_few_labels_beyond_the_recording_are_said(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf", seconds=60)
+    write(tmp_path / "raw" / "s1.txt", "W\nW\nR\nR")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "run to 120 s, past the end of the recording at 60 s" in messages(report)
+    assert "write epoch = 15 in [labels] of the map" in messages(report)
+    ingest_with_map(tmp_path / "raw", "[labels]\nepoch = 15\n", tmp_path / "mapped")
     assert labels(recordings(tmp_path / "mapped")["s1"]) == [
-        (5.0 * i, 5.0, "W" if i < 4 else "REM") for i in range(12)
+        (15.0 * i, 15.0, "W" if i < 2 else "REM") for i in range(4)
     ]
+
+
+def test_stages_of_a_night_are_counted_from_zero(tmp_path: Path) -> None:
+    """Times from 00:00:00 on that are no times of the night by the clock."""
+    write_night(tmp_path / "raw" / "s1.edf", 5400, start=datetime(2020, 3, 1, 23, 20, 0))
+    begins = [f"{timedelta(seconds=30 * i)}".zfill(8) for i in range(180)]
+    stages = ["W", "N1", "N2"] * 60
+    rows = [f"{time},{stage}\n" for time, stage in zip(begins, stages, strict=True)]
+    write(tmp_path / "raw" / "s1.csv", "time,stage\n" + "".join(rows))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "which begins at 23:20:00, they are counted from its start" in messages(report)
+    assert labels(recordings(tmp_path / "cache")["s1"]) == [
+        (30.0 * i, 30.0, stage) for i, stage in enumerate(stages)
+    ]
+    # the same times are those of the clock where the recording goes on
+    write_night(tmp_path / "long" / "s1.edf", 2400 + 5400, start=datetime(2020, 3, 1, 23, 20, 0))
+    write(tmp_path / "long" / "s1.csv", "time,stage\n" + "".join(rows))
+    attempt("generic", tmp_path / "long", tmp_path / "clock")
+    assert labels(recordings(tmp_path / "clock")["s1"])[0] == (2400.0, 30.0, "W")
+
+
+@pytest.mark.parametrize("hour", [22, 0, 21])
+def test_labels_of_another_time_zone_are_asked_about(tmp_path: Path, hour: int) -> None:
+    """The line that is proposed places them."""
+    write_night(tmp_path / "raw" / "s1.edf")
+    times = [f"{hour:02d}:{59 + i // 60}:{i % 60:02d}" for i in range(0, 60, 30)]
+    write(tmp_path / "raw" / "s1.csv", f"time,stage\n{times[0]}Z,W\n{times[1]}Z,REM\n")
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == []
+    said = messages(report)
+    shift = re.findall(r"write (shift = \S+) in \[labels\] of the map", said)
+    ingest_with_map(tmp_path / "raw", f"[labels]\n{shift[0]}\n", tmp_path / "mapped")
+    found = labels(recordings(tmp_path / "mapped")["s1"])
+    assert [note[::2] for note in found] == [(0.0, "W"), (30.0, "REM")]
+
+
+def test_epochs_without_a_stage_of_yasa(tmp_path: Path) -> None:
+    """They are -1 (artefact) and -2 (not scored)."""
+    write_night(tmp_path / "raw" / "s1.edf")
+    write(tmp_path / "raw" / "s1_hypno.csv", "Epoch,Stage\n0,-2\n1,0\n2,-1\n3,2\n4,3\n")
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    found = labels(recordings(tmp_path / "cache")["s1"])
+    assert found == [(30.0, 30.0, "W"), (90.0, 30.0, "N2"), (120.0, 30.0, "N3")]
+
+
+def test_stages_of_bids_events_in_columns_of_their_own(tmp_path: Path) -> None:
+    """As in ds005555 of OpenNeuro: a column of a person and one of a program, 4 is REM."""
+    name = tmp_path / "raw" / "sub-1" / "eeg" / "sub-1_task-Sleep_eeg.edf"
+    write_night(name)
+    write(tmp_path / "raw" / "dataset_description.json", '{"Name": "x", "BIDSVersion": "1.8.0"}')
+    header = "onset\tduration\tbegsample\tendsample\toffset\tstage_hum\tstage_ai\n"
+    rows = "".join(
+        f"{30 * i}\t30\t{3000 * i + 1}\t{3000 * i + 3000}\t0\t{hum}\t{ai}\n"
+        for i, (hum, ai) in enumerate(zip("01224", "01124", strict=True))
+    )
+    write(name.with_name("sub-1_task-Sleep_events.tsv"), header + rows)
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert 'Write "4" = "REM" or "4" = "N3" in [labels]' in messages(report)
+    assert "2 scorers: 'stage hum', 'stage ai'" in messages(report)
+    ingest_with_map(tmp_path / "raw", '[labels]\n"4" = "REM"\n', tmp_path / "mapped")
+    (record,) = recordings(tmp_path / "mapped").values()
+    assert labels(record) == STAGES
 
 
 # --- scorers and marks

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from samples import SAMPLES, require_sample
 
@@ -67,6 +69,13 @@ DIALECTS = {
         "a.txt",
         lines("Zeit [ms]\tEKG [µV]\n", lambda i, v: f"{2 * i}\t{comma(v)}").encode("utf-16"),
         [("EKG", "uV", 500.0)],
+    ),
+    "a row of units": (
+        "a.csv",
+        lines(
+            "time,EKG,volume,score\ns,mV,L,points\n", lambda i, v: f"{i / 500},{v},1,{i % 3}"
+        ).encode(),
+        [("EKG", "mV", 500.0), ("volume", "L", 500.0), ("score", "points", 500.0)],
     ),
     "latin-1": (
         "a.csv",
@@ -873,3 +882,116 @@ def test_rows_of_nobody_among_those_of_people_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError) as caught:
         ingest("generic", tmp_path / "raw", tmp_path / "cache")
     assert "rows without a value in 'id'" in str(caught.value.details)
+
+
+# --- clocks that start again
+
+
+def write_local(seconds: float) -> str:
+    """The time in Berlin in the night in which summer time ends."""
+    moment = datetime(2021, 10, 31, 0, 57, tzinfo=UTC) + timedelta(seconds=seconds)
+    return f"{moment.astimezone(ZoneInfo('Europe/Berlin')):%Y-%m-%d %H:%M:%S}"
+
+
+CLOCKS: dict[str, tuple[str, float, Callable[[float], str]]] = {  # header, Hz, seconds -> text
+    "ms of 16 bits": ("time_ms", 5.0, lambda t: f"{(65_000 + 1000 * t) % (1 << 16):.0f}"),
+    "us of 32 bits": ("micros", 500.0, lambda t: f"{(4_294_960_000 + 1e6 * t) % (1 << 32):.0f}"),
+    "seconds of the day": ("time", 10.0, lambda t: f"{(86_380 + t) % 86_400:.1f}"),
+    "minutes of the hour": (
+        "time",
+        10.0,
+        lambda t: f"{(3580 + t) % 3600 // 60:02.0f}:{(3580 + t) % 60:04.1f}",
+    ),
+    "the end of summer time": ("time", 0.5, write_local),
+}
+
+
+@pytest.mark.parametrize("form", CLOCKS)
+def test_a_clock_that_starts_again_goes_on(tmp_path: Path, form: str) -> None:
+    header, rate, show = CLOCKS[form]
+    text = "".join(f"{show(i / rate)},{v}\n" for i, v in enumerate(WAVE.tolist()))
+    (signal,) = read(tmp_path, "a.csv", f"{header},hr\n{text}").signals
+    assert signal.rate == rate
+    np.testing.assert_array_equal(signal.samples, WAVE.astype(np.float32))
+    assert "the clock starts again after" in messages(tmp_path)
+
+
+def test_another_recording_below_is_no_clock_that_starts_again(tmp_path: Path) -> None:
+    rows = [f"{i / 50},{i % 7}\n" for i in range(2000)]
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.csv").write_text("time,hr\n" + "".join(rows + rows))
+    with pytest.raises(UserError):
+        ingest("generic", raw, tmp_path / "cache")
+
+
+# --- labels in a column
+
+
+STATES = ["W", "N1", "N2", "R"]
+STATE_NOTES = [(0.0, 30.0, "W"), (30.0, 30.0, "N1"), (60.0, 30.0, "N2"), (90.0, 30.0, "REM")]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "two people", "a lost stretch"])
+def test_texts_beside_samples_are_the_labels_of_their_time(tmp_path: Path, form: str) -> None:
+    """A column of stages, as in DREAMT and in exports for machine learning."""
+    frame = pl.DataFrame(
+        {
+            "time": np.arange(1200) / 10,
+            "BVP": np.random.default_rng(0).normal(0, 20, 1200),
+            "Sleep_Stage": np.repeat(STATES, 300),
+        }
+    )
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    wanted = {"s1": STATE_NOTES}
+    if form == "parquet":
+        frame.write_parquet(raw / "s1.parquet")
+    elif form == "two people":
+        two = [frame.with_columns(pl.lit(name).alias("subject")) for name in ("a", "b")]
+        pl.concat(two).write_csv(raw / "s1.csv")
+        wanted = {"s1-a": STATE_NOTES, "s1-b": STATE_NOTES}
+    elif form == "a lost stretch":
+        pl.concat([frame[:400], frame[500:]]).write_csv(raw / "s1.csv")
+        wanted = {
+            "s1": [(0.0, 30.0, "W"), (30.0, 10.0, "N1"), (50.0, 10.0, "N1"), *STATE_NOTES[2:]]
+        }
+    else:
+        frame.write_csv(raw / "s1.csv")
+    ingest("generic", raw, tmp_path / "cache")
+    for record in open_cache(tmp_path / "cache").records():
+        notes = [(round(n.onset, 6), round(n.duration, 6), n.label) for n in record.annotations]
+        assert notes == wanted.pop(record.recording_id)
+        assert {signal.channel for signal in record.signals} == {"BVP"}
+    assert not wanted
+
+
+def test_seldom_texts_beside_samples_are_points(tmp_path: Path) -> None:
+    events = [""] * 3000
+    events[750], events[1500] = "stim A", "stim B"
+    rows = "".join(f"{i / 250},{i % 7},{event}\n" for i, event in enumerate(events))
+    record = read(tmp_path, "s1.csv", "time,EEG,Event\n" + rows)
+    assert [tuple(note) for note in record.annotations] == [
+        (3.0, 0.0, "stim A"),
+        (6.0, 0.0, "stim B"),
+    ]
+
+
+def test_texts_beside_irregular_samples_last_until_the_next(tmp_path: Path) -> None:
+    times = np.cumsum(np.random.default_rng(1).uniform(2, 9, 400))
+    activity = ["walk"] * 150 + ["sit"] * 250
+    rows = [f"{t:.3f},{60 + t % 9:.1f},{a}\n" for t, a in zip(times, activity, strict=True)]
+    chosen = '[[files]]\npattern = "*.csv"\ntime = "time"\n'
+    record = read(tmp_path, "s1.csv", "time,hr,activity\n" + "".join(rows), chosen)
+    step = 1 / record.signals[0].rate
+    first, second = record.annotations
+    assert (first.label, second.label) == ("walk", "sit")
+    assert abs(second.onset - (times[150] - times[0])) <= step
+    assert first.onset + first.duration == second.onset
+    assert abs(second.onset + second.duration - (times[-1] - times[0])) <= 2 * step
+
+
+def test_remarks_beside_samples_are_no_labels(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 50},{i % 7},remark {i} of the night\n" for i in range(600))
+    record = read(tmp_path, "s1.csv", "time,PPG,label\n" + rows)
+    assert (record.annotations, len(record.signals)) == ([], 1)

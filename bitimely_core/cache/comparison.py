@@ -77,6 +77,7 @@ def summarize_left_out(entries: Mapping[str, CachedUnit]) -> Iterator[Finding]:
                 counts[finding.expected or ""][finding.found or ""] += 1
     texts = {
         "codes": "they hold codes, which are points in time now (view `points`)",
+        "labels": "they hold labels, whose whole numbers are annotations now",
         "no signal": "they are no signals of a body",
         "bad": "the channels table calls them bad",
     }

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bitimely_core.formats import matlab, vendors
+from bitimely_core.formats.clocks import UNIX
 from bitimely_core.formats.stage_texts import (
     EPOCH,
     SCORER,
@@ -36,6 +37,7 @@ HEAD = 60  # lines before the names of the columns, at most
 ARRAYS = {".json", ".mat", ".npy"}
 PREAMBLE = 12  # lines above a list of stages, at most
 DAY = 86_400.0  # seconds
+LATEST_ZERO = 600.0  # seconds; times that begin later are times of day
 MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
 # what a column holds <- its names as `_fold_name` makes them, the first that is there counts
 COLUMNS = {
@@ -74,11 +76,13 @@ NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d{1,3})?", re
 CODE = re.compile(r"-?\d{1,2}(?:\.0+)?")
 CLOCK = re.compile(
     r"(?:(?P<day>\d{4}-\d\d?-\d\d?|\d{1,2}[./]\d{1,2}[./]\d{2,4})[T ,]*)?"
-    r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?Z?"
+    r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+    r"\s*(?:Z|UTC|GMT|[+-]\d\d:?\d\d)?"
 )
 ELAPSED = re.compile(r"0\+(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # of Luna
 EPOCH_NUMBER = re.compile(r"e(?::(\d+))?:(\d+)")  # of Luna: length where it is not 30 s, number
 # seconds of a stage, in the lines above a list of them
+UNIX_UNITS = (1.0, 1e-3, 1e-6, 1e-9)  # seconds of the units of times since 1970
 STATED_EPOCH = re.compile(
     r"(?:time_base|epoch[ _]?(?:length|duration|dur|size|sec)|rate)\W{0,4}"
     r"(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds)?\s*$",
@@ -346,10 +350,19 @@ def _find_times(folded: Sequence[str]) -> tuple[int, int, int, int]:
 
 
 def _find_scorers(names: Sequence[str]) -> dict[int, str]:
-    """Column -> scorer, of a table with a column of stages for each of several."""
+    """Column -> scorer, of a table with a column of stages for each of several, or one with a name
+    such as `stage_hum`.
+    """
     spaced = [name.replace("_", " ") for name in names]
-    scorers = {i: name for i, name in enumerate(spaced) if SCORER.search(name)}
-    return scorers if len(scorers) > 1 else {}
+    staged = {i: name for i, name in enumerate(spaced) if _is_of_scorer(_fold_name(name))}
+    scorers = staged | {i: name for i, name in enumerate(spaced) if SCORER.search(name)}
+    return scorers if len(scorers) > 1 else staged
+
+
+def _is_of_scorer(name: str) -> bool:
+    """Whether a name is one of stages, with a further word that is no column of its own."""
+    first, _, last = name.rpartition(" ")
+    return first in STAGE_NAMES and last not in ALL_NAMES
 
 
 def _find_places(folded: Sequence[str], role: str) -> tuple[int, ...]:
@@ -476,7 +489,32 @@ def _place_rows(
         return "a table of labels", "day", _pass_midnight(rows)
     if columns.onset < 0 or _counts_epochs(rows, columns):
         return "a table with a row an epoch", "epochs", _count_from_zero(rows)
+    unit = find_unix_unit(rows[0].onset)
+    if unit:
+        return "a table of labels", "day", _count_from_midnight(rows, columns, unit)
     return "a table of labels", "start", rows
+
+
+def find_unix_unit(value: float) -> float:
+    """Seconds of the unit in which a number is a time since 1970; 0: it is none."""
+    return next((unit for unit in UNIX_UNITS if UNIX[0] <= value * unit <= UNIX[1]), 0.0)
+
+
+def _count_from_midnight(rows: Sequence[LabelRow], columns: Columns, unit: float) -> list[LabelRow]:
+    """Times since 1970 as seconds of the day, in UTC, in which the first one lies.
+
+    Durations of a column of their own are seconds; those between two times are of their unit.
+    """
+    day = rows[0].onset * unit // DAY * DAY
+    factor = 1.0 if columns.duration >= 0 else unit
+    return [
+        LabelRow(
+            row.onset * unit - day,
+            None if row.duration is None else row.duration * factor,
+            row.text,
+        )
+        for row in rows
+    ]
 
 
 def _get(row: Sequence[str], place: int) -> str:
@@ -573,21 +611,24 @@ def _pass_midnight(rows: Sequence[LabelRow]) -> list[LabelRow]:
 # --- the time of a recording
 
 
-def place_on_clock(first: float, start: float, length: float) -> float:
+def place_on_clock(first: float, last: float, start: float, length: float) -> float:
     """Seconds to subtract from clock times for times of a recording.
 
     Args:
         first: the first clock time, seconds of its day.
+        last: the last one, seconds of the same day.
         start: start of the recording, seconds of its day.
         length: of the recording, seconds.
 
-    Labels may begin up to an hour before the recording. Times that fit no hour of the recording
-    and begin near 0 count from its start.
+    Labels may begin up to an hour before the recording. Times that begin near 0 count from its
+    start where they fit so, and by the clock run past its end or lie outside.
     """
     offset = (first - start) % DAY
     if offset > DAY - 3600:
         offset -= DAY
-    if offset > length and first < 600:
+    beyond = offset + last - first - length
+    is_outside = offset > length or (last <= length and 0 < offset <= 2 * beyond)
+    if is_outside and first < LATEST_ZERO:
         return 0.0
     return first - offset
 

@@ -20,8 +20,8 @@ from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.table_columns import (
     CellColumns,
     apply_form,
+    choose_kind,
     find_clock,
-    find_kind,
     find_place,
     holds_codes,
     mark_others,
@@ -195,7 +195,7 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
         cells = [] if series is None else _show_cells(series)
         texts.append(cells)
         name, unit = split_header(header)
-        column_kind = find_kind(cells[:CELLS], ".")
+        column_kind = choose_kind(header, cells[:CELLS], ".")
         if series is not None and kind.startswith(("timestamp", "duration", "time", "date")):
             column_kind = "time"
             stored[i] = _make_stored_clock(i, series)

@@ -20,6 +20,7 @@ CHANNEL_UNITS = {unit.lower() for unit in clocks.WORDS["units"]}
 NO_UNITS = set(clocks.WORDS["no_units"])
 SUFFIX_UNITS = clocks.WORDS["suffixes"]
 BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
+STATE_NAMES = set(clocks.WORDS["states"])
 MANY = 20  # rows
 MOST_CODES = 8  # different values of a column of labels
 
@@ -53,7 +54,7 @@ def name_columns(
     columns = []
     for i, (header, (name, unit)) in enumerate(zip(headers, split, strict=True)):
         unit = stated[i].strip("[]() ") or unit
-        kind = find_kind([row[i] for row in rows[:CELLS]], decimal)
+        kind = choose_kind(header, [row[i] for row in rows[:CELLS]], decimal)
         columns.append(
             Column(
                 name=name if counts[name] == 1 else header,
@@ -63,6 +64,13 @@ def name_columns(
             )
         )
     return tuple(columns)
+
+
+def choose_kind(header: str, cells: Sequence[str], decimal: str) -> ColumnKind:
+    """As `find_kind`; a column that is called so and has no number in it is one of labels."""
+    is_state = "".join(clocks.split_words(header)) in STATE_NAMES
+    has_number = any(is_number(cell, decimal) for cell in cells)
+    return "label" if is_state and not has_number else find_kind(cells, decimal)
 
 
 def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
@@ -241,7 +249,9 @@ def _increases(cells: CellColumns, columns: Sequence[Column], clock: Clock) -> b
         return clock.step > 0
     steps = np.diff(cells.numbers(clock.places[0]))
     steps = steps[np.isfinite(steps)]
-    return bool(steps.size) and float(np.mean(steps >= 0)) > 0.9 and float(np.sum(steps)) > 0
+    if not steps.size or float(np.mean(steps >= 0)) <= 0.9:
+        return False
+    return max(float(np.sum(steps)), float(np.median(steps))) > 0  # or it starts again
 
 
 def _rate_clock(

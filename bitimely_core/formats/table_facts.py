@@ -16,7 +16,7 @@ LABEL_WORDS = set(clocks.WORDS["labels"])
 SLOW = 1.0  # Hz: labels are not faster
 LEAST_ROWS = 50  # of a table that is taken for samples without a map
 
-ColumnKind = Literal["number", "time", "text", "empty", "index", "left out"]
+ColumnKind = Literal["number", "time", "text", "label", "empty", "index", "left out"]
 
 
 class Column(NamedTuple):
@@ -57,9 +57,13 @@ class TableFacts(NamedTuple):
         """Places of the columns that are channels."""
         return [i for i, column in enumerate(self.columns) if column.kind == "number"]
 
+    def find_labels(self) -> int | None:
+        """Place of the first column whose texts are labels of the time of their rows."""
+        return next((i for i, column in enumerate(self.columns) if column.kind == "label"), None)
+
     def list_left_out(self) -> list[str]:
-        """Headers of the columns that are neither channels nor the clock."""
-        timed = self.clock.places if self.clock else ()
+        """Headers of the columns that are neither channels, labels nor the clock."""
+        timed = (*(self.clock.places if self.clock else ()), self.find_labels())
         return [
             column.header or f"column {i + 1}"
             for i, column in enumerate(self.columns)
@@ -95,7 +99,7 @@ def looks_like_samples(facts: TableFacts) -> bool:
     if is_even and is_fast:
         return True  # no table of labels has a clock like that
     words = {word for column in facts.columns for word in clocks.split_words(column.header)}
-    is_labels = bool(kinds["text"]) or not LABEL_WORDS.isdisjoint(words)
+    is_labels = kinds["text"] + kinds["label"] > 0 or not LABEL_WORDS.isdisjoint(words)
     return not is_labels and (is_fast or not facts.is_codes)
 
 
@@ -115,6 +119,9 @@ def describe_facts(facts: TableFacts) -> str:
     ]
     rest = f" and {len(names) - 12} more" if names[12:] else ""
     parts.append(f"channels {', '.join(names[:12])}{rest}")
+    labels = facts.find_labels()
+    if labels is not None:
+        parts.append(f"labels {safe_text(facts.columns[labels].header)}")
     if left_out := facts.list_left_out():
         parts.append(f"not channels: {list_names(left_out, 8)}")
     return "; ".join(parts)

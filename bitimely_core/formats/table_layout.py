@@ -14,6 +14,7 @@ from bitimely_core.formats.table_rows import split_cells
 from bitimely_core.formats.table_text import open_text
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import UTF8, is_utf8
+from bitimely_core.formats.units import find_unit
 
 HEAD = 1 << 18  # bytes that are looked at
 LINES = 1200  # that are looked at
@@ -242,8 +243,9 @@ def _find_header(
     last = texts[-1]
     above = texts[-2] if len(texts) > 1 else -1
     cells = _strip_comment(lines[last], rows[last], grammar)
-    is_units = all(map(_is_unit, filter(None, cells)))
-    if is_units and any(cells) and above >= 0 and not "".join(lines[above + 1 : last]).strip():
+    filled = list(filter(None, cells))
+    is_units = 2 * sum(map(_is_unit, filled)) > len(filled)
+    if is_units and above >= 0 and not "".join(lines[above + 1 : last]).strip():
         return above, cells
     return last, []
 
@@ -251,7 +253,11 @@ def _find_header(
 def _is_unit(cell: str) -> bool:
     """Whether a cell of a second header row is a unit, or the form of a time such as hh:mm:ss."""
     text = cell.strip("[]() ").lower()
-    return text in UNIT_CELLS or re.fullmatch(r"[hmsdy:./ -]{5,}", text) is not None
+    return (
+        text in UNIT_CELLS
+        or find_unit(text) is not None
+        or re.fullmatch(r"[hmsdy:./ -]{5,}", text) is not None
+    )
 
 
 def _is_comment(line: str) -> bool:

@@ -36,7 +36,8 @@ UNITS: dict[str, dict[str, tuple[float, str]]] = {
     "voltage": {
         "V": (1.0, "volt volts"),
         "mV": (1e-3, "millivolt millivolts milliv"),
-        "uV": (1e-6, "microvolt microvolts microv mcv mkv muv \u00e2uv"),
+        # I V is what pyedflib makes of a Greek mu
+        "uV": (1e-6, "microvolt microvolts microv mcv mkv muv \u00e2uv iv"),
         "nV": (1e-9, "nanovolt nanovolts nanov"),
     },
     "conductance": {

@@ -8,6 +8,8 @@ from itertools import compress, pairwise
 from operator import not_
 from typing import NamedTuple
 
+import numpy as np
+
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.formats.stage_texts import (
     LIKELY,
@@ -16,6 +18,7 @@ from bitimely_core.formats.stage_texts import (
     fold_text,
     name_listed_stage,
     read_stages,
+    split_mark,
 )
 from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
 from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
@@ -25,6 +28,8 @@ from bitimely_core.types import Annotation
 SHORT = 24  # characters of a text that may be shown
 REPEATED = 3  # times that such a text occurs
 SHOWN = 6  # texts in a message
+ONE_BEAT = 0.15  # seconds between two marks of one beat, as in comparisons of detectors
+MOSTLY = 0.8  # of the points of a source, from which on they are those of another
 
 
 class LabelledNotes(NamedTuple):
@@ -43,8 +48,9 @@ def select_annotations(
     info: RecordingInfo,
     time: RecordingTime,
     findings: list[Finding],
+    channels: Sequence[LabelSource] = (),
 ) -> list[Annotation]:
-    """Annotations of the file, of tables and of label files as the map calls them, by time.
+    """Annotations of the file, its channels, tables and label files as the map calls them, by time.
 
     Without a map those of tables are kept, and of the file only sleep stages: other texts can hold
     names. Where points alone are read they have no text. `findings` gets what was not understood.
@@ -52,9 +58,10 @@ def select_annotations(
     """
     rules = info.label_rules
     inside = LabelSource(rel, list(notes), is_free=True)
-    sources = [inside, LabelSource("the tables", list(info.notes))]
+    sources = [inside, LabelSource("the tables", list(info.notes)), *channels]
+    findings += [finding for source in channels for finding in source.findings]
     for file in info.label_files:
-        source = read_label_file(file, time, rules.epoch, rules.words)
+        source = read_label_file(file, time, rules)
         findings += source.findings
         sources.append(source)
     if info.points:
@@ -66,7 +73,7 @@ def select_annotations(
     scorings: list[Scoring] = []
     for source in sources:
         understood = _understand(source, info)
-        others += understood.others
+        others += _drop_doubled(understood.others, others, source.name, rel, findings)
         excluded += understood.excluded
         ambiguous += understood.ambiguous
         scorings += split_scorers(source.name, understood.stages, understood.marks)
@@ -74,6 +81,40 @@ def select_annotations(
     findings += _report_ambiguous(ambiguous)
     findings += _report_unknown(excluded, stages, info, time.length)
     return sorted([*stages, *others, *info.numbers])
+
+
+def _drop_doubled(
+    notes: Sequence[Annotation],
+    before: Sequence[Annotation],
+    name: str,
+    rel: str,
+    findings: list[Finding],
+) -> Sequence[Annotation]:
+    """The notes without points that mark the same beats as those of the sources before.
+
+    `name`: their source; `rel`: the recording.
+    """
+    points = np.array([note.onset for note in notes if not note.duration])
+    times = np.sort([note.onset for note in before if not note.duration])
+    if min(len(points), len(times)) < REPEATED:
+        return notes
+    places = np.searchsorted(times, points).clip(1, max(1, len(times) - 1))
+    nearest = times[[places - 1, places.clip(max=len(times) - 1)]]
+    near = float(np.mean(np.abs(nearest - points).min(0) <= ONE_BEAT))
+    if near < MOSTLY:
+        return notes
+    ending = name.rpartition(".")[2]
+    is_wfdb = rel.lower().endswith(".hea")
+    key = f'annotators = ["{ending}"]' if is_wfdb else f'labels = "{{stem}}.{ending}"'
+    problem = (
+        f"{near:.0%} of its {len(points)} points are at those of another source of the recording"
+    )
+    action, hint = "they are not used", f"To use them instead, write {key} in [[files]] of the map"
+    finding = input_warning(
+        Reason.ANNOTATION_OVERLAP, problem, action, hint, file=name, count=len(points)
+    )
+    findings.append(finding)
+    return [note for note in notes if note.duration]
 
 
 def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
@@ -97,7 +138,7 @@ def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo)
     doubtful, _ = _part(reading.others, reading.ambiguous)
     # what the folder's label files say of a 4 is said once for all
     are_stages = source.is_listed or bool(reading.stages)
-    named = [note for note in doubtful if are_stages and note.label != "4"]
+    named = [note for note in doubtful if are_stages and split_mark(note.label)[0] != "4"]
     others, prose = _part_prose(reading.others, source, info)
     return LabelledNotes(reading.stages, reading.marks, others, prose, named)
 

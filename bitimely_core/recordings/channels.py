@@ -38,14 +38,20 @@ FILLERS = re.compile(
     r"|counter\d*|batt(ery)?(level|v|volt|voltage|percent|status)?\d*"
     r"|(dummy|unused|notused|notconnected|empty)(channel)?\d*|checksum|crc"
 )
+# of channels of stages, and of those of other states; what is read of them are annotations
+STAGES = re.compile(r"(sleep)?(stages?|staging)(codes?|channel|ch)?\d*|hypno[a-z0-9]*")
+STATES = re.compile(r"(class|activity)?labels?|(activity|class)(id|codes?)")
+LABELS = re.compile(f"{STAGES.pattern}|{STATES.pattern}")
 NO_INPUTS = {"MISC", "OTHER", "REF", "SYSCLOCK", "ADC", "DAC"}  # types of BIDS
 LOW_BITS = 0xFFFF  # of a channel of more than 16 bits: BioSemi keeps flags of its own above them
+NEAR_WHOLE = 0.25  # of a number: a converter of 12 bits stores stages so
 NO_CODE = -(1 << 40)  # in place of a value that is no whole number
 MOST_CHANGES = 0.1  # a sample: what changes more often holds no codes
 # electrodes with two names
 SITES = {"a1": "m1", "a2": "m2", "t3": "t7", "t4": "t8", "t5": "p7", "t6": "p8"}
 ELECTRODE = re.compile(r"(?:fp|af|fc|ft|cp|tp|po|[fctpoima])(?:z|\d{1,2})|fpz|afz|poz|nz|iz")
 CODE_CHANNEL, FILLER_CHANNEL, BAD_CHANNEL = "codes", "no signal", "bad"
+LABEL_CHANNEL = "labels"
 EAR = re.compile(r"(?<=[zopcft1-8])([am][12])$")  # behind an electrode: C3A2
 STEPS = 4  # of the converter: a channel that varies less is flat
 
@@ -175,7 +181,7 @@ def _fold_letters(name: str) -> str:
 def is_no_signal(name: str) -> bool:
     """Whether a name is that of a channel of codes, markers, counters or the like."""
     letters = _fold_letters(name)
-    return bool(CODES.fullmatch(letters) or FILLERS.fullmatch(letters))
+    return any(form.fullmatch(letters) for form in (CODES, FILLERS, LABELS))
 
 
 def holds_codes(name: str, info: RecordingInfo) -> bool:
@@ -184,6 +190,13 @@ def holds_codes(name: str, info: RecordingInfo) -> bool:
     if facts is not None and facts.kind:
         return facts.kind in {"TRIG", "STIM"}
     return CODES.fullmatch(_fold_letters(name)) is not None
+
+
+def holds_labels(name: str, info: RecordingInfo, form: re.Pattern[str]) -> bool:
+    """Whether a channel without a type in BIDS is one of `STAGES` or `STATES` by its name."""
+    facts = info.facts.get(name)
+    is_typed = facts is not None and bool(facts.kind)
+    return not is_typed and form.fullmatch(_fold_letters(name)) is not None
 
 
 def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChannel]:
@@ -196,6 +209,8 @@ def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChan
             left_out.append(LeftOutChannel(name, BAD_CHANNEL, "is bad by the channels table"))
         elif holds_codes(name, info):
             left_out.append(LeftOutChannel(name, CODE_CHANNEL, "holds codes"))
+        elif holds_labels(name, info, LABELS):
+            left_out.append(LeftOutChannel(name, LABEL_CHANNEL, "holds labels"))
         elif kind in NO_INPUTS:
             text = f"is of type {kind} by the channels table"
             left_out.append(LeftOutChannel(name, FILLER_CHANNEL, text))
@@ -227,6 +242,47 @@ def read_triggers(parts: Sequence[Signal]) -> list[Annotation] | None:
         for start in starts
         if values[start] not in {rest, NO_CODE}
     ]
+
+
+def read_states(parts: Sequence[Signal], *, is_bridged: bool = False) -> list[Annotation]:
+    """The runs of equal whole numbers of a channel, called by their numbers.
+
+    They are points where all are single samples; there are none where the channel changes too often
+    to hold codes. `parts`: the segments; `is_bridged`: a run goes on over missing samples.
+    """
+    notes: list[Annotation] = []
+    for part in parts:
+        numbers = part.samples.astype(np.float64) * part.scale + part.offset
+        values = np.rint(numbers)
+        places = np.flatnonzero(np.abs(numbers - values) <= NEAR_WHOLE)  # NaN is not near
+        is_apart = np.diff(places) > (len(values) if is_bridged else 1)
+        changes = (np.diff(values[places]) != 0) | is_apart
+        starts = places[np.append(np.ones(min(1, places.size), bool), changes)]
+        ends = places[np.append(changes, np.ones(min(1, places.size), bool))] + 1
+        if is_bridged:
+            ends = np.append(starts[1:], ends[-1:])
+        notes += [
+            Annotation(
+                part.onset + start / part.rate, (end - start) / part.rate, f"{values[start]:.0f}"
+            )
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+    samples = sum(len(part.samples) for part in parts)
+    if len(notes) > max(2, MOST_CHANGES * samples):
+        return []
+    are_points = all(note.duration * parts[0].rate < 1.5 for note in notes)
+    return [note._replace(duration=0.0) for note in notes] if are_points else notes
+
+
+def group_parts(
+    signals: Iterable[Signal], info: RecordingInfo, form: re.Pattern[str]
+) -> list[list[Signal]]:
+    """The segments of each channel of `STAGES` or `STATES`."""
+    parts: dict[str, list[Signal]] = {}
+    for signal in signals:
+        if holds_labels(signal.channel, info, form):
+            parts.setdefault(signal.channel, []).append(signal)
+    return list(parts.values())
 
 
 def _read_codes(signal: Signal) -> np.ndarray:
@@ -318,14 +374,17 @@ def _describe_left_out(channel: LeftOutChannel) -> Finding:
 
 
 def _collect_triggers(signals: Sequence[Signal], info: RecordingInfo) -> list[Annotation]:
-    """The triggers of all channels of codes; a table of events says the same in words."""
+    """The triggers of all channels of codes, and the states of those of labels; a table of events
+    says the same in words.
+    """
     if info.notes or info.numbers:
         return []
     parts: dict[str, list[Signal]] = {}
     for signal in signals:
         if holds_codes(signal.channel, info):
             parts.setdefault(signal.channel, []).append(signal)
-    return [note for same in parts.values() for note in read_triggers(same) or ()]
+    states = [note for same in group_parts(signals, info, STATES) for note in read_states(same)]
+    return [*states, *(note for same in parts.values() for note in read_triggers(same) or ())]
 
 
 def _read_choice(
@@ -515,7 +574,7 @@ def _is_unit_open(signal: Signal, info: RecordingInfo) -> bool:
     facts = info.facts.get(name)
     if find_stated_unit(name, info.units) or (facts is not None and facts.unit):
         return False
-    return not holds_codes(name, info)
+    return not holds_codes(name, info) and not is_no_signal(name)
 
 
 def _guess_unit(signal: Signal, spread: float) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
 from bitimely_core.formats import tables, wfdb, wfdb_header
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
+from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
@@ -208,7 +209,8 @@ def list_units(
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
     notes: dict[str, list[Annotation]] = {}
     if chosen.annotations:
-        findings, notes = read_annotations(source, chosen.annotations)
+        epoch = read_label_rules(chosen).epoch or EPOCH
+        findings, notes = read_annotations(source, chosen.annotations, epoch)
         yield from findings
     labels = LabelTables(rows, notes)
     unfilled = _find_unfilled(source, recordings)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, vendors, wfdb_annotations
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
-from bitimely_core.recordings.mapping import LabelFile, LabelForm
+from bitimely_core.recordings.channels import STAGES, group_parts, read_states
+from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules, RecordingInfo
 from bitimely_core.recordings.tables import read_bids_events
-from bitimely_core.types import Annotation
+from bitimely_core.types import Annotation, Signal
 
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
-LATEST_ZERO = 600.0  # seconds; times that begin later are times of day
+STEPS = (1, 2, 4, 5, 10, 15, 20, 60)  # seconds of epochs other than the usual ones
+LEAST_EPOCHS = 10  # of a list whose length says how long they are
+QUARTER = 900.0  # seconds: clocks of time zones differ by quarters of an hour
 
 
 class RecordingTime(NamedTuple):
@@ -43,43 +46,89 @@ class LabelSource(NamedTuple):
     findings: tuple[Finding, ...] = ()
 
 
-def read_label_file(
-    file: LabelFile, time: RecordingTime, epoch: float | None, labels: Mapping[str, str] | None
-) -> LabelSource:
-    """The labels in `file`.
-
-    `epoch`: seconds of a stage where the file states none; `labels`: texts of the map. Raises
-    UserError for a damaged file.
-    """
+def read_label_file(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
+    """The labels in `file` by [labels] of the map. Raises UserError for a damaged file."""
     with locate_errors(file.rel):
-        source = READERS[file.form](file, time, epoch, labels)
-    remarks = [*source.findings, *_report_reach(source.notes, time.length)]
-    return source._replace(findings=tuple(finding.at(file.rel) for finding in remarks))
+        source = READERS[file.form](file, time, rules)
+    moved = [note._replace(onset=note.onset + rules.shift) for note in source.notes]
+    remarks = [*source.findings, *_report_reach(moved, time.length)]
+    said = tuple(finding.at(file.rel) for finding in remarks)
+    return source._replace(notes=moved, findings=said)
+
+
+def read_stage_channels(
+    signals: Sequence[Signal], info: RecordingInfo, name: str
+) -> list[LabelSource]:
+    """The stages of the channels of a recording that are called so; `name`: its file.
+
+    Digits are stages; a 4 is N3 beside a 5, which is REM.
+    """
+    sources: list[LabelSource] = []
+    for parts in group_parts(signals, info, STAGES):
+        notes = read_states(parts)
+        codes = {note.label for note in notes}
+        if not codes - {"0"} or not codes <= DIGITS.keys() | {"4"}:
+            continue
+        four = {"4": "N3"} if "5" in codes else {}
+        said = _report_stage_channel(parts[0].channel, codes, four)
+        sources.append(LabelSource(name, notes, is_listed=True, words=four, findings=(said,)))
+    return sources
+
+
+def _report_stage_channel(
+    channel: str, codes: Collection[str], words: Mapping[str, str]
+) -> Finding:
+    """What the numbers of a channel of stages are taken for."""
+    legend = [f"{c} {stage}" for c in sorted(codes) if (stage := {**DIGITS, **words}.get(c))]
+    hint = 'If they mean something else, write a line a number in [labels] of the map, "0" = "W"'
+    action = "others are not scored"
+    if "4" in codes - words.keys():
+        action = "4 is not read: it is REM in some programs and N3 in others"
+        hint = 'Write "4" = "REM" or "4" = "N3" in [labels] of the map'
+    problem = f"{safe_text(channel)} holds sleep stages: {', '.join(legend)}"
+    return input_warning(Reason.LABEL, problem, action, hint, field="labels")
 
 
 def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
-    """A warning where labels begin after the recording, or run past its end by an epoch or more."""
+    """A warning where labels lie outside the recording, run past its end by an epoch or more, or
+    begin a part of an hour before it.
+    """
     if not notes:
         return []
     begin, end = min(note.onset for note in notes), max(n.onset + n.duration for n in notes)
-    code = Reason.ANNOTATION_OUT_OF_RANGE
-    if begin >= length:
-        problem = f"its labels begin at {begin:g} s, after the recording, which lasts {length:g} s"
-        hint = "Are they of another recording?"
-        return [input_warning(code, problem, "none of them is used", hint)]
-    if end < length + EPOCH:
+    action, hint = "what is beyond is dropped", _suggest_shift(begin)
+    if begin >= length or end <= 0:
+        problem = (
+            f"its labels run from {begin:g} to {end:g} s, the recording from 0 to {length:g} s"
+        )
+        action, hint = "none of them is used", f"Are they of another recording?{hint}"
+    elif end >= length + EPOCH:
+        step = _find_step(len(notes), length)
+        hint = (
+            f"If its epochs last {step} s, write epoch = {step} in [labels] of the map"
+            if step
+            else hint
+        )
+        problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
+    elif begin <= -QUARTER / 2:
+        problem = f"its labels begin {-begin:g} s before the recording"
+    else:
         return []
-    fits = [step for step in (1, 2, 4, 5, 10, 15, 20, 60) if _fits(notes, step, length)]
-    hint = ""
-    if fits:
-        hint = f"If its epochs last {fits[0]} s, write epoch = {fits[0]} in [labels] of the map"
-    problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
-    return [input_warning(code, problem, "what is beyond is dropped", hint)]
+    return [input_warning(Reason.ANNOTATION_OUT_OF_RANGE, problem, action, hint.strip())]
 
 
-def _fits(notes: list[Annotation], step: float, length: float) -> bool:
-    """Whether so many epochs of `step` seconds last as long as the recording."""
-    return bool(abs(len(notes) * step - length) < 2 * step)
+def _suggest_shift(begin: float) -> str:
+    """What to write where labels that begin at `begin` seconds are timed in another zone."""
+    shift = -round(begin / QUARTER) * QUARTER
+    if not 0 < abs(shift) < label_files.DAY:
+        return ""
+    return f" If their clock is of another zone, write shift = {shift:g} in [labels] of the map"
+
+
+def _find_step(count: int, length: float) -> int:
+    """Seconds of so many epochs that last as long as the recording; 0: none do."""
+    nearest = min(STEPS, key=lambda step: abs(count * step - length))
+    return nearest if abs(count * nearest - length) < 2 * nearest else 0
 
 
 # --- the forms
@@ -95,12 +144,42 @@ def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | No
         return time.origin
     first = table.rows[0].onset
     if time.start is None:
-        return None if first > LATEST_ZERO else 0.0
+        return None if first > label_files.LATEST_ZERO else 0.0
     start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
-    return label_files.place_on_clock(first, start + time.start.microsecond / 1e6, time.length)
+    last = max(row.onset for row in table.rows)
+    return label_files.place_on_clock(
+        first, last, start + time.start.microsecond / 1e6, time.length
+    )
 
 
-def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: object) -> LabelSource:
+def _choose_epoch(
+    table: label_files.LabelText, stated: float | None, length: float
+) -> tuple[float, tuple[Finding, ...]]:
+    """Seconds of a row of a list of epochs, and what is said of it.
+
+    They are stated, else 30; where so many run past the end of the recording, what fits it.
+    """
+    epoch = stated or table.epoch
+    count = int(max(row.onset for row in table.rows)) + 1
+    step = 0 if epoch or count < LEAST_EPOCHS else _find_step(count, length)
+    if not step:
+        return epoch or EPOCH, ()
+    problem = f"has {count} stages, as many as epochs of {step} s in a recording of {length:g} s"
+    if count * EPOCH < length:
+        action, hint = f"read as epochs of {EPOCH:g} s, from its start", f"epoch = {step}"
+        step = int(EPOCH)
+    else:
+        action, hint = f"read as epochs of {step} s", f"epoch = {EPOCH:g}"
+    hint = f"If that is wrong, write {hint} in [labels] of the map"
+    return float(step), (input_warning(Reason.LABEL, problem, action, hint),)
+
+
+def _report_zero(start: datetime) -> Finding:
+    problem = f"its times are no times of day of the recording, which begins at {start:%H:%M:%S}"
+    return input_warning(Reason.LABEL, problem, "they are counted from its start")
+
+
+def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
     table = label_files.read_label_text(file.path)
     if table is None:
         wanted = "expected one stage a line, or a table with times and labels"
@@ -108,8 +187,15 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
     shift, factor, step = _find_shift(table, time), 1.0, label_files.find_step(table.rows)
     if shift is None:
         return LabelSource(file.rel, [], findings=(_report_no_start("clock times"),))
+    findings: list[Finding] = []
     if table.clock == "epochs":
-        step = factor = epoch or table.epoch or EPOCH
+        factor, said = _choose_epoch(table, rules.epoch, time.length)
+        step = factor
+        findings += said
+    elif table.clock == "day" and not shift and time.start:
+        findings.append(_report_zero(time.start))
+    if table.dropped:
+        findings.append(report_dropped(table.dropped))
     notes = [
         Annotation(
             round(row.onset * factor - shift, 6),
@@ -125,7 +211,7 @@ def _read_text(file: LabelFile, time: RecordingTime, epoch: float | None, _: obj
         is_prose=table.is_prose,
         is_listed=table.is_listed,
         words=words,
-        findings=(report_dropped(table.dropped),) if table.dropped else (),
+        findings=tuple(findings),
     )
 
 
@@ -141,11 +227,9 @@ def report_dropped(count: int) -> Finding:
     return input_warning(Reason.ANNOTATION_SYNTAX, problem, "left out", count=count)
 
 
-def _read_xml(
-    file: LabelFile, _: RecordingTime, __: float | None, labels: Mapping[str, str] | None
-) -> LabelSource:
+def _read_xml(file: LabelFile, _: RecordingTime, rules: LabelRules) -> LabelSource:
     stages, events = nsrr_xml.read_scored(file.path)
-    events = [_name_event(note, labels) for note in events]
+    events = [_name_event(note, rules.words) for note in events]
     words = DIGITS | {"4": "N3"} if stages else {}
     return LabelSource(file.rel, [*stages, *events], words=words)
 
@@ -161,7 +245,7 @@ def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotatio
     return note if note.label in labels else note._replace(label=name)
 
 
-def _read_edf(file: LabelFile, time: RecordingTime, _: float | None, __: object) -> LabelSource:
+def _read_edf(file: LabelFile, time: RecordingTime, _: LabelRules) -> LabelSource:
     header = edf_header.read_header(file.path, required=())
     notes, findings = edf.read_annotations(file.path, header)
     shift = _measure_shift(header.start, time.start)
@@ -182,10 +266,8 @@ def _measure_shift(start: datetime | None, recording: datetime | None) -> float:
     return seconds if abs(seconds) < label_files.DAY else 0.0
 
 
-def _read_wfdb(
-    file: LabelFile, time: RecordingTime, _: float | None, labels: Mapping[str, str] | None
-) -> LabelSource:
-    content = read_wfdb_labels(file.path, file.rel, time.rate, "both", labels)
+def _read_wfdb(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
+    content = read_wfdb_labels(file.path, file.rel, time.rate, "both", rules.words)
     findings = list(content.findings)
     if content.notes:
         problem = f"notes that are no codes: {len(content.notes)}"
@@ -233,13 +315,13 @@ def _name_rhythm(note: Annotation, labels: Mapping[str, str]) -> Annotation:
     return note._replace(label=name) if note.duration and name in labels else note
 
 
-def _read_bids(file: LabelFile, _: RecordingTime, __: float | None, ___: object) -> LabelSource:
+def _read_bids(file: LabelFile, _: RecordingTime, __: LabelRules) -> LabelSource:
     notes, dropped = read_bids_events(file.path, file.rel, file.levels)
     findings = (report_dropped(dropped),) if dropped else ()
     return LabelSource(file.rel, notes, findings=findings)
 
 
-def _read_device(file: LabelFile, time: RecordingTime, _: float | None, __: object) -> LabelSource:
+def _read_device(file: LabelFile, time: RecordingTime, _: LabelRules) -> LabelSource:
     """The events of a device as points, by the times since 1970."""
     text = decode_table(file.path.read_bytes(), fallback="latin-1")
     form = vendors.find_form(file.path.name, text)
@@ -256,7 +338,7 @@ def _read_device(file: LabelFile, time: RecordingTime, _: float | None, __: obje
     return LabelSource(file.rel, notes, findings=(report_dropped(dropped),) if dropped else ())
 
 
-Reader = Callable[[LabelFile, RecordingTime, float | None, Mapping[str, str] | None], LabelSource]
+Reader = Callable[[LabelFile, RecordingTime, LabelRules], LabelSource]
 READERS: dict[LabelForm, Reader] = {
     "text": _read_text,
     "xml": _read_xml,

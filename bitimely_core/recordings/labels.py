@@ -30,6 +30,7 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.recordings.sessions import Session, find_sessions, report_events
+from bitimely_core.recordings.tables import EVENT_TEXTS
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
@@ -96,9 +97,11 @@ def find_labels(
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
     candidates = [file for file in candidates if not any(file in same for same in stated.values())]
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
-    files = _describe_files(source, pairs | stated, forms)
-    for rel, events in find_all_events(source, recordings) if bids else ():
-        files[rel] = (*files.get(rel, ()), events)
+    inherited = dict(find_all_events(source, recordings)) if bids else {}
+    staged = _pair_staged(source, inherited, forms)
+    files = _describe_files(source, pairs | stated | staged, forms)
+    for rel in inherited.keys() - staged.keys():
+        files[rel] = (*files.get(rel, ()), inherited[rel])
     sessions = [] if bids else find_sessions(source, recordings)
     for rel, events in _list_events(source, sessions):
         files[rel] = (*files.get(rel, ()), events)
@@ -108,6 +111,20 @@ def find_labels(
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
     return beside._replace(lone=annotations_alone - beside.list_taken())
+
+
+def _pair_staged(
+    source: Source, inherited: Mapping[str, LabelFile], forms: dict[str, ReadForm]
+) -> dict[str, list[str]]:
+    """Recording -> its events table of BIDS that has stages in a column that BIDS does not know.
+
+    `forms` gets what these tables are.
+    """
+    for rel in {events.rel for events in inherited.values()}:
+        form = _recognise(source, rel)
+        if form and EVENT_TEXTS.isdisjoint(_read_head(source, rel).partition(b"\n")[0].split()):
+            forms[rel] = form
+    return {rel: [events.rel] for rel, events in inherited.items() if events.rel in forms}
 
 
 def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:
@@ -352,7 +369,7 @@ def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -
         Reason.LABEL,
         f"digits in {len(codes)} files of labels are read as sleep stages: "
         f"{', '.join(row for row in legend if is_clear or row[0] != '4')}",
-        f"others are not scored; a stage a line lasts {epoch:g} s",
+        f"others are not scored; a stage a line lasts {epoch:g} s where nothing states otherwise",
         'If they mean something else, write a line a digit in [labels] of the map, "0" = "W" for '
         "wake, and epoch = the seconds of a line",
         file=min(codes),

@@ -129,7 +129,7 @@ class RecordingMap(Section):
     # channel of the files, or a pattern with * -> its unit, whatever the files state
     units: dict[str, str] = Field(default_factory=dict)
     # text of an annotation -> class; others are excluded, unless all classes are sleep stages.
-    # Three keys are none of texts: `reaches`, `scorer`, `epoch` (see `LabelRules`)
+    # Four keys are none of texts: `reaches`, `scorer`, `epoch`, `shift` (see `LabelRules`)
     labels: dict[str, str | float] | None = None
 
 
@@ -159,6 +159,7 @@ class LabelRules(NamedTuple):
     reaches: str | float = ""
     scorer: str = ""  # whose labels are used where there are several; or "consensus"
     epoch: float | None = None  # seconds of a stage in files with one a line
+    shift: float = 0.0  # seconds that are added to the times of files of labels
 
     @property
     def extends(self) -> bool:
@@ -242,6 +243,7 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
     """[labels] of a map. Raises UserError (config, exit 2) by its key."""
     words = dict(chosen.labels or {})
     reaches, scorer, epoch = (words.pop(key, "") for key in ("reaches", "scorer", "epoch"))
+    shift = words.pop("shift", 0.0)
     _check_reaches(reaches)
     if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= LONGEST_EPOCH):
         raise _label_error("epoch", epoch, f"expected up to {LONGEST_EPOCH:g} seconds")
@@ -254,7 +256,14 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
         reaches=reaches,
         scorer=str(scorer),
         epoch=epoch if isinstance(epoch, float) else None,
+        shift=_read_shift(shift),
     )
+
+
+def _read_shift(shift: str | float) -> float:
+    if isinstance(shift, str):
+        raise _label_error("shift", shift, "expected seconds, such as 3600")
+    return shift
 
 
 def _check_reaches(reaches: str | float) -> None:

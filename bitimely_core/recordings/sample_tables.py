@@ -16,13 +16,21 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import clocks, sample_values, sniffer, table_facts, tables
 from bitimely_core.formats.source import locate_errors, report_faults
-from bitimely_core.formats.text import list_names
+from bitimely_core.formats.text import list_names, sanitize_label
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
-from bitimely_core.recordings.channels import list_needed
+from bitimely_core.recordings.channels import list_needed, read_states
 from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
-from bitimely_core.types import AttributeValue, Record, Records, Signal, SourceRows, count_reasons
+from bitimely_core.types import (
+    Annotation,
+    AttributeValue,
+    Record,
+    Records,
+    Signal,
+    SourceRows,
+    count_reasons,
+)
 
 # numbers that programs write for a missing value
 SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
@@ -35,6 +43,8 @@ PEOPLE = {
     "user_id",
 }  # fmt: skip
 RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns that say which
+STATES = "labels of the rows"  # the column of their numbers
+MOST_STATES, LONGEST_STATE = 60, 60  # different texts, letters: others are remarks
 FAR = 2.0  # times the range of the others, and their size
 
 
@@ -76,6 +86,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
             hint = "Turn the table, or give `series` in [[files]] where a row is a recording"
             raise input_error(Reason.DIMENSIONS, problem, "a row may be a channel", hint)
         table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
+        table = _add_states(table, path, facts, places)
     if not people or person is None:
         return _make_table_record(rel, info, table, (facts, clock, rate), content, remarks)
     table_of = (facts._replace(start=None), clock, rate)
@@ -116,10 +127,12 @@ def _make_table_record(
     facts, clock, rate = timing_of
     with locate_errors(rel):
         timed = _time_signals(table, facts, clock, rate, content, info)
+        timed, states = _take_states(timed, table)
     missing = report_missing(timed.signals, "cells are empty")
     is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
     info, shift = shift_notes(_state_origin(info, timed), timed)
     findings = [*remarks, *timed.findings, *([] if is_grid else missing), *shift]
+    info = replace(info, notes=(*info.notes, *states))
     start = timed.start or facts.start
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
 
@@ -185,6 +198,7 @@ class NamedColumns(NamedTuple):
     names: list[str]
     units: list[str]
     values: np.ndarray  # [rows, channels]
+    states: tuple[str, ...] = ()  # texts of labels whose numbers the last column, `STATES`, has
 
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
         """The channel `k` from `onset` seconds on; a unit such as `1/64 g` is a scale of g."""
@@ -192,6 +206,40 @@ class NamedColumns(NamedTuple):
         part = re.fullmatch(r"1/(\d+) (\w+)", unit)
         scale, unit = (1 / int(part[1]), part[2]) if part else (1.0, unit)
         return Signal(self.names[k], rate, unit, samples, scale, onset=onset)
+
+
+def _add_states(
+    table: NamedColumns, path: Path, facts: table_facts.TableFacts, places: Sequence[int]
+) -> NamedColumns:
+    """The table with its labels as numbers, NaN where a row has none, in a further column.
+
+    A column of many or long texts is one of remarks, and holds no labels.
+    """
+    place = facts.find_labels()
+    if place is None or place in places:
+        return table
+    cells = sample_values.read_texts(path, facts, place)
+    texts = tuple(sorted({cell for cell in cells if cell.lower() not in EMPTY_CELLS}))
+    if not 0 < len(texts) <= MOST_STATES or max(map(len, texts)) > LONGEST_STATE:
+        return table
+    number_of = {text: float(number) for number, text in enumerate(texts)}
+    numbers = [number_of.get(cell, np.nan) for cell in cells]
+    return NamedColumns(
+        [*table.names, STATES],
+        [*table.units, ""],
+        np.column_stack([table.values, numbers]),
+        tuple(map(sanitize_label, texts)),
+    )
+
+
+def _take_states(timed: TimedSignals, table: NamedColumns) -> tuple[TimedSignals, list[Annotation]]:
+    """The channels without that of the labels, and these."""
+    parts = [signal for signal in timed.signals if signal.channel == STATES]
+    channels = [signal for signal in timed.signals if signal.channel != STATES]
+    is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
+    notes = read_states(parts, is_bridged=is_grid)
+    named = [note._replace(label=table.states[int(note.label)]) for note in notes]
+    return timed._replace(signals=channels), named
 
 
 def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
@@ -342,10 +390,12 @@ def _time_signals(
     column = facts.columns[clock.places[-1]].header
     table, times = _drop_empty_rows(table, times)
     remarks: list[Finding] = []
-    times = times._replace(seconds=timing.restore_rounded(times.seconds, remarks))
+    seconds = timing.continue_clock(times.seconds, clock.unit, column, content.first, remarks)
+    times = times._replace(seconds=timing.restore_rounded(seconds, remarks))
     is_uneven = _is_uneven(times, facts, clock)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
-        return _grid_signals(table, times, column, rate)
+        gridded = _grid_signals(table, times, column, rate)
+        return gridded._replace(findings=[*remarks, *gridded.findings])
     try:
         timed = timing.measure_timing(times.seconds, table.values, column, content.first, rate)
     except UserError as error:

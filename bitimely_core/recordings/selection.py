@@ -13,7 +13,7 @@ from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_names
 from bitimely_core.recordings.annotations import clip_annotations, select_annotations
 from bitimely_core.recordings.channels import select_channels
-from bitimely_core.recordings.label_sources import RecordingTime
+from bitimely_core.recordings.label_sources import RecordingTime, read_stage_channels
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -37,7 +37,8 @@ def make_record(
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
     time = RecordingTime(start, end, max(signal.rate for signal in selected), info.origin)
     info = replace(info, notes=(*info.notes, *triggers))
-    labelled = select_annotations(rel, notes, info, time, remarks)
+    channels = read_stage_channels(signals, info, rel)
+    labelled = select_annotations(rel, notes, info, time, remarks, channels)
     annotations = clip_annotations(labelled, end, remarks)
     return Record(
         recording_id=info.recording_id,

@@ -27,6 +27,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
+from bitimely_core.formats.stage_texts import EPOCH, name_listed_stage
 from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
 from bitimely_core.types import (
@@ -335,9 +336,9 @@ def read_participants(source: Source) -> tuple[TableFindings, dict[str, Attribut
 
 
 def read_annotations(
-    source: Source, table: AnnotationRule
+    source: Source, table: AnnotationRule, epoch: float = EPOCH
 ) -> tuple[TableFindings, dict[str, list[Annotation]]]:
-    """Recording -> annotations of the map's table."""
+    """Recording -> annotations of the map's table; `epoch`: seconds of those that are numbered."""
     notes: dict[str, list[Annotation]] = {}
     faults: list[Finding] = []
     seen = untimed = 0
@@ -358,15 +359,51 @@ def read_annotations(
                 faults.append(note.at(table.path))
             else:
                 notes.setdefault(row.cells[0].strip(), []).append(note)
-    if not table.duration:
-        notes = {key: _extend_to_next(same) for key, same in notes.items()}
+    notes, remarks = _set_durations(notes, table, epoch)
     dropped: dict[str, int] = {}
     if table.value:
         notes, empty = _drop_empty(notes)
         untimed += empty
     if untimed:
         dropped = {str(Reason.MISSING_VALUES): untimed}
-    return _account(table.path, seen, dropped, faults), notes
+    return [*_account(table.path, seen, dropped, faults), *remarks], notes
+
+
+def _set_durations(
+    notes: dict[str, list[Annotation]], table: AnnotationRule, epoch: float
+) -> tuple[dict[str, list[Annotation]], list[Finding]]:
+    """The notes of each recording with the durations that the table does not state."""
+    if notes and not table.value and all(map(_are_epochs, notes.values())):
+        timed = {key: _time_epochs(same, epoch) for key, same in notes.items()}
+        return timed, [_report_epochs(table, epoch)]
+    if table.duration:
+        return notes, []
+    return {key: _extend_to_next(same) for key, same in notes.items()}, []
+
+
+def _are_epochs(notes: Sequence[Annotation]) -> bool:
+    """Whether onsets are the numbers of epochs: from 0 or 1 on, and each has a stage."""
+    onsets = sorted(note.onset for note in notes)
+    count = len(notes)
+    is_counted = count > 1 and onsets in (list(range(count)), list(range(1, count + 1)))
+    return is_counted and all(
+        note.duration != 1 and name_listed_stage(note.label) is not None for note in notes
+    )
+
+
+def _time_epochs(notes: Sequence[Annotation], epoch: float) -> list[Annotation]:
+    """The notes with seconds in place of the numbers of epochs."""
+    first = min(note.onset for note in notes)
+    return [Annotation((note.onset - first) * epoch, epoch, note.label) for note in notes]
+
+
+def _report_epochs(table: AnnotationRule, epoch: float) -> Finding:
+    problem = f"{safe_text(table.onset)} counts up by 1 with a stage each"
+    action = f"read as numbers of epochs of {epoch:g} s"
+    hint = "Where they are of other lengths, write epoch = their seconds in [labels] of the map"
+    return input_warning(
+        Reason.LABEL, problem, action, hint, file=table.path, field="annotations.onset"
+    )
 
 
 def _list_annotation_columns(table: AnnotationRule) -> list[str]:
@@ -420,6 +457,9 @@ def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     begins = sorted({note.onset for note in notes})
     ends = dict(zip(begins, [*begins[1:], math.inf], strict=True))
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
+
+
+EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
 
 
 def read_bids_events(

@@ -230,7 +230,7 @@ def _describe_label_files(
     unique = {file.rel: file for file in chain.from_iterable(named[:NIGHTS])}
     for file in unique.values():
         with suppress(UserError):  # the ingest says what is wrong with it
-            source = read_label_file(file, ANY_TIME, None, None)
+            source = read_label_file(file, ANY_TIME, NO_RULES)
             texts.update(LabelWord(note.label, source.is_listed) for note in source.notes)
     return [
         f"# labels: {len(named)} of {len(files)} have a file of labels, "

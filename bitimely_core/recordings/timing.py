@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
-from bitimely_core.formats.clocks import NEAR, find_breaks, measure_even_step
+from bitimely_core.formats.clocks import DAY, NEAR, UNITS, find_breaks, measure_even_step
 
+HOUR, HALF_DAY = 3600.0, DAY / 2  # seconds
+COUNTERS = (1 << 16, 1 << 24, 1 << 31, 1 << 32)
 MAX_SEGMENTS = 10_000
 MAX_GRID = 50_000_000  # steps of a grid
 SNAP = 1e-4  # share of a rate by which it is rounded to a whole number
@@ -104,6 +106,42 @@ def _require_times(seconds: np.ndarray, column: str, first: int, code: Reason) -
             field=column,
             row=line,
         )
+
+
+def continue_clock(
+    seconds: np.ndarray, unit: str, column: str, first: int, findings: list[Finding]
+) -> np.ndarray:
+    """Times of a clock that starts again as those of one that goes on; others as they are.
+
+    Numbers do so at the end of a counter of 16, 24, 31 or 32 bits, or of a day; texts at the end of
+    an hour, half a day or a day, and where summer time ends. `unit`: of numbers, a key of
+    `clocks.UNITS`.
+    """
+    steps = np.diff(seconds)
+    falls = np.flatnonzero(steps < 0)
+    rising = steps[steps > 0]
+    if 0 in {falls.size, rising.size}:
+        return seconds
+    step = float(np.median(rising))
+    periods = [HOUR, HALF_DAY, DAY]
+    if unit != "datetime":
+        periods = [DAY, *(count * UNITS.get(unit, 1.0) for count in COUNTERS)]
+    lost = np.abs(step - steps[falls] - np.array(periods)[:, None]).max(1)
+    period = periods[int(lost.argmin())]
+    if lost.min() > min(10 * step, 0.01 * period):
+        return seconds
+    line = first + int(falls[0]) + 1
+    problem = f"the clock starts again after {period:.10g} s, first at line {line} (in all "
+    problem += f"{len(falls)} times)"
+    action, hint = "read as one that goes on", "If another recording begins there, cut the file"
+    findings.append(
+        input_warning(
+            Reason.TIMESTAMPS, problem, action, hint, field=column, row=line, count=len(falls)
+        )
+    )
+    passed = np.zeros(len(seconds))
+    passed[falls + 1] = period
+    return seconds + np.cumsum(passed)
 
 
 def _spread_equal_times(seconds: np.ndarray, findings: list[Finding]) -> np.ndarray:
