@@ -222,7 +222,7 @@ def _read_sexes(column: pl.Series, file: str) -> tuple[pl.Series, list[Finding]]
         field="sex",
     )
     filled = {word: number or 0 for word, number in numbers.items()}
-    return lower.replace_strict(filled, return_dtype=pl.UInt8), findings
+    return lower.replace_strict(filled, default=None, return_dtype=pl.UInt8), findings
 
 
 def parse_sex(text: str) -> int | None:
