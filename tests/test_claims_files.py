@@ -759,6 +759,55 @@ def test_deaths_in_a_table_apart(ingest: Ingest, raw: Path) -> None:
     assert cohort["death_day"].drop_nulls().to_list() == [day] * len(died)
 
 
+def test_deaths_and_observation_by_other_names(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    people = read_patients().with_columns(
+        enr_start=pl.lit("2005-01-01"), enr_end=pl.lit("2007-12-31"), fecha_defuncion=pl.lit("")
+    )
+    people = people.with_columns(
+        fecha_defuncion=pl.when(pl.int_range(pl.len()) < 9).then(pl.lit("2008-01-05"))
+    )
+    people.write_csv(raw / "patients.csv")
+    read = open_cache(ingest(raw).workspace / "cache" / "pophr").cohort()
+    facts = ["death_day", "obs_start", "obs_end"]
+    assert [read[name].count() for name in facts] == [9, 60, 60]
+    names = {"enr_start": "enrolled", "enr_end": "Enroll To", "fecha_defuncion": "exitus_day"}
+    people.rename(names).with_columns(region=pl.lit("north")).write_csv(raw / "patients.csv")
+    first = ingest(raw, workspace="v")
+    assert first.has("'exitus_day' may hold deaths, not read", "--col death='exitus_day'")
+    assert first.has(
+        "'enrolled' and 'Enroll To' may hold times of observation",
+        "--col obs_start=NAME --col obs_end=NAME",
+    )
+    assert not first.has("'region'")
+    options = ["death=exitus_day", "obs_start=enrolled", "obs_end=Enroll To"]
+    followed = ingest(raw, *(f"--col={text}" for text in options), workspace="followed")
+    cohort = open_cache(followed.workspace / "cache" / "pophr").cohort()
+    assert [cohort[name].count() for name in facts] == [9, 60, 60]
+
+
+PCORNET = ("PATID", "ADMIT_DATE", "DX", "PX"), ("diagnosis", "procedures", "vital")
+SYNTHEA = ("PATIENT", "START", "CODE", "CODE"), ("conditions", "procedures", "observations")
+
+
+@pytest.mark.parametrize(("columns", "files"), [PCORNET, SYNTHEA])
+def test_tables_of_procedures_and_measurements_are_no_claims(
+    ingest: Ingest, raw: Path, columns: Sequence[str], files: Sequence[str]
+) -> None:
+    copy_patients(raw)
+    subject, day, code, other = columns
+    claims = read_control().select(
+        pl.col("patient_id").alias(subject), pl.col("date").alias(day), pl.col("icd9").alias(code)
+    )
+    claims.write_csv(raw / f"{files[0]}.csv")
+    apart = claims.rename({code: other}).with_columns(pl.lit("38.93").alias(other))
+    for name in files[1:]:
+        apart.write_csv(raw / f"{name}.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    assert ended.has("not read", f"'{files[1]}.csv'", f"'{files[2]}.csv'")
+
+
 def test_further_columns_of_codes_are_named(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     claims = read_control().with_columns(dx_other=pl.lit("401.9"), diag_text=pl.lit("pressure"))

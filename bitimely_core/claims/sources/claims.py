@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 import polars as pl
@@ -26,6 +27,7 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.code_columns import (
     find_vocabulary,
     find_wide_columns,
+    has_code_columns,
     match_vocabularies,
     report_other_codes,
 )
@@ -65,6 +67,7 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
     parse_labels,
+    report_unread_dates,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
@@ -187,7 +190,8 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
     needed = {key: wanted[key] for key in ("subject", "date")}
-    files = find_plain_files(source, needed, {MAP_FILE})
+    has_codes = partial(has_code_columns, accepted=wanted["code"], pattern=renamed.get("code"))
+    files = find_plain_files(source, needed, {MAP_FILE}, has_codes)
     source_tables, survey = _open_events(source, files.claims, renamed, options)
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
@@ -465,6 +469,7 @@ def _read_patient_tables(
         )
         frames.append(_read_ids(table, "subject", accounts))
         accounts.findings += report_spelling(file, table.columns, wanted)
+        accounts.findings += report_unread_dates(table)
         names = list(tables.read_names(table.path, delimiter=table.delimiter))
         columns = table.columns
     frame = keep_unique_rows(pl.concat(frames, how="diagonal"), files[0], accounts, "subject")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 import polars as pl
 
 from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import warn_of_rows
+from bitimely_core.claims.sources.columns import find_names, warn_of_rows
 from bitimely_core.claims.sources.source_table import OpenTable, Stated
-from bitimely_core.errors import Finding, Reason, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
 
 CODE_NAMES = words.WORDS["claims"]["code"]
 NUMBERED = re.compile(r"(.*?\D)[\W_]?\d+", re.ASCII)  # a name of a series: DIAG_4_01
@@ -38,6 +39,13 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
     if any(name.lower() in CODE_NAMES for name in names):
         return ()
     return tuple(sorted(filter(_is_numbered, names), key=_list_numbers))
+
+
+def has_code_columns(names: Sequence[str], accepted: Sequence[str], pattern: str | None) -> bool:
+    """Whether a table has columns of codes: of accepted names, or as `find_wide_columns`."""
+    with suppress(UserError):
+        return bool(find_names(names, accepted) or find_wide_columns(names, pattern))
+    return False
 
 
 def _is_numbered(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -64,15 +64,18 @@ def list_partitions(path: str) -> dict[str, str]:
 
 
 def find_plain_files(
-    source: Source, wanted: Mapping[str, Collection[str]], others: Collection[str] = ()
+    source: Source,
+    wanted: Mapping[str, Collection[str]],
+    others: Collection[str],
+    has_codes: Callable[[Sequence[str]], bool],
 ) -> PlainFiles:
     """The tables of a folder.
 
     Args:
         source: the folder.
-        wanted: subject, date and code -> accepted names of their columns; code has none where a
-            pattern names it.
+        wanted: subject and date -> accepted names of their columns.
         others: names of files that are no tables of this kind.
+        has_codes: whether columns of these names hold codes.
 
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
@@ -81,7 +84,7 @@ def find_plain_files(
         _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
     ]
     rest = {name: files for name, files in groups.items() if files not in roles}
-    claims = _choose_claims(source, rest, wanted)
+    claims = _choose_claims(source, rest, wanted, has_codes)
     for files in (claims, *roles):
         _refuse_copies(files)
     if not claims:
@@ -106,15 +109,33 @@ def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str
 
 
 def _choose_claims(
-    source: Source, groups: Mapping[str, list[str]], wanted: Mapping[str, Collection[str]]
+    source: Source,
+    groups: Mapping[str, list[str]],
+    wanted: Mapping[str, Collection[str]],
+    has_codes: Callable[[Sequence[str]], bool],
 ) -> list[str]:
-    """The files of claims by name, else by their columns; a single table without these is taken
-    too, so that what it lacks is said when it is opened.
+    """The files of claims by name, else by their columns, best with codes and not of procedures,
+    drugs or measurements by name; a single table without these is taken too, so that what it lacks
+    is said when it is opened.
     """
     paths = list(itertools.chain(*groups.values()))
     by_name = [path for name in groups if CLAIMS_NAME.fullmatch(name) for path in groups[name]]
-    by_columns = by_name or [path for path in paths if _has_columns(source, path, wanted)]
-    return by_columns or (paths if len(paths) == 1 else [])
+    if by_name:
+        return by_name
+    names = {path: _list_columns(source, path) for path in paths}
+    dated = [
+        path
+        for path in paths
+        if all(find_names(names[path], list(accepted)) for accepted in wanted.values())
+    ]
+    diagnoses = [path for path in dated if not _is_other(path)] or dated
+    coded = [path for path in diagnoses if has_codes(names[path])]
+    return coded or diagnoses or (paths if len(paths) == 1 else [])
+
+
+def _is_other(path: str) -> bool:
+    """Whether a table holds no diagnoses, by its name: procedures_2005."""
+    return re.sub(r"[\W\d_]+$", "", name_table(path)) in words.WORDS["tables"]["others"]
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
@@ -122,16 +143,15 @@ def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[s
     return next((groups[name] for name in names if name in groups), [])
 
 
-def _has_columns(source: Source, path: str, wanted: Mapping[str, Collection[str]]) -> bool:
-    """Whether a table has a column for each key. One that cannot be read has none."""
+def _list_columns(source: Source, path: str) -> list[str]:
+    """The columns of a table and its partitions; none of one that cannot be read."""
     try:
         file = source.path(path)
-        names = [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
+        return [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise
-        return False
-    return all(find_names(names, list(accepted)) for accepted in wanted.values() if accepted)
+        return []
 
 
 def _refuse_copies(files: Collection[str]) -> None:

@@ -21,8 +21,9 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.source_table import count_dropped
+from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.formats import tables
 from bitimely_core.types import SourceRows
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
@@ -38,6 +39,13 @@ PAIRED_SEXES = {
     ),
 }
 NUMBER = r"^0*(\d)(\.0+)?$"  # of a sex: 01, 1.0
+# columns of dates that are often called otherwise -> what they may hold, the options that name them
+UNREAD_DATES = {
+    "death": ("deaths", "--col death={}"),
+    "obs_start": ("times of observation", "--col obs_start=NAME --col obs_end=NAME"),
+}
+DATE_LIKE = r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b"
+SAMPLE_ROWS = 200  # by which a column is judged
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
@@ -155,6 +163,41 @@ def make_subjects(
     sex, findings = _read_sexes(frame["sex"], file)
     accounts.findings += findings
     return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex)
+
+
+def report_unread_dates(table: OpenTable) -> list[Finding]:
+    """Warnings of columns of a table of subjects that are called as deaths or times of observation
+    and hold dates, but are not read.
+    """
+    names = tables.read_names(table.path, delimiter=table.delimiter)
+    unread = [name for name in names if name not in table.columns.values()]
+    return [
+        input_warning(
+            Reason.HEADER,
+            f"{' and '.join(map(safe_text, dated))} may hold {meaning}",
+            "not read",
+            f"Give {options.format(safe_text(dated[0]))}",
+            file=table.file,
+            row=1,
+        )
+        for key, (meaning, options) in UNREAD_DATES.items()
+        if key not in table.columns and (dated := _find_dated(table, key, unread))
+    ]
+
+
+def _find_dated(table: OpenTable, key: str, names: Sequence[str]) -> list[str]:
+    """The columns, of some, that are called like those of `key` and hold dates."""
+    alike = {name: name for name in words.find_lookalikes(key, names)}
+    blocks = table._replace(columns=alike).read_blocks() if alike else iter(())
+    first = next(blocks, pl.DataFrame())
+    return [name for name in alike if name in first.columns and _holds_dates(first[name])]
+
+
+def _holds_dates(cells: pl.Series) -> bool:
+    """Whether most of the first texts of a column look like dates."""
+    texts = cells.cast(pl.String).drop_nulls().head(SAMPLE_ROWS)
+    texts = texts.filter([not unknown_dates.MISSING.fullmatch(text) for text in texts])
+    return texts.len() > 0 and 2 * int(texts.str.contains(DATE_LIKE).sum()) > texts.len()
 
 
 def _holds_years(texts: pl.Series) -> bool:
