@@ -786,6 +786,25 @@ def test_deaths_and_observation_by_other_names(ingest: Ingest, raw: Path) -> Non
     assert [cohort[name].count() for name in facts] == [9, 60, 60]
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("claims.zip", "Unpack"),
+        ("claims.csv.xz", "Unpack"),
+        ("Claims 2005.xlsx", "Save"),
+        ("claims.rds", "Save"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(
+    ingest: Ingest, raw: Path, name: str, advice: str
+) -> None:
+    copy_patients(raw)
+    (raw / name).write_bytes(b"PK\x03\x04")
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has(f"not read: '{name}'", advice)
+
+
 PCORNET = ("PATID", "ADMIT_DATE", "DX", "PX"), ("diagnosis", "procedures", "vital")
 SYNTHEA = ("PATIENT", "START", "CODE", "CODE"), ("conditions", "procedures", "observations")
 

@@ -266,6 +266,15 @@ def read_column(tables: Tables, vocab: str, cells: Sequence[str], **options: Any
         ("icd9", "428 0", ["428.0"]),
         ("icd10", "E11,9", ["E11.9"]),
         ("icd10", "I 50.9", ["I50.9"]),
+        ("icd10", "E11.9 - Type 2 diabetes, without complications", ["E11.9"]),
+        ("icd10", "I10: Hypertension (primary)", ["I10"]),
+        ("icd10", "[E11.9] Diabetes", ["E11.9"]),
+        ("icd10", "Diabetes mellitus (E11.9)", ["E11.9"]),
+        ("icd10", "['E11.9', 'I10']", ["E11.9", "I10"]),
+        ("icd10", "{E11.9}", ["E11.9"]),
+        ("icd9", "250.00 - Diabetes", ["250.00"]),
+        ("icd10", "E11.9 - ruled out", ["bad_code"]),
+        ("icd10", "W99 - xyz unit", ["bad_code"]),
         ("icd10", "E10-E14", ["bad_code"]),  # a block
         ("icd10", "E10 - E14", ["bad_code"]),
         ("icd10", "I10 HTN", ["bad_code"]),
@@ -448,6 +457,23 @@ def test_numbers_of_programs_are_their_days(form: str, epoch: date, ticks: int) 
             number += ticks // 2
             assert dates.parse_day(f"{number}.0", form) == (day - date(1970, 1, 1)).days
     assert dates.parse_day("20050909", form) is None  # a date as it is
+
+
+@pytest.mark.parametrize(
+    "prefixes", [("ICD9CM:", "ICD10CM:"), ("ICD-9-CM ", "ICD-10 "), ("icd9|", "icd10|")]
+)
+def test_codes_behind_their_vocabularies(ingest: Ingest, prefixes: tuple[str, str]) -> None:
+    """As i2b2 has them, with codes of laboratories beside; E850 is in both vocabularies."""
+    codes = ["ICD9//250.00", "ICD9//E850.0", "ICD10//E85.0", "ICD10//I10", "ICD10//K21.9"]
+    texts = [prefixes[code.startswith("ICD10")] + code.partition("//")[2] for code in codes]
+    rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},{texts[i % 5]}" for i in range(60)]
+    rows += [f"p{i},2005-02-01,LOINC:2345-7" for i in range(6)]
+    header = "patient_id,date,code"
+    outcome = ingest(rows, "--rules", "none", "--min-codes", "1", header=header)
+    assert outcome.code == 0
+    families = Counter(code.replace("CM//", "//") for code in outcome.count_codes().elements())
+    assert families == Counter(dict.fromkeys(codes, 12))
+    assert "6 rows are of vocabularies without diagnoses" in outcome.screen
 
 
 WRITTEN_DATES = {  # form of strftime -> what the advice must name; "": read as it is

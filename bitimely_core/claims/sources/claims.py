@@ -92,6 +92,9 @@ FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
+# a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
+PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
+CODE_GROUP = 2
 FLOAT_ID = r"^(\d+)\.0+$"
 ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
@@ -120,6 +123,7 @@ class _BlockPlan:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
         dropped: dict[str, int] = {}
+        events = self._split_prefixes(events)
         if self.since is not None:
             vocab = assign_vocabulary(events["date"], self.since, "icd9", "icd10")
             events = events.with_columns(vocab=vocab)
@@ -137,6 +141,22 @@ class _BlockPlan:
             position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
             events = events.with_columns(position)
         return EventBlock(self._unpivot(events) if self.wide else events, dropped)
+
+    def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in columns of their own."""
+        if "vocab" in events.columns or "code" not in events.columns or self.since is not None:
+            return events
+
+        def cut(text: str | None, group: int) -> str | None:
+            match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
+            is_stated = match is not None and words.fold_name(match[1]) in self.vocabularies
+            return match[group] if match and is_stated else text if group == CODE_GROUP else None
+
+        vocab = map_texts(events["code"], lambda text: cut(text, 1), pl.String)
+        if not vocab.count():
+            return events
+        code = map_texts(events["code"], lambda text: cut(text, CODE_GROUP), events["code"].dtype)
+        return events.with_columns(code.alias("code"), vocab.alias("vocab"))
 
     def _unpivot(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""

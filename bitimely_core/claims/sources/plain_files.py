@@ -24,6 +24,13 @@ PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written i
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
 ROLES = ("patients", "labels", "deaths")
 LISTED = 5  # files that a message names
+OTHER_FORMATS = {  # what to do -> endings
+    "Unpack the files": (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz", ".tar.gz"),
+    "Save the tables as .csv or .parquet, with codes as text": (
+        *(".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".ndjson", ".rds"),
+        *(".rdata", ".db", ".sqlite", ".duckdb", ".avro", ".orc", ".mdb", ".accdb"),
+    ),
+}
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
 
 
@@ -88,6 +95,7 @@ def find_plain_files(
     for files in (claims, *roles):
         _refuse_copies(files)
     if not claims:
+        _refuse_other_formats(source)
         raise input_error(
             Reason.NO_INPUT,
             f"no claims{{{','.join(ENDINGS[:3])}}} among {len(source.files)} files, and no table "
@@ -97,6 +105,17 @@ def find_plain_files(
         )
     unread = set(itertools.chain(*rest.values())) - set(claims)
     return PlainFiles(claims, patients, labels, deaths, sorted(unread))
+
+
+def _refuse_other_formats(source: Source) -> None:
+    """Raises UserError: no_input, for tables in formats that are not read here."""
+    for hint, endings in OTHER_FORMATS.items():
+        files = [path for path in sorted(source.files) if path.lower().endswith(endings)]
+        if files:
+            listed = ", ".join(map(safe_text, files[:LISTED]))
+            raise input_error(
+                Reason.NO_INPUT, f"not read: {listed}, and no other claims", hint=hint
+            )
 
 
 def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
