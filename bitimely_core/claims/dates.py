@@ -123,8 +123,7 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     Numbers that are too large for days, and of all dates as seconds too small, count neither.
     """
     numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
-    counts_none = all(DAYS_BELOW < abs(float(number)) < SECONDS_ABOVE for number in numbers)
-    forms = (YEAR, YEAR_MONTH) if counts_none else NUMBER_FORMS
+    forms = _list_possible_forms(numbers)
     years = {}
     for form in forms if 2 * len(numbers) > len(texts) else ():
         read = [parse_day(number, form) for number in numbers]
@@ -132,6 +131,12 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
         if form not in ALIASES and len(within) >= 0.95 * len(numbers):
             years[form] = (get_year(within[0]), get_year(within[-1]))
     return years
+
+
+def _list_possible_forms(numbers: Sequence[str]) -> tuple[str, ...]:
+    """The forms of numbers without those that count, where these are too large or too small."""
+    counts_none = all(DAYS_BELOW < abs(float(number)) < SECONDS_ABOVE for number in numbers)
+    return (YEAR, YEAR_MONTH) if counts_none else NUMBER_FORMS
 
 
 def suggest_forms(texts: Sequence[str]) -> list[str]:

@@ -143,7 +143,7 @@ class _BlockPlan:
         return EventBlock(self._unpivot(events) if self.wide else events, dropped)
 
     def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in columns of their own."""
+        """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in two columns."""
         if "vocab" in events.columns or "code" not in events.columns or self.since is not None:
             return events
 

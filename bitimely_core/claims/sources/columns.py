@@ -333,14 +333,14 @@ def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
 
     Raises UserError: date.
     """
+    place: Place = {"file": file, "field": name}
     if counts.distant > counts.good / 2:
         raise input_error(
             Reason.DATE,
             f"{counts.distant} of {counts.good + counts.bad} dates are of years after 2400",
             "expected years of the common era",
             "Write them so: 2548 of the Buddhist calendar is 2005",
-            file=file,
-            field=name,
+            **place,
         )
     if counts.bad <= counts.good:
         return
@@ -353,6 +353,5 @@ def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
         f"{rows} (they look like {shape})",
         "expected YYYY-MM-DD or YYYYMMDD",
         _advise_forms(counts.samples, name),
-        file=file,
-        field=name,
+        **place,
     )

@@ -138,18 +138,19 @@ def _choose_claims(
     is said when it is opened.
     """
     paths = list(itertools.chain(*groups.values()))
-    by_name = [path for name in groups if CLAIMS_NAME.fullmatch(name) for path in groups[name]]
-    if by_name:
+    claims = filter(CLAIMS_NAME.fullmatch, groups)
+    if by_name := list(itertools.chain(*map(groups.__getitem__, claims))):
         return by_name
     names = {path: _list_columns(source, path) for path in paths}
-    dated = [
-        path
-        for path in paths
-        if all(find_names(names[path], list(accepted)) for accepted in wanted.values())
-    ]
+    dated = [path for path in paths if _has_all(names[path], wanted)]
     diagnoses = [path for path in dated if not _is_other(path)] or dated
-    coded = [path for path in diagnoses if has_codes(names[path])]
-    return coded or diagnoses or (paths if len(paths) == 1 else [])
+    coded = [path for path in diagnoses if has_codes(names[path])] or diagnoses
+    return coded or (paths if len(paths) == 1 else [])
+
+
+def _has_all(names: Sequence[str], wanted: Mapping[str, Collection[str]]) -> bool:
+    """Whether a table has a column for each key."""
+    return all(find_names(names, list(accepted)) for accepted in wanted.values())
 
 
 def _is_other(path: str) -> bool:
