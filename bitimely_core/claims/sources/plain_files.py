@@ -143,9 +143,19 @@ def _choose_claims(
         return by_name
     names = {path: _list_columns(source, path) for path in paths}
     dated = [path for path in paths if _has_all(names[path], wanted)]
-    diagnoses = [path for path in dated if not _is_other(path)] or dated
-    coded = [path for path in diagnoses if has_codes(names[path])] or diagnoses
-    return coded or (paths if len(paths) == 1 else [])
+    return _keep_diagnoses(dated, names, has_codes) or (paths if len(paths) == 1 else [])
+
+
+def _keep_diagnoses(
+    paths: Sequence[str],
+    names: Mapping[str, Sequence[str]],
+    has_codes: Callable[[Sequence[str]], bool],
+) -> list[str]:
+    """The tables that are not of something else by name, and of these those with codes; all where
+    there are none. `names`: table -> its columns.
+    """
+    diagnoses = [path for path in paths if not _is_other(path)] or list(paths)
+    return [path for path in diagnoses if has_codes(names[path])] or diagnoses
 
 
 def _has_all(names: Sequence[str], wanted: Mapping[str, Collection[str]]) -> bool:
