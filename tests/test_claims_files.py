@@ -152,6 +152,46 @@ def test_sexes_that_are_not_understood_are_said(ingest: Ingest, raw: Path) -> No
     assert ingest(raw, workspace="v").has("sexes are written 0 and 1", "Write M and F")
 
 
+@pytest.mark.parametrize(
+    ("male", "female"),
+    [
+        ("1.0", "2.0"),
+        ("01", "02"),
+        ("1 - Male", "2 - Female"),
+        ("H", "F"),
+        ("M", "K"),
+        ("Masculino", "Feminino"),
+        ("男", "女"),
+        ("8507", "8532"),
+    ],
+)
+def test_sexes_as_countries_write_them(ingest: Ingest, raw: Path, male: str, female: str) -> None:
+    copy_case(raw, "00_control")
+    sexes = pl.Series("sex", [male, male, female] * 20)
+    read_patients().with_columns(sexes).write_csv(raw / "patients.csv")
+    ended = ingest(raw)
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert dict(cohort["sex"].value_counts().iter_rows()) == {1: 40, 2: 20}
+    assert not ended.has("sexes are")
+
+
+@pytest.mark.parametrize(
+    ("sexes", "numbers"),
+    [(("H", "M"), {1: 40, 2: 20}), (("V", "M"), {0: 60}), (("1.0", "0.0"), {1: 40, 0: 20})],
+)
+def test_sexes_that_mean_another_one_elsewhere_are_said(
+    ingest: Ingest, raw: Path, sexes: tuple[str, str], numbers: dict[int, int]
+) -> None:
+    """M is mujer beside H (hombre); beside V it is man (vrouw) or mujer (varón)."""
+    copy_case(raw, "00_control")
+    column = pl.Series("sex", [sexes[0], sexes[0], sexes[1]] * 20)
+    read_patients().with_columns(column).write_csv(raw / "patients.csv")
+    ended = ingest(raw)
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert dict(cohort["sex"].value_counts().iter_rows()) == numbers
+    assert ended.has("sexes are written", "Write M and F")
+
+
 def test_case_70_ends_in_three_commands(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "70_plain_doc_path")
     first = ingest(raw, "--default-source", "outpatient")
@@ -505,6 +545,62 @@ def test_several_columns_of_codes(ingest: Ingest, raw: Path) -> None:
     assert ingest(raw, workspace="numbered").count_cases() == ended.count_cases()
 
 
+WIDE_NAMES = {
+    "medicare": ("ICD_DGNS_CD1", "ICD_DGNS_CD2"),
+    "sweden": ("DIA1", "DIA2"),
+    "taiwan": ("ACODE_ICD9_1", "ACODE_ICD9_2"),
+    "state": ("odiag1", "odiag2"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_NAMES)
+@pytest.mark.parametrize("main", ["principal_dx", "HDIA", "PRNCPAL_DGNS_CD"])
+def test_a_main_diagnosis_beside_numbered_ones_is_named(
+    ingest: Ingest, raw: Path, name: str, main: str
+) -> None:
+    """Each row has three codes of its person; those of procedures are no diagnoses."""
+    copy_patients(raw)
+    names = [main, *WIDE_NAMES[name]]
+    claims = read_control().with_columns(n=pl.int_range(pl.len()).over("patient_id") // 3)
+    wide = claims.group_by("patient_id", "n", maintain_order=True).agg(
+        pl.col("date").first(),
+        *(pl.col("icd9").get(i, null_on_oob=True).alias(key) for i, key in enumerate(names)),
+    )
+    wide = wide.with_columns(ICD_PRCDR_CD1=pl.lit("3893"), ICD_DGNS_VRSN_CD1=pl.lit("9"))
+    wide.drop("n").write_csv(raw / "claims.csv")
+    first = ingest(raw)
+    assert first.has("1 column of codes is not read", f"'{main}'")
+    assert first.count_rows() == 540
+    columns = ",".join([*names[1:], main])
+    assert first.has("--col code=" + ",".join(f"'{key}'" for key in columns.split(",")))
+    followed = ingest(raw, "--col", f"code={columns}", workspace="followed")
+    assert (followed.code, followed.count_rows()) == (0, 840)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (("icd9", "icd10"), []),
+        (("ICD_10", "ICD-9"), []),
+        (("diag_icd9", "diag_icd10"), ["--col", "code=diag_icd9,diag_icd10"]),
+    ],
+)
+def test_columns_of_two_vocabularies_keep_them(
+    ingest: Ingest, raw: Path, columns: tuple[str, str], options: list[str]
+) -> None:
+    copy_patients(raw)
+    nine, ten = sorted(columns, key=lambda name: "10" in name)
+    claims = read_control().rename({"icd9": nine}).with_columns(pl.lit("").alias(ten))
+    later = pl.DataFrame({"patient_id": ["P0000"] * 3, "date": ["2008-01-02"] * 3, nine: [""] * 3})
+    later = later.with_columns(pl.Series(ten, ["I10", "E78.5", "J44.9"]))
+    pl.concat([claims, later]).select("patient_id", "date", *columns).write_csv(raw / "claims.csv")
+    ended = ingest(raw, *options)
+    assert ended.code == 0
+    events = pl.concat(list(open_cache(ended.workspace / "cache" / "pophr").events()))
+    codes = events["code"].str.extract(r"^(\w+)//").value_counts()
+    assert dict(codes.iter_rows()) == {"ICD9": 840, "ICD10": 3}
+
+
 @pytest.mark.parametrize("word", ["09", "9", "ICD9CM", "ICD-9-CM", "icd 9", "i9"])
 def test_words_of_vocabularies(ingest: Ingest, raw: Path, word: str) -> None:
     copy_patients(raw)
@@ -661,6 +757,74 @@ def test_deaths_in_a_table_apart(ingest: Ingest, raw: Path) -> None:
     day = (date(2007, 12, 31) - date(1970, 1, 1)).days
     cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
     assert cohort["death_day"].drop_nulls().to_list() == [day] * len(died)
+
+
+def test_deaths_and_observation_by_other_names(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    people = read_patients().with_columns(
+        enr_start=pl.lit("2005-01-01"), enr_end=pl.lit("2007-12-31"), fecha_defuncion=pl.lit("")
+    )
+    people = people.with_columns(
+        fecha_defuncion=pl.when(pl.int_range(pl.len()) < 9).then(pl.lit("2008-01-05"))
+    )
+    people.write_csv(raw / "patients.csv")
+    read = open_cache(ingest(raw).workspace / "cache" / "pophr").cohort()
+    facts = ["death_day", "obs_start", "obs_end"]
+    assert [read[name].count() for name in facts] == [9, 60, 60]
+    names = {"enr_start": "enrolled", "enr_end": "Enroll To", "fecha_defuncion": "exitus_day"}
+    people.rename(names).with_columns(region=pl.lit("north")).write_csv(raw / "patients.csv")
+    first = ingest(raw, workspace="v")
+    assert first.has("'exitus_day' may hold deaths, not read", "--col death='exitus_day'")
+    assert first.has(
+        "'enrolled' and 'Enroll To' may hold times of observation",
+        "--col obs_start=NAME --col obs_end=NAME",
+    )
+    assert not first.has("'region'")
+    options = ["death=exitus_day", "obs_start=enrolled", "obs_end=Enroll To"]
+    followed = ingest(raw, *(f"--col={text}" for text in options), workspace="followed")
+    cohort = open_cache(followed.workspace / "cache" / "pophr").cohort()
+    assert [cohort[name].count() for name in facts] == [9, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("claims.zip", "Unpack"),
+        ("claims.csv.xz", "Unpack"),
+        ("Claims 2005.xlsx", "Save"),
+        ("claims.rds", "Save"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(
+    ingest: Ingest, raw: Path, name: str, advice: str
+) -> None:
+    copy_patients(raw)
+    (raw / name).write_bytes(b"PK\x03\x04")
+    ended = ingest(raw)
+    assert ended.code == 4
+    assert ended.has(f"not read: '{name}'", advice)
+
+
+PCORNET = ("PATID", "ADMIT_DATE", "DX", "PX"), ("diagnosis", "procedures", "vital")
+SYNTHEA = ("PATIENT", "START", "CODE", "CODE"), ("conditions", "procedures", "observations")
+
+
+@pytest.mark.parametrize(("columns", "files"), [PCORNET, SYNTHEA])
+def test_tables_of_procedures_and_measurements_are_no_claims(
+    ingest: Ingest, raw: Path, columns: Sequence[str], files: Sequence[str]
+) -> None:
+    copy_patients(raw)
+    subject, day, code, other = columns
+    claims = read_control().select(
+        pl.col("patient_id").alias(subject), pl.col("date").alias(day), pl.col("icd9").alias(code)
+    )
+    claims.write_csv(raw / f"{files[0]}.csv")
+    apart = claims.rename({code: other}).with_columns(pl.lit("38.93").alias(other))
+    for name in files[1:]:
+        apart.write_csv(raw / f"{name}.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    assert ended.has("not read", f"'{files[1]}.csv'", f"'{files[2]}.csv'")
 
 
 def test_further_columns_of_codes_are_named(ingest: Ingest, raw: Path) -> None:

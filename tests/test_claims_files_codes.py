@@ -75,7 +75,13 @@ Ingest = Callable[..., Outcome]
 def ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ingest:
     """Runs the command as the README of the cases states it, on a copy or on lines of claims."""
 
-    def run(source: str | Sequence[str], *options: str, header: str = HEAD.strip()) -> Outcome:
+    def run(
+        source: str | Sequence[str],
+        *options: str,
+        header: str = HEAD.strip(),
+        patients: Sequence[str] = (),
+        people_header: str = "patient_id,birth_date",
+    ) -> Outcome:
         folder, workspace = (
             tmp_path / "source",
             tmp_path / f"workspace{len(list(tmp_path.iterdir()))}",
@@ -86,6 +92,8 @@ def ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ingest:
         else:
             folder.mkdir()
             (folder / "claims.csv").write_text("\n".join([header, *source]) + "\n")
+        if patients:
+            (folder / "patients.csv").write_text("\n".join([people_header, *patients]) + "\n")
         command = ["ingest", "pophr", str(folder), "--workspace", str(workspace)]
         command += ["--phecode-map", str(ICD9_MAP), "--phecode-map", str(ICD10_MAP)]
         command += ["--map-repair", "phecode-zeros", "--default-source", "physician"]
@@ -258,6 +266,15 @@ def read_column(tables: Tables, vocab: str, cells: Sequence[str], **options: Any
         ("icd9", "428 0", ["428.0"]),
         ("icd10", "E11,9", ["E11.9"]),
         ("icd10", "I 50.9", ["I50.9"]),
+        ("icd10", "E11.9 - Type 2 diabetes, without complications", ["E11.9"]),
+        ("icd10", "I10: Hypertension (primary)", ["I10"]),
+        ("icd10", "[E11.9] Diabetes", ["E11.9"]),
+        ("icd10", "Diabetes mellitus (E11.9)", ["E11.9"]),
+        ("icd10", "['E11.9', 'I10']", ["E11.9", "I10"]),
+        ("icd10", "{E11.9}", ["E11.9"]),
+        ("icd9", "250.00 - Diabetes", ["250.00"]),
+        ("icd10", "E11.9 - ruled out", ["bad_code"]),
+        ("icd10", "W99 - xyz unit", ["bad_code"]),
         ("icd10", "E10-E14", ["bad_code"]),  # a block
         ("icd10", "E10 - E14", ["bad_code"]),
         ("icd10", "I10 HTN", ["bad_code"]),
@@ -440,6 +457,97 @@ def test_numbers_of_programs_are_their_days(form: str, epoch: date, ticks: int) 
             number += ticks // 2
             assert dates.parse_day(f"{number}.0", form) == (day - date(1970, 1, 1)).days
     assert dates.parse_day("20050909", form) is None  # a date as it is
+
+
+@pytest.mark.parametrize(
+    "prefixes", [("ICD9CM:", "ICD10CM:"), ("ICD-9-CM ", "ICD-10 "), ("icd9|", "icd10|")]
+)
+def test_codes_behind_their_vocabularies(ingest: Ingest, prefixes: tuple[str, str]) -> None:
+    """As i2b2 has them, with codes of laboratories beside; E850 is in both vocabularies."""
+    codes = ["ICD9//250.00", "ICD9//E850.0", "ICD10//E85.0", "ICD10//I10", "ICD10//K21.9"]
+    texts = [prefixes[code.startswith("ICD10")] + code.partition("//")[2] for code in codes]
+    rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},{texts[i % 5]}" for i in range(60)]
+    rows += [f"p{i},2005-02-01,LOINC:2345-7" for i in range(6)]
+    header = "patient_id,date,code"
+    outcome = ingest(rows, "--rules", "none", "--min-codes", "1", header=header)
+    assert outcome.code == 0
+    families = Counter(code.replace("CM//", "//") for code in outcome.count_codes().elements())
+    assert families == Counter(dict.fromkeys(codes, 12))
+    assert "6 rows are of vocabularies without diagnoses" in outcome.screen
+
+
+WRITTEN_DATES = {  # form of strftime -> what the advice must name; "": read as it is
+    "%Y%m%d.0": "",
+    "%Y%m%d000000": "",
+    "%Y%m%d143059": "",
+    "%Y%j": "%Y%j",
+    "%Y年%m月%d日": "%Y年%m月%d日",
+    "%d%b%Y": "%d%b%Y",
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN_DATES)
+def test_dates_as_programs_write_them(ingest: Ingest, written: str) -> None:
+    days = [date(2005, 1, 20) + timedelta(13 * i) for i in range(60)]
+    rows = [f"p{i % 6},{day.strftime(written)},250.00" for i, day in enumerate(days)]
+    options = ["--rules", "none", "--keep-dates"]
+    header = "patient_id,date,icd9"
+    if form := WRITTEN_DATES[written]:
+        refused = ingest(rows, *options, header=header)
+        assert refused.code == 4
+        assert f"--date-format '{form}'" in refused.screen
+        options += ["--date-format", form]
+    outcome = ingest(rows, *options, header=header)
+    assert outcome.list_days() == [(day - date(1970, 1, 1)).days for day in days]
+
+
+@pytest.mark.parametrize(
+    ("texts", "advice"),
+    [
+        (["9 janv. 2005", "3 févr. 2006"], "Write them as YYYY-MM-DD"),
+        (["2005-W03-2", "2006-W11-1"], "Write them as YYYY-MM-DD"),
+        (["2548-03-04", "2549-05-06"], "2548 of the Buddhist calendar is 2005"),
+    ],
+)
+def test_dates_that_no_option_reads_are_to_be_written_again(
+    ingest: Ingest, texts: list[str], advice: str
+) -> None:
+    outcome = ingest([f"p{i},{text},250.00" for i in range(6) for text in texts])
+    assert outcome.code == 4
+    assert advice in outcome.screen
+    assert "--date-format" not in outcome.screen
+
+
+@pytest.mark.parametrize(
+    ("written", "form"), [("%m/%Y", "%m/%Y"), ("%Y%m", "yyyymm"), ("%Y%m%d.0", "")]
+)
+def test_births_have_one_advice(ingest: Ingest, written: str, form: str) -> None:
+    """Numbers of six or eight digits are no seconds of 1960 or 1970."""
+    births = [date(1930 + i % 40, 1 + i % 12, 1) for i in range(60)]
+    people = [f"P{i:04d},{birth.strftime(written)}" for i, birth in enumerate(births)]
+    options = ["--keep-dates"]
+    if form:
+        refused = ingest("00_control", *options, patients=people)
+        assert refused.code == 4
+        assert f"birth={form}" in refused.screen
+        assert "birth=sas" not in refused.screen
+        options += ["--date-format", f"birth={form}"]
+    outcome = ingest("00_control", *options, patients=people)
+    subjects = pl.concat(map(pl.read_parquet, outcome.cache.glob("subjects-*.parquet")))
+    expected = sorted((birth - date(1970, 1, 1)).days for birth in births)
+    assert sorted(subjects["birth_day"]) == expected
+
+
+@pytest.mark.parametrize("words", [("0", "1"), ("N", "Y")])
+def test_deaths_that_are_no_dates_have_an_advice(ingest: Ingest, words: tuple[str, str]) -> None:
+    people = [f"P{i:04d},{words[i % 6 == 0]}" for i in range(60)]
+    refused = ingest("00_control", patients=people, people_header="patient_id,death")
+    assert refused.code == 4
+    assert "rename the column if it holds no dates" in refused.screen
+    people = [f"P{i:04d},{'2008-01-05' if i % 6 == 0 else 'Alive'}" for i in range(60)]
+    outcome = ingest("00_control", patients=people, people_header="patient_id,death")
+    subjects = pl.concat(map(pl.read_parquet, outcome.cache.glob("subjects-*.parquet")))
+    assert subjects["death_day"].count() == 10
 
 
 @pytest.mark.parametrize(

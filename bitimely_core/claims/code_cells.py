@@ -17,6 +17,14 @@ MISSING = RowFault("missing", Reason.EMPTY_CODE)
 NOT_DIAGNOSED = RowFault("not_diagnosed", Reason.NOT_DIAGNOSED)
 FOREIGN = RowFault("bad_format", Reason.WRONG_VOCABULARY)  # a code of something else by its form
 
+BRACKETS = re.compile(r"[\[{(](.*)[\])}]")  # around a whole cell
+# a code with its title behind or before it: E11.9 - Diabetes, [E11.9] Diabetes, Diabetes (E11.9)
+TITLED = re.compile(
+    r"[\[(]?(?P<code>[A-Z]?\d[0-9A-Z.]{1,7})(?:[\])]|\s*[-–:=])\s*\D*[A-Z]{3}.*"
+    r"|.*[A-Z]{3}.*[\[(](?P<last>[A-Z]?\d[0-9A-Z.]{1,7})[\])]",
+    re.ASCII,
+)
+DOUBTED = re.compile(r"RULED? OUT|R/O|SUSPECTED|VERDACHT|AUSSCHLU|AUSGESCHL|EXCLUDED")
 # between codes: those that nothing else uses, and all; + and * are marks of ICD-10 elsewhere
 SURE_SEPARATOR = re.compile(r"[;,|\t\r\n]")
 SEPARATOR = re.compile(r"[;,|\t\r\n/&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
@@ -87,8 +95,8 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     Parts between blanks and slashes must all be known to the map, with their parents; of parts
     between semicolons, commas and bars one must be.
     """
-    text = (raw or "").strip(QUOTES).upper()
-    if text in codes.MISSING or not any(letter.isalnum() for letter in text):
+    text = _strip_cell(raw or "")
+    if _is_missing(text):
         return (CellCode(None, MISSING),)
     whole = _read_part(text, form, table)
     if whole.code is not None:
@@ -96,10 +104,30 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     parts = [_read_part(part, form, table) for part in _split_text(text)]
     read = [part.code for part in parts if part.code is not None]
     if not parts or len(read) < len(parts):
-        return (whole,)
+        return (_drop_code(_read_titled(text, form, table, whole)),)
     n_known = sum(bool(codes.find_phecodes(code, table)[0]) for code in read)
     needed = len(parts) if SURE_SEPARATOR.search(text) is None else min(1, len(parts) - 1)
     return tuple(map(_drop_code, parts)) if n_known >= needed else (whole,)
+
+
+def _strip_cell(raw: str) -> str:
+    """A cell in capitals, without quotes, blanks and brackets around it."""
+    text = raw.strip(QUOTES).upper()
+    bracketed = BRACKETS.fullmatch(text)
+    return bracketed[1].strip(QUOTES) if bracketed else text
+
+
+def _is_missing(text: str) -> bool:
+    return text in codes.MISSING or not any(letter.isalnum() for letter in text)
+
+
+def _read_titled(text: str, form: CodeForm, table: PhecodeTable, whole: CellCode) -> CellCode:
+    """The code of a cell that also holds its title, where the map knows it; else `whole`."""
+    match = TITLED.fullmatch(text)
+    if match is None or DOUBTED.search(text):
+        return whole
+    cell = _read_part(match["code"] or match["last"], form, table)
+    return cell if cell.code and codes.find_phecodes(cell.code, table)[0] else whole
 
 
 def _drop_code(cell: CellCode) -> CellCode:

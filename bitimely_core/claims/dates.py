@@ -24,7 +24,8 @@ CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
 DATE_FORMS = re.compile(
     rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?"
-    r"|([0-9]{4})([0-9]{2})([0-9]{2})"
+    # eight digits, as a number with a fraction of 0, or with a time of day: 20050909143000
+    r"|([0-9]{4})([0-9]{2})([0-9]{2})(?:\.0+|(?:[01][0-9]|2[0-3])(?:[0-5][0-9]){2})?"
 )
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
 # forms of numbers -> the days from their first day to 1970-01-01. They count days, or seconds or
@@ -32,19 +33,25 @@ ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts th
 EPOCHS = {"excel": 25569, "excel-1904": 24107, "sas": 3653, "stata": 3653, "unix": 0, "r": 0}
 SERIALS = ("excel", "excel-1904")  # of spreadsheets: days only
 TICKS = (1, 86_400, 86_400_000)  # of a day
+DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, seconds of three years
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
 NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH)
 ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
 NUMBER = re.compile(r"(-?[0-9]{1,14})(?:\.[0-9]+)?")
 # forms that an unknown one may have: orders of the letters of `strptime`, what separates them
 ORDERS = ("dmy", "mdy", "ymd", "ydm")
-GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}")
+GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}", "{}年{}月{}日")
+NO_GAP = re.compile(r"(%[dmyY]){3}")  # a form in which nothing parts day, month and year
+# of days of the year, and of months
+SHORT_FORMS = ("%Y%j", "%Y-%j", "%y%j", "%m/%Y", "%m.%Y", "%m-%Y", "%b-%Y", "%b %Y", "%B %Y")
 TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
 CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 # days that a form may read for it to be suggested
 PLAUSIBLE = range(date(1800, 1, 1).toordinal() - EPOCH, date(2100, 1, 1).toordinal() - EPOCH)
+# days of no source, shifted ones included; those of the Buddhist calendar are
+DISTANT = date(2400, 1, 1).toordinal() - EPOCH
 FIRST_CLAIM, FIRST_BIRTH, LAST_YEAR = 1980, 1890, datetime.now(UTC).year
 
 
@@ -78,7 +85,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
         if near is not None and "%y" in form:
             when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
         return to_day(when)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -113,15 +120,23 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     """The forms under which numbers are days of a range, each with its first and last year.
 
     Up to one number in twenty may be another day: a slip, or one that stands for an unknown date.
+    Numbers that are too large for days, and of all dates as seconds too small, count neither.
     """
     numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
+    forms = _list_possible_forms(numbers)
     years = {}
-    for form in NUMBER_FORMS if 2 * len(numbers) > len(texts) else ():
+    for form in forms if 2 * len(numbers) > len(texts) else ():
         read = [parse_day(number, form) for number in numbers]
         within = sorted(day for day in read if day is not None and day in days)
         if form not in ALIASES and len(within) >= 0.95 * len(numbers):
             years[form] = (get_year(within[0]), get_year(within[-1]))
     return years
+
+
+def _list_possible_forms(numbers: Sequence[str]) -> tuple[str, ...]:
+    """The forms of numbers without those that count, where these are too large or too small."""
+    counts_none = all(DAYS_BELOW < abs(float(number)) < SECONDS_ABOVE for number in numbers)
+    return (YEAR, YEAR_MONTH) if counts_none else NUMBER_FORMS
 
 
 def suggest_forms(texts: Sequence[str]) -> list[str]:
@@ -137,6 +152,7 @@ def suggest_forms(texts: Sequence[str]) -> list[str]:
 
 def _iter_date_forms() -> Iterator[str]:
     """`strptime` formats of dates without a time; a month in letters may be short or long."""
+    yield from SHORT_FORMS
     for order, gaps, month, year in itertools.product(ORDERS, GAPS, "mbB", "yY"):
         letters = order.replace("m", month).replace("y", year)
         yield gaps.format(*(f"%{letter}" for letter in letters))
@@ -146,10 +162,20 @@ def _choose_forms(forms: Iterable[str], texts: Sequence[str]) -> list[str]:
     """The formats that read a plausible day from most of the texts, and from more than half."""
     counts = {}
     for form in forms:
-        days = [parse_day(text, form) for text in texts]
+        days = [parse_day(text, form) for text in texts if _has_all_digits(text, form)]
         counts[form] = sum(day is not None and day in PLAUSIBLE for day in days)
     most = max(counts.values(), default=0)
     return [form for form, n in counts.items() if n == most] if 2 * most > len(texts) else []
+
+
+def _has_all_digits(text: str, form: str) -> bool:
+    """Whether a text has all digits of a form without marks between them: `strptime` reads
+    2005252, the day 252 of a year, as 25 February too.
+    """
+    if NO_GAP.match(form) is None:
+        return True
+    digits = re.match(r"[0-9]*", text)
+    return digits is not None and len(digits[0]) >= (8 if "%Y" in form else 6)
 
 
 def get_plausible(name: str) -> range:

@@ -19,7 +19,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
 
 MISSING = re.compile(
-    r"|\.[a-z_]?|na|n/a|nan|nat|<na>|null|none|nil|\\n|-|--|\?|unk|unknown|missing"
+    r"|\.[a-z_]?|na|n/a|nan|nat|<na>|null|none|nil|\\n|-|--|\?|unk|unknown|missing|alive"
     r"|(0000|9999)-(00|99)-(00|99).*|0{8}|9{8}|(00|99)([/.-])(00|99)\5(0000|9999|00|99)",
     re.IGNORECASE,
 )

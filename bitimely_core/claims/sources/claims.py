@@ -13,18 +13,24 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import PurePosixPath
 
 import polars as pl
 
 from bitimely_core.claims import dates, reversals
-from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
+from bitimely_core.claims.sources.code_columns import (
+    find_vocabulary,
+    find_wide_columns,
+    has_code_columns,
+    match_vocabularies,
+    report_other_codes,
+)
 from bitimely_core.claims.sources.columns import (
     DateCounts,
     assign_vocabulary,
@@ -61,6 +67,7 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
     parse_labels,
+    report_unread_dates,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
@@ -85,12 +92,9 @@ FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
-# names of columns of codes that differ by a number
-WIDE_COLUMN = re.compile(
-    r"(?:(?:i10_?)?dx|diag(?:nosis)?(?:_?(?:code|cd|icd_?9|icd_?10|4))?|(?:icd_?9_)?dgns_?cd)_?\d+",
-    re.IGNORECASE | re.ASCII,
-)
-CODE_COLUMN = re.compile(r"icd_?((?:9|10)(?:cm)?).*", re.IGNORECASE)  # whose name is a vocabulary
+# a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
+PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
+CODE_GROUP = 2
 FLOAT_ID = r"^(\d+)\.0+$"
 ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
@@ -101,6 +105,7 @@ class _BlockPlan:
     """How a block of a table of claims becomes events."""
 
     wide: Sequence[str]  # columns of codes where there are several
+    wide_vocabularies: Mapping[int, str]  # number of such a column -> the vocabulary of its name
     kinds: Mapping[str, str]  # word of the column `source`, in lower case -> a kind of claims
     vocabularies: Mapping[str, str]  # folded word of the column `vocab` -> a vocabulary
     form: str  # of dates
@@ -118,6 +123,7 @@ class _BlockPlan:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
         dropped: dict[str, int] = {}
+        events = self._split_prefixes(events)
         if self.since is not None:
             vocab = assign_vocabulary(events["date"], self.since, "icd9", "icd10")
             events = events.with_columns(vocab=vocab)
@@ -134,7 +140,33 @@ class _BlockPlan:
         if "position" in events.columns:
             position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
             events = events.with_columns(position)
-        return EventBlock(unpivot_codes(events, self.wide) if self.wide else events, dropped)
+        return EventBlock(self._unpivot(events) if self.wide else events, dropped)
+
+    def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in two columns."""
+        if "vocab" in events.columns or "code" not in events.columns or self.since is not None:
+            return events
+
+        def cut(text: str | None, group: int) -> str | None:
+            match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
+            is_stated = match is not None and words.fold_name(match[1]) in self.vocabularies
+            return match[group] if match and is_stated else text if group == CODE_GROUP else None
+
+        vocab = map_texts(events["code"], lambda text: cut(text, 1), pl.String)
+        if not vocab.count():
+            return events
+        code = map_texts(events["code"], lambda text: cut(text, CODE_GROUP), events["code"].dtype)
+        return events.with_columns(code.alias("code"), vocab.alias("vocab"))
+
+    def _unpivot(self, events: pl.DataFrame) -> pl.DataFrame:
+        """One row for each code, with the vocabulary that its column states where no other does."""
+        events = unpivot_codes(events, self.wide)
+        if not self.wide_vocabularies or "vocab" in events.columns:
+            return events
+        vocab = pl.col("position").replace_strict(
+            self.wide_vocabularies, default=None, return_dtype=pl.String
+        )
+        return events.with_columns(vocab=vocab)
 
 
 def _drop_other_vocabularies(events: pl.DataFrame) -> pl.DataFrame:
@@ -178,7 +210,8 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
     needed = {key: wanted[key] for key in ("subject", "date")}
-    files = find_plain_files(source, needed, {MAP_FILE})
+    has_codes = partial(has_code_columns, accepted=wanted["code"], pattern=renamed.get("code"))
+    files = find_plain_files(source, needed, {MAP_FILE}, has_codes)
     source_tables, survey = _open_events(source, files.claims, renamed, options)
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
@@ -228,9 +261,7 @@ def _open_events_table(
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = _find_stated_vocabulary(names, renamed, meanings)
-    wide = _find_wide_columns(names, renamed.get("code"))
-    if not wide and "code" not in renamed:
-        _refuse_two_code_columns(names, file)
+    wide = find_wide_columns(names, renamed.get("code"))
     constants = _find_constants(file, names, wanted)
     unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}
     wanted = _drop_columns(wanted, unneeded, renamed)
@@ -243,6 +274,7 @@ def _open_events_table(
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
+        wide_vocabularies=match_vocabularies(wide) if constant is None and since is None else {},
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
         form=parse_date_forms(options)["date"],
@@ -264,11 +296,11 @@ def _open_events_table(
     findings = [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(file, names, table.columns, wanted, renamed),
-        *([] if wide or "code" in renamed else _report_other_codes(table, names)),
+        *report_other_codes(table, names, wide),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
-    return events, _find_vocabulary(code_name, constant, since), findings
+    return events, find_vocabulary(code_name, constant, since), findings
 
 
 def _find_stated_vocabulary(
@@ -408,93 +440,10 @@ def _report_choice(
     return findings
 
 
-def _report_other_codes(table: OpenTable, names: Sequence[str]) -> list[Finding]:
-    """A warning of columns that are called as diagnoses and hold codes, but are not read."""
-    unread = set(names) - set(table.columns.values())
-    alike = {name: name for name in words.find_lookalikes("diagnosis", sorted(unread))}
-    if not alike:
-        return []
-    first = next(iter(table._replace(columns=alike).read_blocks()), pl.DataFrame())
-    others = [name for name in alike if name in first.columns and _holds_codes(first[name])]
-    read = safe_text(table.columns["code"])
-    listed = " and ".join(map(safe_text, others))
-    return warn_of_rows(
-        len(others),
-        Reason.HEADER,
-        "columns of codes are not read",
-        f"{listed}; the code is read from {read}",
-        hint=f"Give --col code={','.join([read, *map(safe_text, others)])} to read all of them",
-        file=table.file,
-        row=1,
-    )
-
-
-def _holds_codes(cells: pl.Series) -> bool:
-    """Whether most of the first texts of a column have the form of a code of a diagnosis."""
-    texts = cells.cast(pl.String).drop_nulls().head(ID_ROWS).to_list()
-    coded = [text for text in texts if any(normalise_code(text, vocab)[0] for vocab in FAMILIES)]
-    return 2 * len(coded) > len(texts)
-
-
-def _refuse_two_code_columns(names: Collection[str], file: str) -> None:
-    """Raises UserError: schema for a table with columns for both ICD-9 and ICD-10."""
-    both = [name for name in names if name.lower() in {"icd9", "icd10"}]
-    if len(both) > 1:
-        raise input_error(
-            Reason.SCHEMA,
-            f"the columns {' and '.join(map(safe_text, both))} both hold codes",
-            "expected one column",
-            "Choose one with --col code=NAME",
-            file=file,
-        )
-
-
-def _find_vocabulary(
-    code_column: str, constant: str | None, since: int | None
-) -> tuple[str, Stated]:
-    """The vocabulary of rows without one, and what states it."""
-    match = CODE_COLUMN.fullmatch(code_column)
-    by_name = f"icd{match[1].lower()}" if match else None
-    if constant or since is not None:
-        return constant or by_name or "icd9", "surely"
-    return (by_name, "by name") if by_name else ("icd9", "nowhere")
-
-
 def _list_categories(table: OpenTable) -> tuple[str, ...]:
     """Columns whose texts repeat, and that are not read for another purpose as well."""
     others = {name for key, name in table.columns.items() if key not in FEW_TEXTS}
     return tuple({table.columns[key] for key in FEW_TEXTS & set(table.columns)} - others)
-
-
-def _find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
-    """The columns of codes, ordered by number, of a table with several.
-
-    `pattern`: of their names, as of files, or names with commas between them; a name without either
-    is that of a single column.
-    """
-    if pattern is None:
-        if any(name.lower() in EVENT_COLUMNS["code"] for name in names):
-            return ()
-        wide = list(filter(WIDE_COLUMN.fullmatch, names))
-        return tuple(sorted(wide, key=_list_numbers))
-    if not re.search(r"[*?\[,]", pattern):
-        return ()
-    parts = [part.strip() for part in pattern.split(",")]
-    wide = []
-    for part in parts:
-        matches = [name for name in names if fnmatchcase(name.lower(), part.lower())]
-        if not matches:
-            raise usage_error(
-                f"--col code={safe_text(part)} names no column",
-                f"found {', '.join(map(safe_text, names[:60]))}",
-            )
-        wide += sorted(matches, key=_list_numbers)
-    return tuple(dict.fromkeys(wide))
-
-
-def _list_numbers(name: str) -> list[int]:
-    """Sort key of names that differ by a number: dx2 comes before dx10."""
-    return list(map(int, re.findall(r"\d+", name)))
 
 
 def _read_patients(
@@ -540,6 +489,7 @@ def _read_patient_tables(
         )
         frames.append(_read_ids(table, "subject", accounts))
         accounts.findings += report_spelling(file, table.columns, wanted)
+        accounts.findings += report_unread_dates(table)
         names = list(tables.read_names(table.path, delimiter=table.delimiter))
         columns = table.columns
     frame = keep_unique_rows(pl.concat(frames, how="diagonal"), files[0], accounts, "subject")

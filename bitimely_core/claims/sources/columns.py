@@ -16,7 +16,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
-from bitimely_core.claims.unknown_dates import MISSING
+from bitimely_core.claims.unknown_dates import DEFAULTS, MISSING
 from bitimely_core.errors import (
     Finding,
     Place,
@@ -244,6 +244,7 @@ class DateCounts:
     good: int = 0  # rows with a readable date
     bad: int = 0  # rows with another text
     samples: list[str] = field(default_factory=list)  # some of the other texts
+    distant: int = 0  # rows of years of another calendar
     zoned: int = 0  # rows that state a zone
     last: int | None = None  # day
 
@@ -259,6 +260,8 @@ class DateCounts:
         unread = int(odd["rows"].sum())
         self.bad += unread
         self.good += column.count() - unread - missing
+        is_distant = (days >= dates.DISTANT) & ~days.is_in(list(DEFAULTS))
+        self.distant += int(counts.filter(is_distant)["rows"].sum())
         is_zoned = pl.col("text").str.strip_chars().str.contains(dates.ZONED)
         self.zoned += int(counts.filter(is_zoned)["rows"].sum())
         wanted = min(odd.height, DATE_SAMPLES - len(self.samples))
@@ -305,8 +308,9 @@ def report_spelling(
 
 
 def _advise_forms(samples: Sequence[str], name: str) -> str:
-    """The options that read some dates, those for numbers with the years that they give; of dates
-    of subjects for their column alone, since those of the claims may have another form.
+    """What to do about some dates: the options that read them, those for numbers with the years
+    that they give; of dates of subjects for their column alone, since those of the claims may have
+    another form.
     """
     column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
     years = dates.list_number_forms(samples, dates.get_plausible(name))
@@ -316,28 +320,38 @@ def _advise_forms(samples: Sequence[str], name: str) -> str:
             for form, (first, last) in years.items()
         ]
     else:
-        forms = dates.suggest_forms(samples)[:3] or ["%d/%m/%Y"]
-        flags = [f"--date-format '{column}{form}'" for form in forms]
-    return " or ".join(flags)
+        flags = [f"--date-format '{column}{form}'" for form in dates.suggest_forms(samples)[:3]]
+    if not flags:
+        other = ", or rename the column if it holds no dates" if column else ""
+        return f"Write them as YYYY-MM-DD{other}"
+    return f"Give their form, as {' or '.join(flags)}"
 
 
 def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
-    """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days.
+    """Refuse a column of dates most of which are in an unknown form, as 02/03/04, which may be six
+    days, or of years of another calendar.
 
     Raises UserError: date.
     """
+    place: Place = {"file": file, "field": name}
+    if counts.distant > counts.good / 2:
+        raise input_error(
+            Reason.DATE,
+            f"{counts.distant} of {counts.good + counts.bad} dates are of years after 2400",
+            "expected years of the common era",
+            "Write them so: 2548 of the Buddhist calendar is 2005",
+            **place,
+        )
     if counts.bad <= counts.good:
         return
     # no date of a patient is shown
     shape = re.sub(r"\d", "9", counts.samples[0].strip()[:DATE_CHARACTERS])
     shape = safe_text(re.sub(r"[^\W\d_]", "x", shape))
-    flags = _advise_forms(counts.samples, name)
     rows = f"{counts.bad} of {counts.good + counts.bad} dates are in an unknown form"
     raise input_error(
         Reason.DATE,
         f"{rows} (they look like {shape})",
         "expected YYYY-MM-DD or YYYYMMDD",
-        f"Give their form, as {flags}",
-        file=file,
-        field=name,
+        _advise_forms(counts.samples, name),
+        **place,
     )

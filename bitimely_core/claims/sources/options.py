@@ -74,13 +74,16 @@ def parse_date_forms(options: ClaimsOptions) -> dict[str, str]:
 
 
 def _check_date_form(form: str) -> None:
-    """Raises UserError (config, exit 2) for a form that does not show day, month and year."""
+    """Raises UserError (config, exit 2) for a form that does not show month and year."""
     if not form or form in dates.NUMBER_FORMS:
         return
     with suppress(ValueError):
-        if dates.parse_day(SAMPLE_DATE.strftime(form), form) == dates.to_day(SAMPLE_DATE):
+        days = {dates.to_day(when) for when in (SAMPLE_DATE, SAMPLE_DATE.replace(day=1))}
+        if dates.parse_day(SAMPLE_DATE.strftime(form), form) in days:
             return
-    expected = "expected day, month and year in the letters of strptime, as %d/%m/%Y"
+    expected = (
+        "expected day, month and year, or the last two, in the letters of strptime, as %d/%m/%Y"
+    )
     expected += f", or {', '.join(dates.NUMBER_FORMS)}"
     raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -24,6 +24,13 @@ PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written i
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
 ROLES = ("patients", "labels", "deaths")
 LISTED = 5  # files that a message names
+OTHER_FORMATS = {  # what to do -> endings
+    "Unpack the files": (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz", ".tar.gz"),
+    "Save the tables as .csv or .parquet, with codes as text": (
+        *(".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".ndjson", ".rds"),
+        *(".rdata", ".db", ".sqlite", ".duckdb", ".avro", ".orc", ".mdb", ".accdb"),
+    ),
+}
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
 
 
@@ -64,15 +71,18 @@ def list_partitions(path: str) -> dict[str, str]:
 
 
 def find_plain_files(
-    source: Source, wanted: Mapping[str, Collection[str]], others: Collection[str] = ()
+    source: Source,
+    wanted: Mapping[str, Collection[str]],
+    others: Collection[str],
+    has_codes: Callable[[Sequence[str]], bool],
 ) -> PlainFiles:
     """The tables of a folder.
 
     Args:
         source: the folder.
-        wanted: subject, date and code -> accepted names of their columns; code has none where a
-            pattern names it.
+        wanted: subject and date -> accepted names of their columns.
         others: names of files that are no tables of this kind.
+        has_codes: whether columns of these names hold codes.
 
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
@@ -81,10 +91,11 @@ def find_plain_files(
         _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
     ]
     rest = {name: files for name, files in groups.items() if files not in roles}
-    claims = _choose_claims(source, rest, wanted)
+    claims = _choose_claims(source, rest, wanted, has_codes)
     for files in (claims, *roles):
         _refuse_copies(files)
     if not claims:
+        _refuse_other_formats(source)
         raise input_error(
             Reason.NO_INPUT,
             f"no claims{{{','.join(ENDINGS[:3])}}} among {len(source.files)} files, and no table "
@@ -94,6 +105,17 @@ def find_plain_files(
         )
     unread = set(itertools.chain(*rest.values())) - set(claims)
     return PlainFiles(claims, patients, labels, deaths, sorted(unread))
+
+
+def _refuse_other_formats(source: Source) -> None:
+    """Raises UserError: no_input, for tables in formats that are not read here."""
+    for hint, endings in OTHER_FORMATS.items():
+        files = [path for path in sorted(source.files) if path.lower().endswith(endings)]
+        if files:
+            listed = ", ".join(map(safe_text, files[:LISTED]))
+            raise input_error(
+                Reason.NO_INPUT, f"not read: {listed}, and no other claims", hint=hint
+            )
 
 
 def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
@@ -106,15 +128,44 @@ def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str
 
 
 def _choose_claims(
-    source: Source, groups: Mapping[str, list[str]], wanted: Mapping[str, Collection[str]]
+    source: Source,
+    groups: Mapping[str, list[str]],
+    wanted: Mapping[str, Collection[str]],
+    has_codes: Callable[[Sequence[str]], bool],
 ) -> list[str]:
-    """The files of claims by name, else by their columns; a single table without these is taken
-    too, so that what it lacks is said when it is opened.
+    """The files of claims by name, else by their columns, best with codes and not of procedures,
+    drugs or measurements by name; a single table without these is taken too, so that what it lacks
+    is said when it is opened.
     """
     paths = list(itertools.chain(*groups.values()))
-    by_name = [path for name in groups if CLAIMS_NAME.fullmatch(name) for path in groups[name]]
-    by_columns = by_name or [path for path in paths if _has_columns(source, path, wanted)]
-    return by_columns or (paths if len(paths) == 1 else [])
+    claims = filter(CLAIMS_NAME.fullmatch, groups)
+    if by_name := list(itertools.chain(*map(groups.__getitem__, claims))):
+        return by_name
+    names = {path: _list_columns(source, path) for path in paths}
+    dated = [path for path in paths if _has_all(names[path], wanted)]
+    return _keep_diagnoses(dated, names, has_codes) or (paths if len(paths) == 1 else [])
+
+
+def _keep_diagnoses(
+    paths: Sequence[str],
+    names: Mapping[str, Sequence[str]],
+    has_codes: Callable[[Sequence[str]], bool],
+) -> list[str]:
+    """The tables that are not of something else by name, and of these those with codes; all where
+    there are none. `names`: table -> its columns.
+    """
+    diagnoses = [path for path in paths if not _is_other(path)] or list(paths)
+    return [path for path in diagnoses if has_codes(names[path])] or diagnoses
+
+
+def _has_all(names: Sequence[str], wanted: Mapping[str, Collection[str]]) -> bool:
+    """Whether a table has a column for each key."""
+    return all(find_names(names, list(accepted)) for accepted in wanted.values())
+
+
+def _is_other(path: str) -> bool:
+    """Whether a table holds no diagnoses, by its name: procedures_2005."""
+    return re.sub(r"[\W\d_]+$", "", name_table(path)) in words.WORDS["tables"]["others"]
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
@@ -122,16 +173,15 @@ def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[s
     return next((groups[name] for name in names if name in groups), [])
 
 
-def _has_columns(source: Source, path: str, wanted: Mapping[str, Collection[str]]) -> bool:
-    """Whether a table has a column for each key. One that cannot be read has none."""
+def _list_columns(source: Source, path: str) -> list[str]:
+    """The columns of a table and its partitions; none of one that cannot be read."""
     try:
         file = source.path(path)
-        names = [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
+        return [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise
-        return False
-    return all(find_names(names, list(accepted)) for accepted in wanted.values() if accepted)
+        return []
 
 
 def _refuse_copies(files: Collection[str]) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,12 +21,31 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.source_table import count_dropped
+from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.formats import tables
 from bitimely_core.types import SourceRows
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
 SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").items()}
+# words that mean one thing beside one word and another beside another -> what they mean together
+# and what is said of it
+PAIRED_SEXES = {
+    ("0", "1"): ({}, "1 is taken for male, 0 for unknown"),
+    ("h", "m"): ({"h": 1, "m": 2}, "H is taken for male, M for female (hombre and mujer)"),
+    ("m", "v"): (
+        {"m": 0, "v": 0},
+        "they may be man and vrouw, or mujer and varón: they count as unknown",
+    ),
+}
+NUMBER = r"^0*(\d)(\.0+)?$"  # of a sex: 01, 1.0
+# columns of dates that are often called otherwise -> what they may hold, the options that name them
+UNREAD_DATES = {
+    "death": ("deaths", "--col death={}"),
+    "obs_start": ("times of observation", "--col obs_start=NAME --col obs_end=NAME"),
+}
+DATE_LIKE = r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b"
+SAMPLE_ROWS = 200  # by which a column is judged
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
@@ -140,11 +160,44 @@ def make_subjects(
         accounts.findings += warn_of_rows(
             counts.bad, Reason.METADATA, problem, "they count as unknown", file=file, field=name
         )
-    accounts.findings += _report_sexes(frame["sex"], file)
-    sex = pl.col("sex")
-    numbers = sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)
-    stated = pl.when(sex.is_not_null()).then(numbers)
-    return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex=stated)
+    sex, findings = _read_sexes(frame["sex"], file)
+    accounts.findings += findings
+    return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex)
+
+
+def report_unread_dates(table: OpenTable) -> list[Finding]:
+    """Warnings of columns of a table of subjects that are called as deaths or times of observation
+    and hold dates, but are not read.
+    """
+    names = tables.read_names(table.path, delimiter=table.delimiter)
+    unread = [name for name in names if name not in table.columns.values()]
+    return [
+        input_warning(
+            Reason.HEADER,
+            f"{' and '.join(map(safe_text, dated))} may hold {meaning}",
+            "not read",
+            f"Give {options.format(safe_text(dated[0]))}",
+            file=table.file,
+            row=1,
+        )
+        for key, (meaning, options) in UNREAD_DATES.items()
+        if key not in table.columns and (dated := _find_dated(table, key, unread))
+    ]
+
+
+def _find_dated(table: OpenTable, key: str, names: Sequence[str]) -> list[str]:
+    """The columns, of some, that are called like those of `key` and hold dates."""
+    alike = {name: name for name in words.find_lookalikes(key, names)}
+    blocks = table._replace(columns=alike).read_blocks() if alike else iter(())
+    first = next(blocks, pl.DataFrame())
+    return [name for name in alike if name in first.columns and _holds_dates(first[name])]
+
+
+def _holds_dates(cells: pl.Series) -> bool:
+    """Whether most of the first texts of a column look like dates."""
+    texts = cells.cast(pl.String).drop_nulls().head(SAMPLE_ROWS)
+    texts = texts.filter([not unknown_dates.MISSING.fullmatch(text) for text in texts])
+    return texts.len() > 0 and 2 * int(texts.str.contains(DATE_LIKE).sum()) > texts.len()
 
 
 def _holds_years(texts: pl.Series) -> bool:
@@ -184,23 +237,46 @@ def _blank_unknown_dates(
     return unknown_dates.blank_dates(texts, unknown)
 
 
-def _report_sexes(column: pl.Series, file: str) -> list[Finding]:
-    """Warnings of words that are no known sex, and of numbers that may count from 0."""
-    counts = column.str.to_lowercase().drop_nulls().value_counts(name="rows", sort=True)
-    present = set(counts["sex"])
-    if {"0", "1"} <= present and not present & {"2", "m", "f"}:
-        problem = "sexes are written 0 and 1: 1 is taken for male, 0 for unknown"
-        finding = input_warning(
-            Reason.METADATA, problem, "", "Write M and F", file=file, field="sex"
-        )
-        return [finding]
-    odd = counts.filter(~pl.col("sex").is_in(list(SEXES)))
+def _read_sexes(column: pl.Series, file: str) -> tuple[pl.Series, list[Finding]]:
+    """The numbers of `SEX_NUMBERS` of a column of words, null where it is empty, and warnings of
+    words that are no known sex or that mean another one elsewhere.
+    """
+    lower = column.str.strip_chars().str.to_lowercase().str.replace(NUMBER, "$1")
+    counts = lower.drop_nulls().value_counts(name="rows", sort=True)
+    numbers = {word: parse_sex(word) for word in counts["sex"]}
+    findings = []
+    for pair, (meanings, rule) in PAIRED_SEXES.items():
+        if set(pair) <= numbers.keys() and 2 not in numbers.values():
+            numbers |= meanings
+            problem = f"sexes are written {' and '.join(map(str.upper, pair))}: {rule}"
+            findings.append(
+                input_warning(Reason.METADATA, problem, "", "Write M and F", file=file, field="sex")
+            )
+    odd = counts.filter([numbers[word] is None for word in counts["sex"]])
     frequent = odd.filter(pl.col("rows") >= SHOWN_ROWS)["sex"].head(EXAMPLES)
     examples = f" ({', '.join(map(safe_text, frequent))})" if frequent.len() else ""
-    problem = f"of {column.count()} sexes are not understood{examples}"
-    rule = "they count as unknown: known are M, F, male, female, 1, 2"
-    number = int(odd["rows"].sum())
-    return warn_of_rows(number, Reason.METADATA, problem, rule, file=file, field="sex")
+    findings += warn_of_rows(
+        int(odd["rows"].sum()),
+        Reason.METADATA,
+        f"of {column.count()} sexes are not understood{examples}",
+        "they count as unknown: known are M, F, male, female, 1, 2",
+        hint="Write M and F",
+        file=file,
+        field="sex",
+    )
+    filled = {word: number or 0 for word, number in numbers.items()}
+    return lower.replace_strict(filled, default=None, return_dtype=pl.UInt8), findings
+
+
+def parse_sex(text: str) -> int | None:
+    """The number of a sex in lower case, also with its code: male, 1 - male; None where the text is
+    not understood.
+    """
+    if text in SEXES:
+        return SEXES[text]
+    numbers = {SEXES.get(part) for part in re.findall(r"\w+", text)}
+    sure = numbers - {SEX_NUMBERS["unknown"]}
+    return sure.pop() if len(sure) == 1 else None
 
 
 def parse_labels(

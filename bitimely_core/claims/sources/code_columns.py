@@ -1,0 +1,136 @@
+"""Finds the columns of codes of a table of claims, and the vocabularies that their names state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+
+import polars as pl
+
+from bitimely_core.claims.codes import FAMILIES, normalise_code
+from bitimely_core.claims.sources import words
+from bitimely_core.claims.sources.columns import find_names, warn_of_rows
+from bitimely_core.claims.sources.source_table import OpenTable, Stated
+from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
+
+CODE_NAMES = words.WORDS["claims"]["code"]
+NUMBERED = re.compile(r"(.*?\D)[\W_]?\d+", re.ASCII)  # a name of a series: DIAG_4_01
+STEMS = set(words.WORDS["wide"]["stems"])  # of the names of such series, folded
+VOCABULARY = re.compile(
+    r"(?:icd|cim|cie|(?<![^\W_])i)[\W_]*(9|10)(?!\d)[\W_]*(cm)?", re.IGNORECASE | re.ASCII
+)
+ROWS = 200  # by which it is known whether a column holds codes
+
+
+def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
+    """The columns of codes of a table with several: a series with numbers, or one for ICD-9 beside
+    one for ICD-10.
+
+    `pattern`: of their names, as of files, or names with commas between them; a name without either
+    is that of a single column.
+    """
+    if pattern is not None:
+        return _match_pattern(names, pattern)
+    both = [name for name in names if words.fold_name(name) in {"icd9", "icd10"}]
+    if len(both) > 1:
+        return tuple(both)
+    if any(name.lower() in CODE_NAMES for name in names):
+        return ()
+    return tuple(sorted(filter(_is_numbered, names), key=_list_numbers))
+
+
+def has_code_columns(names: Sequence[str], accepted: Sequence[str], pattern: str | None) -> bool:
+    """Whether a table has columns of codes: of accepted names, or as `find_wide_columns`."""
+    with suppress(UserError):
+        return bool(find_names(names, accepted) or find_wide_columns(names, pattern))
+    return False
+
+
+def _is_numbered(name: str) -> bool:
+    """Whether a name is one of a series of columns of codes."""
+    match = NUMBERED.fullmatch(name)
+    return match is not None and words.fold_name(match[1]) in STEMS
+
+
+def _match_pattern(names: Sequence[str], pattern: str) -> tuple[str, ...]:
+    """The columns that `--col code=PATTERN` names. Raises UserError: config (exit 2)."""
+    if not re.search(r"[*?\[,]", pattern):
+        return ()
+    wide = list[str]()
+    for part in map(str.strip, pattern.split(",")):
+        matches = [name for name in names if fnmatchcase(name.lower(), part.lower())]
+        if not matches:
+            raise usage_error(
+                f"--col code={safe_text(part)} names no column",
+                f"found {', '.join(map(safe_text, names[:60]))}",
+            )
+        wide += sorted(matches, key=_list_numbers)
+    return tuple(dict.fromkeys(wide))
+
+
+def _list_numbers(name: str) -> list[int]:
+    """Sort key of names that differ by a number: dx2 comes before dx10."""
+    return list(map(int, re.findall(r"\d+", name)))
+
+
+def match_vocabularies(columns: Sequence[str]) -> dict[int, str]:
+    """Number of a column of codes, from 1 on -> the vocabulary that its name states; {} where not
+    all state one, or all the same.
+    """
+    stated = [_match_name(name) for name in columns]
+    if None in stated or len(set(stated)) < 2:
+        return {}
+    return {i: vocab for i, vocab in enumerate(stated, 1) if vocab}
+
+
+def _match_name(column: str) -> str | None:
+    """The vocabulary that the name of a column states."""
+    match = VOCABULARY.search(column)
+    return f"icd{match[1]}{(match[2] or '').lower()}" if match else None
+
+
+def find_vocabulary(
+    code_column: str, constant: str | None, since: int | None
+) -> tuple[str, Stated]:
+    """The vocabulary of rows without one, and what states it."""
+    by_name = _match_name(code_column)
+    if constant or since is not None:
+        return constant or by_name or "icd9", "surely"
+    return (by_name, "by name") if by_name else ("icd9", "nowhere")
+
+
+def report_other_codes(
+    table: OpenTable, names: Sequence[str], wide: Sequence[str]
+) -> list[Finding]:
+    """A warning of columns that are called as diagnoses and hold codes, but are not read.
+
+    `wide`: the columns of codes that are read where there are several.
+    """
+    read = [*wide] or [table.columns["code"]]
+    unread = [name for name in names if name not in {*read, *table.columns.values()}]
+    named = {*words.find_lookalikes("diagnosis", unread), *filter(_is_numbered, unread)}
+    alike = {name: name for name in unread if name in named}
+    if not alike:
+        return []
+    first = next(iter(table._replace(columns=alike).read_blocks()), pl.DataFrame())
+    others = [name for name in alike if name in first.columns and _holds_codes(first[name])]
+    listed = " and ".join(map(safe_text, others))
+    sources = f"{safe_text(read[0])}{' and others like it' if wide else ''}"
+    return warn_of_rows(
+        len(others),
+        Reason.HEADER,
+        "columns of codes are not read",
+        f"{listed}; the code is read from {sources}",
+        hint=f"Give --col code={','.join(map(safe_text, [*read, *others]))} to read all of them",
+        file=table.file,
+        row=1,
+    )
+
+
+def _holds_codes(cells: pl.Series) -> bool:
+    """Whether most of the first texts of a column have the form of a code of a diagnosis."""
+    texts = cells.cast(pl.String).drop_nulls().head(ROWS).to_list()
+    coded = [text for text in texts if any(normalise_code(text, vocab)[0] for vocab in FAMILIES)]
+    return 2 * len(coded) > len(texts)
