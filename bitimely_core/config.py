@@ -232,8 +232,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="Arithmetic of the training; "
-        "auto: bf16 with a core in bf16 on CUDA from capability 8.0, and for stacks of 200 "
-        "features or more on a CPU with AMX; else fp32.",
+        "auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32.",
     )
     core_precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="Arithmetic of the retention core under precision bf16."

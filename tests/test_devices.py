@@ -86,30 +86,6 @@ def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
             resolve_precision(loop.TrainConfig(precision="tf32", device=device))
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "width", "device", "precision"),
-    [
-        ({"amx_bf16": True, "avx512_bf16": True}, 240, "auto", "bf16"),
-        ({"amx_bf16": True, "avx512_bf16": True}, 240, "cpu", "bf16"),
-        ({"amx_bf16": True, "avx512_bf16": True}, 64, "cpu", "fp32"),
-        ({"amx_bf16": False, "avx512_bf16": True}, 320, "cpu", "fp32"),
-        ({"architecture": "aarch64"}, 320, "cpu", "fp32"),
-    ],
-)
-def test_wide_stacks_have_bf16_on_a_cpu_that_multiplies_in_it(
-    capabilities: dict[str, Any],
-    width: int,
-    device: str,
-    precision: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    found = resolve_precision(loop.TrainConfig(device=device), width)
-    assert (found.precision, found.core_precision) == (precision, precision)
-
-
 def test_float32_on_cuda_is_float32_outside_of_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

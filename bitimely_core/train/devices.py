@@ -21,8 +21,6 @@ from bitimely_core.ops import operator
 from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.train.distributed import get_world_size
 
-WIDE = 200  # features of a layer from which bf16 saves time on a CPU with AMX
-
 
 @contextmanager
 def restore_model(model: nn.Module, device: torch.device) -> Iterator[None]:
@@ -100,9 +98,8 @@ def _is_on_cuda(config: TrainConfig) -> bool:
     ) and torch.cuda.is_available()
 
 
-def resolve_precision(config: TrainConfig, width: int = 0) -> TrainConfig:
-    """The settings of [train] with `precision` auto replaced by what it is on their device, for a
-    stack of layers of `width` features (0: a model of another kind).
+def resolve_precision(config: TrainConfig) -> TrainConfig:
+    """The settings of [train] with `precision` auto replaced by what it is on their device.
 
     Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
     """
@@ -114,21 +111,11 @@ def resolve_precision(config: TrainConfig, width: int = 0) -> TrainConfig:
         )
     if config.precision != "auto":
         return config
+    # not on CPUs with AMX, where bf16 is faster: rates are missed by more (docs/decisions/010)
+    fast = _is_on_cuda(config) and torch.cuda.get_device_capability() >= (8, 0)
     return config.model_copy(
-        update={"precision": "bf16", "core_precision": "bf16"}
-        if _gains_from_bf16(config, width)
-        else {"precision": "fp32"}
+        update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"}
     )
-
-
-def _gains_from_bf16(config: TrainConfig, width: int) -> bool:
-    """CUDA has products in bf16 from capability 8.0. A CPU needs AMX: without it, or for narrow
-    layers, casts cost more than the products save (`python benchmarks/precision.py`).
-    """
-    if _is_on_cuda(config):
-        return torch.cuda.get_device_capability() >= (8, 0)
-    on_cpu = config.device == "cpu" or (config.device == "auto" and _choose_device() == "cpu")
-    return on_cpu and width >= WIDE and bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def resolve_compile(
@@ -168,12 +155,11 @@ def resolve_arithmetic(settings: Settings) -> Settings:
     """`resolve_precision` and `resolve_compile` of all settings: a core of retention has the
     precision of [train].
     """
-    model = settings.model
+    train, model = resolve_precision(settings.train), settings.model
     stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {
         "retention",
         "attention",
     }
-    train = resolve_precision(settings.train, model.dim if stack else 0)
     train = resolve_compile(
         train, torch.device("cuda" if _is_on_cuda(train) else "cpu"), stack=stack
     )[0]
