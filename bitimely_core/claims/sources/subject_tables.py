@@ -196,8 +196,9 @@ def _find_dated(table: OpenTable, key: str, names: Sequence[str]) -> list[str]:
 def _holds_dates(cells: pl.Series) -> bool:
     """Whether most of the first texts of a column look like dates."""
     texts = cells.cast(pl.String).drop_nulls().head(SAMPLE_ROWS)
-    texts = texts.filter([not unknown_dates.MISSING.fullmatch(text) for text in texts])
-    return texts.len() > 0 and 2 * int(texts.str.contains(DATE_LIKE).sum()) > texts.len()
+    written = [text for text in texts if not unknown_dates.MISSING.fullmatch(text)]
+    dated = [text for text in written if re.search(DATE_LIKE, text)]
+    return 2 * len(dated) > len(written)
 
 
 def _holds_years(texts: pl.Series) -> bool:
