@@ -98,9 +98,15 @@ def looks_like_samples(facts: TableFacts) -> bool:
     is_fast = facts.found_rate is not None and facts.found_rate > SLOW
     if is_even and is_fast:
         return True  # no table of labels has a clock like that
+    return not _has_labels(facts) and (is_fast or not facts.is_codes)
+
+
+def _has_labels(facts: TableFacts) -> bool:
+    """Whether a column holds texts, or is called as one of labels."""
+    if any(column.kind in {"text", "label"} for column in facts.columns):
+        return True
     words = {word for column in facts.columns for word in clocks.split_words(column.header)}
-    is_labels = kinds["text"] + kinds["label"] > 0 or not LABEL_WORDS.isdisjoint(words)
-    return not is_labels and (is_fast or not facts.is_codes)
+    return not LABEL_WORDS.isdisjoint(words)
 
 
 def describe_facts(facts: TableFacts) -> str:

@@ -305,14 +305,19 @@ def name_joined(
     They are joined by the group `recording` of `match` (`is_stated`), else where they are a session
     of a device, or at least `least` folders hold a file a channel.
     """
-    if not is_stated:
-        kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
-        if is_bids(source):
-            return {}
-        joined = find_channel_folders(source, kinds, least=least)
-        for session in find_sessions(source, kinds):
-            joined |= dict.fromkeys(session.parts if session.is_joined else (), session.name)
-        return {rel: ("", name) for rel, name in joined.items()}
+    if is_stated:
+        return _join_by_group(recordings)
+    if is_bids(source):
+        return {}
+    kinds = {rel: kind for rel, (kind, _) in recordings.items() if rel in source.files}
+    joined = find_channel_folders(source, kinds, least=least)
+    for session in find_sessions(source, kinds):
+        joined |= dict.fromkeys(session.parts if session.is_joined else (), session.name)
+    return {rel: ("", name) for rel, name in joined.items()}
+
+
+def _join_by_group(recordings: Mapping[str, tuple[Format, FileRule]]) -> dict[str, tuple[str, str]]:
+    """File -> subject and name, by the group `recording`; a name of two subjects holds both."""
     keys: dict[str, tuple[str, str]] = {}
     for rel, (_, rule) in recordings.items():
         groups = _match_path(rel, rule.match)

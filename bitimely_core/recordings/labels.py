@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -165,13 +165,7 @@ def _pair_by_name(
 
     `forms` gets what the files are. Files of recordings for which the map names others are of none.
     """
-    names = LabelNames(rel for rel in recordings if rel not in forms)
-    owners = {file: names.find_owner(file) for file in candidates}
-    owners = {
-        file: owner
-        for file, owner in owners.items()
-        if (owner or file not in recordings) and not _are_arrays(file, owner)
-    }
+    owners = _find_owners(recordings, candidates, forms)
     recognised = {file: forms.get(file) or _recognise(source, file) for file in owners}
     pairs: dict[str, list[str]] = {}
     for file, form in recognised.items():
@@ -182,6 +176,21 @@ def _pair_by_name(
     lone = [file for file, form in recognised.items() if form is not None and not owners[file]]
     nameless = [file for file, form in recognised.items() if form is None and owners[file]]
     return pairs, lone, [f for f in nameless if f not in recordings and _may_be_missed(f)]
+
+
+def _find_owners(
+    recordings: Mapping[str, FileRule], candidates: Sequence[str], forms: Collection[str]
+) -> dict[str, str]:
+    """File -> the recording that it is named after, empty for none, of files that may hold labels:
+    no recordings by themselves, and no arrays of recordings that are arrays.
+    """
+    names = LabelNames(rel for rel in recordings if rel not in forms)
+    owners = {file: names.find_owner(file) for file in candidates}
+    return {
+        file: owner
+        for file, owner in owners.items()
+        if (owner or file not in recordings) and not _are_arrays(file, owner)
+    }
 
 
 def _are_arrays(file: str, owner: str) -> bool:

@@ -245,19 +245,30 @@ def read_label_rules(chosen: RecordingMap) -> LabelRules:
     reaches, scorer, epoch = (words.pop(key, "") for key in ("reaches", "scorer", "epoch"))
     shift = words.pop("shift", 0.0)
     _check_reaches(reaches)
-    if epoch != "" and not (isinstance(epoch, float) and 0 < epoch <= LONGEST_EPOCH):
-        raise _label_error("epoch", epoch, f"expected up to {LONGEST_EPOCH:g} seconds")
-    for text, name in words.items():
-        if not isinstance(name, str):
-            raise _label_error(text, name, 'expected the name of a class in quotes, such as "N2"')
     is_stated = bool(words) or chosen.labels == {}
     return LabelRules(
-        words={text: str(name) for text, name in words.items()} if is_stated else None,
+        words=dict(itertools.starmap(_read_word, words.items())) if is_stated else None,
         reaches=reaches,
         scorer=str(scorer),
-        epoch=epoch if isinstance(epoch, float) else None,
+        epoch=_read_epoch(epoch),
         shift=_read_shift(shift),
     )
+
+
+def _read_word(text: str, name: str | float) -> tuple[str, str]:
+    """A text of annotations and its class."""
+    if not isinstance(name, str):
+        raise _label_error(text, name, 'expected the name of a class in quotes, such as "N2"')
+    return text, name
+
+
+def _read_epoch(epoch: str | float) -> float | None:
+    """Seconds of an epoch; None where the map states none."""
+    if epoch == "":
+        return None
+    if isinstance(epoch, str) or not 0 < epoch <= LONGEST_EPOCH:
+        raise _label_error("epoch", epoch, f"expected up to {LONGEST_EPOCH:g} seconds")
+    return epoch
 
 
 def _read_shift(shift: str | float) -> float:

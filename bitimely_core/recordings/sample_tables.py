@@ -597,16 +597,23 @@ def _make_series_record(
         narrow = narrow_samples(values, name)
     except UserError as error:
         return replace(error.finding, row=row.row, problem=f"row {row.row} has {error.problem}")
-    attributes: dict[str, AttributeValue] = dict(info.attributes)
-    if cells.get("label", "").lower() not in EMPTY_CELLS:
-        attributes["label"] = cells["label"]
-    if value is not None:
-        attributes["value"] = value
     recording = f"{info.recording_id}-{cells.get('id') or f'{row.row:06d}'}"
     assert info.rate is not None
     return Record(
         recording_id=recording,
         subject_id=cells.get("subject") or recording,
         signals=[Signal(name, info.rate, unit or info.unit, narrow)],
-        attributes=attributes,
+        attributes=_list_attributes(info, cells.get("label", ""), value),
     )
+
+
+def _list_attributes(
+    info: RecordingInfo, label: str, value: float | None
+) -> dict[str, AttributeValue]:
+    """The attributes of the map, with the label and the value of a row that has them."""
+    attributes: dict[str, AttributeValue] = dict(info.attributes)
+    if label.lower() not in EMPTY_CELLS:
+        attributes["label"] = label
+    if value is not None:
+        attributes["value"] = value
+    return attributes

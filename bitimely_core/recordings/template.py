@@ -472,11 +472,7 @@ def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     """Lines of a table with one row a recording, or an annotation."""
     names = {name.strip().lower(): name for name in content.columns if name and name != column}
     onsets = [_quote(names[name]) for name in ONSETS if name in names]
-    roles: dict[str, str] = {}
-    for role, usual in ROLES.items():
-        columns = [_quote(names[name]) for name in names if name in usual]
-        if columns:
-            roles[role] = columns[0]
+    roles = _find_roles(names)
     head = [f"path = {_quote(rel)}", f"file = {_quote(column)}"]
     if find_suffix(rel) == ".tsv":
         head.append('delimiter = "\\t"')
@@ -488,3 +484,11 @@ def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     if "label" not in roles:
         lines.append('# label = "..."  # TO STATE: the column of the classes')
     return ["[table]", *head, *lines, f"# columns: {', '.join(map(_quote, names.values()))}"]
+
+
+def _find_roles(names: Mapping[str, str]) -> dict[str, str]:
+    """Role -> the first column, in quotes, of a usual name for it; `names`: as written, by the name
+    in lower case.
+    """
+    usual = {role: [name for name in names if name in ROLES[role]] for role in ROLES}
+    return {role: _quote(names[columns[0]]) for role, columns in usual.items() if columns}

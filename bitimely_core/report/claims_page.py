@@ -285,6 +285,11 @@ def _number_codes(definitions: Sequence[Iterable[str]]) -> dict[str, int]:
     return groups
 
 
+def _list_labels(sequences: EventSequences, target: np.ndarray) -> list[str]:
+    """The labels that a sequence has; `target` [labels], 1 where it has one."""
+    return [sequences.class_names[k] for k in np.flatnonzero(target == 1)]
+
+
 def _add_timelines(
     page: PageBuilder, sequences: EventSequences, statistics: SequenceStatistics
 ) -> None:
@@ -303,8 +308,7 @@ def _add_timelines(
     lanes = []
     for i, is_event in enumerate(mask):
         colours = [groups.get(sequences.vocabulary[code], 0) for code in values[i][is_event]]
-        present: list[int] = [] if target is None else np.flatnonzero(target[i] == 1).tolist()
-        labels = (sequences.class_names[k] for k in present)
+        labels = [] if target is None else _list_labels(sequences, target[i])
         name = ", ".join(filter(definitions.__contains__, labels)) or "none"
         lanes.append(Timeline(name, times[i][is_event].tolist(), colours))
     page.figure(
