@@ -255,10 +255,8 @@ def read_states(parts: Sequence[Signal], *, is_bridged: bool = False) -> list[An
         numbers = part.samples.astype(np.float64) * part.scale + part.offset
         values = np.rint(numbers)
         places = np.flatnonzero(np.abs(numbers - values) <= NEAR_WHOLE)  # NaN is not near
-        is_apart = np.diff(places) > (len(values) if is_bridged else 1)
-        changes = (np.diff(values[places]) != 0) | is_apart
-        starts = places[np.append(np.ones(min(1, places.size), bool), changes)]
-        ends = places[np.append(changes, np.ones(min(1, places.size), bool))] + 1
+        gap = len(values) if is_bridged else 1  # the longest step between samples of a run
+        starts, ends = _find_runs(values, places, gap)
         if is_bridged:
             ends = np.append(starts[1:], ends[-1:])
         notes += [
@@ -272,6 +270,17 @@ def read_states(parts: Sequence[Signal], *, is_bridged: bool = False) -> list[An
         return []
     are_points = all(note.duration * parts[0].rate < 1.5 for note in notes)
     return [note._replace(duration=0.0) for note in notes] if are_points else notes
+
+
+def _find_runs(values: np.ndarray, places: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:
+    """First places of the runs of equal values at `places`, and the places behind their last ones;
+    a run ends where more than `gap` lies between two places.
+    """
+    if not places.size:
+        return places, places
+    changes = (np.diff(values[places]) != 0) | (np.diff(places) > gap)
+    bounds = np.flatnonzero(np.concatenate(([True], changes, [True])))
+    return places[bounds[:-1]], places[bounds[1:] - 1] + 1
 
 
 def group_parts(

@@ -39,6 +39,7 @@ from bitimely_core.types import (
     count_reasons,
 )
 
+EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
 PARTICIPANTS = "participants.tsv"  # of a BIDS folder
 SPLIT_NAMES = dict(zip(SPLITS, SPLITS, strict=True)) | {
     "training": "train",
@@ -457,9 +458,6 @@ def _extend_to_next(notes: list[Annotation]) -> list[Annotation]:
     begins = sorted({note.onset for note in notes})
     ends = dict(zip(begins, [*begins[1:], math.inf], strict=True))
     return [note._replace(duration=ends[note.onset] - note.onset) for note in notes]
-
-
-EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
 
 
 def read_bids_events(
