@@ -13,10 +13,12 @@ import pytest
 from samples import SAMPLES, require_sample
 
 from bitimely_cli.main import main
+from bitimely_core.cache import ingest
 from bitimely_core.cache.source_use import measure_cover
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.tokens.epochs import Labels, list_epochs, list_points
 from bitimely_core.types import Annotation
+from bitimely_core.workflows.ingest import suggest_tokens
 
 RATE = 10
 STAGES: Labels = {"W": "W", "N1": "N1", "N2": "N2", "N3": "N3", "REM": "REM"}
@@ -212,3 +214,22 @@ def test_a_published_set_calls_no_file_unread_that_it_reads(
     assert run("ingest", "sleep-edf", folder, "--json") in {0, 3}
     use = json.loads(capsys.readouterr().out)["use"]
     assert (use["files_left"], use["recordings"]) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "view"),
+    [
+        ([0, 1, 2, 3, 4], "annotations"),
+        ([0.5, 1.0, 2.25], "values"),
+        (list(range(50, 90)), "values"),
+    ],
+)
+def test_whole_numbers_beside_epochs_are_classes_and_others_values(
+    tmp_path: Path, numbers: list[float], view: str
+) -> None:
+    (tmp_path / "raw").mkdir()
+    epochs = np.random.default_rng(0).normal(size=(80, 500, 1))
+    labels = np.resize(numbers, 80)
+    np.savez(tmp_path / "raw" / "a.npz", x=epochs, y=labels, fs=100.0)
+    ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    assert suggest_tokens("generic", tmp_path / "cache") == f"generic/{view}"

@@ -809,3 +809,27 @@ def test_a_json_that_holds_no_stages_is_named(tmp_path: Path, content: str) -> N
     write(tmp_path / "raw" / "n1_hypno.json", content)
     report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
     assert "'n1_hypno.json', not read. Known are one stage a line or in a list" in messages(report)
+
+
+@pytest.mark.parametrize(
+    ("above", "shift", "onset"),
+    [
+        ("Scoring start: 23:59:30", None, 30.0),
+        ("Start 11:59:30 PM", None, 30.0),
+        ("Begin: 23:59:00", None, 0.0),
+        ("Printed: 08:15:00", None, 0.0),
+        ("Lights off: 23:59:30", None, 0.0),
+        ("Lights off: 23:59:30", 30, 30.0),
+    ],
+)
+def test_a_time_above_a_list_of_stages_places_it_or_is_said(
+    tmp_path: Path, above: str, shift: int | None, onset: float
+) -> None:
+    write_night(tmp_path / "raw" / "n.edf", seconds=180)
+    write(tmp_path / "raw" / "n.txt", "\n".join([above, *WORDS]))
+    rules = f"[labels]\nshift = {shift}\n" if shift else ""
+    report = ingest_with_map(tmp_path / "raw", rules, tmp_path / "cache")
+    (record,) = recordings(tmp_path / "cache").values()
+    assert labels(record) == [(begin + onset, length, stage) for begin, length, stage in STAGES]
+    said = "write shift = 30 in [labels] of the map" in messages(report)
+    assert said == (above.startswith("Lights") and not shift)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -867,6 +868,37 @@ def test_a_long_table_is_a_recording_a_person(
         np.testing.assert_array_equal(signal.samples, column.round(4).astype(np.float32))
     report = (tmp_path / ("mapped" if mapped else "cache") / "ingest_report.json").read_text()
     assert "3 recordings, one for each value of the column" in report
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_row_for_each_channel_is_refused_with_advice_that_works(
+    tmp_path: Path, mixed: bool
+) -> None:
+    rows = [(i / 100, name, i + k) for i in range(50) for k, name in enumerate(("ECG", "PPG"))]
+    rows.sort(key=lambda row: (not mixed) * (row[1] == "PPG"))
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "a.csv"
+    frame = pd.DataFrame(rows, columns=["time", "sensor", "value"])
+    frame.to_csv(path, index=False)
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    message = "\n".join(map(str, caught.value.details))
+    line = re.search(r"has a row for each 'sensor' at .*(subject_column = '.*?')", message)
+    assert line is not None
+    (tmp_path / "map.toml").write_text(f"[[files]]\n{line[1]}\n")
+    assert list(read_folder(tmp_path, tmp_path / "map.toml")) == ["a-ECG", "a-PPG"]
+    frame.pivot(index="time", columns="sensor", values="value").to_csv(path)
+    (record,) = read_folder(tmp_path).values()
+    assert [(s.channel, s.rate, s.samples[0]) for s in record.signals] == [
+        ("ECG", 100.0, 0.0),
+        ("PPG", 100.0, 1.0),
+    ]
+
+
+def test_times_in_whole_seconds_beside_texts_are_no_rows_of_channels(tmp_path: Path) -> None:
+    text = lines("time_s,task,x\n", lambda i, v: f"{i // 50},{'rest' if i < 200 else 'run'},{v}")
+    record = read(tmp_path, "a.csv", text)
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
 
 
 def test_a_column_that_numbers_the_rows_names_nobody(tmp_path: Path) -> None:

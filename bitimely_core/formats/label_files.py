@@ -88,6 +88,9 @@ STATED_EPOCH = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds)?\s*$",
     re.IGNORECASE,
 )
+# of lines above a list of stages that state a time of day
+BEGIN = re.compile(r"\b(?:start|begin|anfang|debut|inicio|inizio)", re.IGNORECASE)
+LIGHTS_OFF = re.compile(r"\blights?[ _-]*(?:off|out)\b|\blicht[ _-]*aus\b", re.IGNORECASE)
 SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
 
 Clock = Literal["start", "day", "epochs"]
@@ -114,6 +117,8 @@ class LabelText(NamedTuple):
     is_listed: bool = False  # letters and digits alone are stages
     is_prose: bool = False  # texts can be sentences
     epoch: float | None = None  # seconds of a stage, where the file states them
+    begin: float | None = None  # seconds of the day, where lines above the stages say so
+    lights_off: float | None = None  # the same
 
 
 class Columns(NamedTuple):
@@ -215,6 +220,8 @@ def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
         codes=_list_codes(rows),
         is_listed=True,
         epoch=_find_stated_epoch(above),
+        begin=_find_stated_clock(above, BEGIN),
+        lights_off=_find_stated_clock(above, LIGHTS_OFF),
     )
 
 
@@ -229,6 +236,12 @@ def _find_stated_epoch(texts: Sequence[str]) -> float | None:
     """Seconds of a stage that the first of these texts to do so states; None: none does."""
     stated = next(filter(None, map(STATED_EPOCH.search, texts)), None)
     return float(stated[1]) or None if stated else None
+
+
+def _find_stated_clock(texts: Sequence[str], words: re.Pattern[str]) -> float | None:
+    """Seconds of the day that the first of these texts with one of `words` states."""
+    clocks = (CLOCK.search(text) for text in texts if words.search(text))
+    return next((_parse_time(clock[0].strip()) for clock in clocks if clock), None)
 
 
 def _are_stages(texts: Sequence[str]) -> bool:

@@ -145,11 +145,41 @@ def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | No
     first = table.rows[0].onset
     if time.start is None:
         return None if first > label_files.LATEST_ZERO else 0.0
-    start = time.start.hour * 3600 + time.start.minute * 60 + time.start.second
     last = max(row.onset for row in table.rows)
-    return label_files.place_on_clock(
-        first, last, start + time.start.microsecond / 1e6, time.length
-    )
+    return label_files.place_on_clock(first, last, _count_from_midnight(time.start), time.length)
+
+
+def _count_from_midnight(moment: datetime) -> float:
+    """Seconds of its day."""
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    return (moment - midnight).total_seconds()
+
+
+def _place_list(
+    table: label_files.LabelText, time: RecordingTime, rules: LabelRules
+) -> tuple[float, tuple[Finding, ...]]:
+    """Seconds from the first stage of a list to the start of the recording, and what is said of it.
+
+    A list begins with the recording, unless it states another time. When the lights went off it
+    need not begin.
+    """
+    begin = _measure_delay(table.begin, time)
+    if begin:
+        return -begin, ()
+    off = _measure_delay(table.lights_off, time)
+    if not off or rules.shift:
+        return 0.0, ()
+    problem = f"its stages are read from the start of the recording; lights off is {off:g} s later"
+    hint = f"If they begin then, write shift = {off:g} in [labels] of the map"
+    return 0.0, (input_warning(Reason.LABEL, problem, "lights off is not used", hint),)
+
+
+def _measure_delay(moment: float | None, time: RecordingTime) -> float:
+    """Seconds from the start of the recording to a time of day; 0 where it is not within."""
+    if moment is None or time.start is None:
+        return 0.0
+    delay = round(moment - _count_from_midnight(time.start)) % label_files.DAY
+    return delay if delay < time.length else 0.0
 
 
 def _choose_epoch(
@@ -191,28 +221,34 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
     if table.clock == "epochs":
         factor, said = _choose_epoch(table, rules.epoch, time.length)
         step = factor
-        findings += said
+        shift, placed = _place_list(table, time, rules)
+        findings += (*said, *placed)
     elif table.clock == "day" and not shift and time.start:
         findings.append(_report_zero(time.start))
     if table.dropped:
         findings.append(report_dropped(table.dropped))
-    notes = [
+    return LabelSource(
+        file.rel,
+        _place_rows(table.rows, factor, shift, step),
+        is_prose=table.is_prose,
+        is_listed=table.is_listed,
+        words={"4": file.four} if file.four else {},
+        findings=tuple(findings),
+    )
+
+
+def _place_rows(
+    rows: Sequence[label_files.LabelRow], factor: float, shift: float, step: float
+) -> list[Annotation]:
+    """Rows as annotations; `factor`: seconds of an onset of 1, `step`: of a row that states none."""
+    return [
         Annotation(
             round(row.onset * factor - shift, 6),
             step if row.duration is None else row.duration,
             row.text,
         )
-        for row in table.rows
+        for row in rows
     ]
-    words = {"4": file.four} if file.four else {}
-    return LabelSource(
-        file.rel,
-        notes,
-        is_prose=table.is_prose,
-        is_listed=table.is_listed,
-        words=words,
-        findings=tuple(findings),
-    )
 
 
 def _report_no_start(times: str) -> Finding:

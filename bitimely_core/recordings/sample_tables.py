@@ -35,6 +35,7 @@ from bitimely_core.types import (
 # numbers that programs write for a missing value
 SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
 MOST_CHANNELS = 64  # of a table that may have fewer rows
+MOST_UNIQUE = 0.6  # of the times of a table with a row for each channel
 LEAST_ROWS = 6  # of a person in a table of several
 # names of columns that say whose a row is
 PEOPLE = {
@@ -79,6 +80,8 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         content = sample_values.read_values(path, facts, places, clock)
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
+        if content.times is not None:
+            _refuse_long(path, facts, content.times.seconds)
         remarks = [] if info.missing is not None else _drop_sentinels(content.values, names)
         width = len(facts.list_channels())
         if width > max(MOST_CHANNELS, len(content.values)):
@@ -106,6 +109,25 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     action = "each has a clock of its own"
     said = Finding(Reason.IDENTIFIER, problem, action, level="info")
     return Records(records=whole, findings=[finding.at(rel) for finding in (*remarks, said)])
+
+
+def _refuse_long(path: Path, facts: table_facts.TableFacts, seconds: np.ndarray) -> None:
+    """Raises UserError (schema) for a table with a row for each channel at each time: times occur
+    again, and a column of texts tells their rows apart.
+    """
+    if len(np.unique(seconds)) > MOST_UNIQUE * len(seconds):
+        return
+    for place, column in enumerate(facts.columns):
+        if column.kind != "text":
+            continue
+        texts = sample_values.read_texts(path, facts, place)
+        if len(set(zip(seconds.tolist(), texts, strict=True))) == len(texts):
+            names = list_names(sorted(set(texts)), 4)
+            problem = f"has a row for each {safe_text(column.header)} at each time ({names})"
+            line = f"subject_column = {safe_text(column.header)}"
+            hint = f"Pivot the table; where they are people, write {line} in [[files]] of --map"
+            wanted = "expected a column a channel"
+            raise input_error(Reason.SCHEMA, problem, wanted, hint, field=column.header)
 
 
 def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:

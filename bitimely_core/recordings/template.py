@@ -60,6 +60,7 @@ MATCH_LINE = (
     '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: '
     "a regular expression on the path"
 )
+CLASS_LINE = '# match = "(?P<label>[^/]+)/[^/]*$"  # TO STATE where a folder is a class'
 JOINING_LINE = 'match = "(?P<recording>.+)/"  # the files of a folder are channels of one recording'
 NAMES_LINE = (
     'match = "(?P<recording>.+){0}[^/{0}]*$"  # names that begin alike are of one recording'
@@ -191,6 +192,8 @@ def _describe_groups(
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         match = _describe_joining(members[0], joined.get(members[0], ("", ""))[1])
         yield from ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
+        if folder != "." and match == MATCH_LINE:
+            yield CLASS_LINE
         yield from _describe_group(source, members, texts)
         beside = [contents.labels.files.get(rel, ()) for rel in members]
         yield from _describe_label_files(beside, texts)

@@ -45,9 +45,9 @@ def _propose_match(rels: Sequence[str]) -> str:
         names = {match["subject"] for match in matches}
         if len(matches) == len(rels) and 1 < len(names) < len(rels):
             line = f"files = [{{match = '{pattern}'}}]"
-            other = pattern.replace("subject", "recording")
-            joined = f" ('{other}' where they are parts of one recording)"
-            return f", such as {line} where {kind} is a person{joined}"
+            parts = f"'{pattern.replace('subject', 'recording')}' where it is one recording"
+            classes = f"'{pattern.replace('subject', 'label')}' where it is a class"
+            return f", such as {line} where {kind} is a person ({parts}, {classes})"
     return ""
 
 

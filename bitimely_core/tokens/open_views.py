@@ -24,6 +24,7 @@ from bitimely_core.schemas.tokens import WindowOptions
 
 NAMES = 12  # channels in a line
 LONGEST_LINE = 600  # characters of a line of a map in an advice
+MOST_CODES = 20  # whole numbers that can be those of classes
 LONG = 0.99  # of a recording: an annotation of this share of it states no length of windows
 
 
@@ -264,8 +265,6 @@ def suggest_view(cache: Cache) -> str:
     views = registry.datasets[cache.dataset].facts.views
     if not {"", "annotations", "points"} <= views.keys():
         return next((name for name, view in views.items() if view.task != "none"), "")
-    import polars as pl
-
     notes = cache.annotations()
     lasting = notes.filter(notes["duration"] > 0)["label"]
     texts = set(lasting)
@@ -277,8 +276,16 @@ def suggest_view(cache: Cache) -> str:
         return ""
     if not texts:
         return "points"
-    is_numeric = lasting.cast(pl.Float64, strict=False).is_not_null().all()
-    return "values" if is_numeric else "annotations"
+    return "values" if _are_measured(texts) else "annotations"
+
+
+def _are_measured(texts: set[str]) -> bool:
+    """Whether annotations are numbers over time; a few whole ones are numbers of classes."""
+    import polars as pl
+
+    numbers = pl.Series(sorted(texts), dtype=pl.String).cast(pl.Float64, strict=False)
+    are_codes = len(numbers) <= MOST_CODES and bool((numbers % 1 == 0).all())
+    return numbers.null_count() == 0 and not are_codes
 
 
 def _label_error(cache: Cache, problem: str, hint: str) -> UserError:
