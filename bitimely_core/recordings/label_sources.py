@@ -240,7 +240,7 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
 def _place_rows(
     rows: Sequence[label_files.LabelRow], factor: float, shift: float, step: float
 ) -> list[Annotation]:
-    """Rows as annotations; `factor`: seconds of an onset of 1, `step`: of a row that states none."""
+    """Rows as annotations; `factor`: seconds of an onset of 1, `step`: of rows without a length."""
     return [
         Annotation(
             round(row.onset * factor - shift, 6),

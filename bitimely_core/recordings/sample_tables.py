@@ -80,8 +80,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         content = sample_values.read_values(path, facts, places, clock)
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
-        if content.times is not None:
-            _refuse_long(path, facts, content.times.seconds)
+        _refuse_long(path, facts, content.times)
         remarks = [] if info.missing is not None else _drop_sentinels(content.values, names)
         width = len(facts.list_channels())
         if width > max(MOST_CHANNELS, len(content.values)):
@@ -111,11 +110,12 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     return Records(records=whole, findings=[finding.at(rel) for finding in (*remarks, said)])
 
 
-def _refuse_long(path: Path, facts: table_facts.TableFacts, seconds: np.ndarray) -> None:
+def _refuse_long(path: Path, facts: table_facts.TableFacts, times: clocks.Times | None) -> None:
     """Raises UserError (schema) for a table with a row for each channel at each time: times occur
     again, and a column of texts tells their rows apart.
     """
-    if len(np.unique(seconds)) > MOST_UNIQUE * len(seconds):
+    seconds = np.array([]) if times is None else times.seconds
+    if len(np.unique(seconds)) >= MOST_UNIQUE * len(seconds):
         return
     for place, column in enumerate(facts.columns):
         if column.kind != "text":
