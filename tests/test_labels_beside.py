@@ -833,3 +833,19 @@ def test_a_time_above_a_list_of_stages_places_it_or_is_said(
     assert labels(record) == [(begin + onset, length, stage) for begin, length, stage in STAGES]
     said = "write shift = 30 in [labels] of the map" in messages(report)
     assert said == (above.startswith("Lights") and not shift)
+
+
+@pytest.mark.parametrize(
+    ("header", "first"),
+    [("latency,type", 1), ("sample,label", 0), ("onset_sample,duration,event", 0)],
+)
+def test_labels_are_timed_in_samples(tmp_path: Path, header: str, first: int) -> None:
+    write_night(tmp_path / "raw" / "n.edf")  # at 100 Hz
+    length = ",3000" if "duration" in header else ""
+    rows = [f"{3000 * i + first}{length},{'go' if i % 2 else 'nogo'}" for i in range(5)]
+    write(tmp_path / "raw" / "n_events.csv", "\n".join([header, *rows]))
+    ingest_with_map(tmp_path / "raw", "", tmp_path / "cache")
+    (record,) = recordings(tmp_path / "cache").values()
+    seconds = 30.0 if length else 0.0
+    texts = ["nogo", "go", "nogo", "go", "nogo"]
+    assert labels(record) == [(30.0 * i, seconds, text) for i, text in enumerate(texts)]

@@ -45,7 +45,8 @@ COLUMNS = {
         "onset", "start", "begin", "starttime", "start time", "onset time", "time", "timestamp",
         "t", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
         "zeit", "uhrzeit", "heure", "hora", "inizio", "tijd", "time stamp", "date time", "datetime",
-        "seconds", "sec",
+        "seconds", "sec", "onset sample", "start sample", "sample index", "sample number", "sample",
+        "samples", "latency",
     ),
     "duration": (
         "duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur",
@@ -65,6 +66,11 @@ COLUMNS = {
     ),
 }  # fmt: skip
 ALL_NAMES = {name for names in COLUMNS.values() for name in names}
+# of columns that count samples -> the number of the first one
+SAMPLE_NAMES = {
+    "onset sample": 0, "start sample": 0, "sample index": 0, "sample number": 0, "sample": 0,
+    "samples": 0, "latency": 1,
+}  # fmt: skip
 STAGE_NAMES = {  # columns of texts in which digits are stages
     "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
     "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio", "schlafphase",
@@ -93,7 +99,7 @@ BEGIN = re.compile(r"\b(?:start|begin|anfang|debut|inicio|inizio)", re.IGNORECAS
 LIGHTS_OFF = re.compile(r"\blights?[ _-]*(?:off|out)\b|\blicht[ _-]*aus\b", re.IGNORECASE)
 SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
 
-Clock = Literal["start", "day", "epochs"]
+Clock = Literal["start", "day", "epochs", "samples"]
 
 
 class LabelRow(NamedTuple):
@@ -109,7 +115,7 @@ class LabelText(NamedTuple):
 
     form: str  # in words
     # what onsets count from: seconds of the recording, seconds of the day in which the first
-    # label lies, or epochs of the recording
+    # label lies, epochs of the recording, or its samples
     clock: Clock
     rows: list[LabelRow]
     dropped: int = 0  # rows that state no time or no text
@@ -133,6 +139,7 @@ class Columns(NamedTuple):
     is_stage: bool = False
     is_prose: bool = False  # texts can be sentences
     scorers: tuple[str, ...] = ()  # whose the texts are; (): the first with a text counts
+    first_sample: int | None = None  # its number, where onsets are numbers of samples
 
 
 def read_label_text(path: Path) -> LabelText | None:
@@ -350,7 +357,8 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
         return None
     scale = _read_scale(_get(names, onset))
     is_prose = folded[texts[0]] in PROSE_NAMES
-    return Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
+    columns = Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
+    return columns._replace(first_sample=SAMPLE_NAMES.get(_get(folded, onset)))
 
 
 def _find_times(folded: Sequence[str]) -> tuple[int, int, int, int]:
@@ -502,6 +510,9 @@ def _place_rows(
         return "a table of labels", "day", _pass_midnight(rows)
     if columns.onset < 0 or _counts_epochs(rows, columns):
         return "a table with a row an epoch", "epochs", _count_from_zero(rows)
+    if columns.first_sample is not None:
+        first = columns.first_sample
+        return "a table of labels", "samples", [r._replace(onset=r.onset - first) for r in rows]
     unit = find_unix_unit(rows[0].onset)
     if unit:
         return "a table of labels", "day", _count_from_midnight(rows, columns, unit)

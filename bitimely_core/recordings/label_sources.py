@@ -138,7 +138,7 @@ def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | No
     """Seconds from the zero of the table's times to the start of the recording; None: times of day,
     and the recording does not say when it begins.
     """
-    if table.clock == "epochs":
+    if table.clock in {"epochs", "samples"}:
         return 0.0
     if table.clock != "day":
         return time.origin
@@ -223,6 +223,9 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         step = factor
         shift, placed = _place_list(table, time, rules)
         findings += (*said, *placed)
+    elif table.clock == "samples":
+        table = table._replace(rows=_count_seconds(table.rows, time.rate))
+        step = label_files.find_step(table.rows)
     elif table.clock == "day" and not shift and time.start:
         findings.append(_report_zero(time.start))
     if table.dropped:
@@ -235,6 +238,16 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         words={"4": file.four} if file.four else {},
         findings=tuple(findings),
     )
+
+
+def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:
+    """Rows that count samples of `rate` Hz, in seconds."""
+    return [
+        row._replace(
+            onset=row.onset / rate, duration=None if row.duration is None else row.duration / rate
+        )
+        for row in rows
+    ]
 
 
 def _place_rows(
