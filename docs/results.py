@@ -15,7 +15,11 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("results-full.md")
 COMMANDS = {
-    "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
+    "models-epilepsy": ("bitimely ingest epilepsy BONN", "bitimely run models-epilepsy"),
+    "models-cinc2017": (
+        "bitimely ingest generic CINC2017 --map examples/maps/cinc2017.toml",
+        "bitimely run models-cinc2017",
+    ),
     "open-epilepsy": ("bitimely ingest epilepsy BONN", "bitimely run open-epilepsy"),
     "open-bidmc": (
         "bitimely ingest bidmc BIDMC",
@@ -41,8 +45,6 @@ COMMANDS = {
         "bitimely ingest ptb-xl PTB-XL",
         "bitimely run open-ptb-xl --only 0.05 --only 1.0",
     ),
-    "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
-    "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
     "synpuf": (
         "head -c 32 /dev/zero > public.key",
         "bitimely ingest pophr DE-SYNPUF --source synpuf --phecode-map PHECODE_ICD9 --rules ccw --no-select --id-key public.key",
@@ -116,35 +118,36 @@ def join_section(section: str, parts: list[str], commands: tuple[str, ...], work
     )
 
 
-FAMILIES = "open-families"  # the section of the registered families
-DESCRIPTIVE = "open-descriptive"  # and of the differences without verdicts
+# section of the registered families of a recipe -> the commands of its trainings
+FAMILIES = {
+    "open-families": (
+        "bitimely run open-epilepsy --only 0.2 -w W",
+        "bitimely run open-bidmc --only 0.2 -w W",
+        "bitimely run open --only 0.2 -w W        # the other data, then the registered families",
+    ),
+    "models-families": (
+        'bitimely run models-epilepsy --only "0.1" --only "1.0" -w W',
+        'bitimely run models-cinc2017 --only "0.1" --only "1.0" -w W',
+        'bitimely run models --only "0.1" --only "1.0" -w W',
+    ),
+}
+DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
 
 
-def make_families(workspace: Path) -> str:
-    """The tests of the families of recipe `open` that are complete, with their commands."""
+def make_families(section: str, workspace: Path) -> str:
+    """The tests of the families of a recipe that are complete, with their commands."""
     from bitimely_core.report.families_page import COLUMNS, format_result
     from bitimely_core.schemas.scores import RegisteredResult
 
-    summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
-    tests = [
-        RegisteredResult.model_validate(one)
-        for one in summary["tests"]
-        if one["verdict"] is not None
-    ]
-    table = [
-        f"| {' | '.join(row)} |"
-        for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_result, tests))
-    ]
-    # baselines have no fraction
-    arms = dict.fromkeys(name for one in tests for name in (one.row, one.rival) if " " in name)
-    only = " ".join(f'--only "{arm}"' for arm in arms)
-    commands = [f"    bitimely run open-{data} {only} -w W" for data in ("epilepsy", "bidmc")]
-    commands += [
-        "    bitimely run open --only 0.2 -w W        # the other data, then the registered families",
-        f"    python docs/results.py W {FAMILIES}",
-    ]
-    lines = [summary["report"]["verdict"], "", *table, "", *commands]
-    return "\n".join([f"<!-- {FAMILIES} -->", *lines, f"<!-- end of {FAMILIES} -->"])
+    folder = workspace / "reports" / section.removesuffix("-families")
+    summary = json.loads((folder / "summary.json").read_bytes())
+    tests = map(RegisteredResult.model_validate, summary["tests"])
+    rows = [format_result(test) for test in tests if test.verdict is not None]
+    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *rows)]
+    commands = [*FAMILIES[section], f"python docs/results.py W {section}"]
+    shown = [f"    {command}" for command in commands]
+    lines = [summary["report"]["verdict"], "", *table, "", *shown]
+    return "\n".join([f"<!-- {section} -->", *lines, f"<!-- end of {section} -->"])
 
 
 def make_descriptive(workspace: Path) -> str:
@@ -229,6 +232,16 @@ def list_further(recipe: str, workspace: Path, leave_out: str | None = None) -> 
     return lines
 
 
+def make_part(section: str, workspace: Path) -> str:
+    """A section of the page."""
+    if section in FAMILIES:
+        return make_families(section, workspace)
+    if section == DESCRIPTIVE:
+        return make_descriptive(workspace)
+    make = make_fractions if section.endswith(FRACTIONS) else make_section
+    return make(section, workspace)
+
+
 def main(workspace: Path, recipes: list[str]) -> None:
     """Put the sections of `recipes` (none: all that the workspace has, but for the registered
     families) into the page.
@@ -237,12 +250,7 @@ def main(workspace: Path, recipes: list[str]) -> None:
     for recipe in recipes or [
         name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()
     ]:
-        if recipe in {FAMILIES, DESCRIPTIVE}:
-            new = (make_families if recipe == FAMILIES else make_descriptive)(workspace)
-        else:
-            new = (make_fractions if recipe.endswith(FRACTIONS) else make_section)(
-                recipe, workspace
-            )
+        new = make_part(recipe, workspace)
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = (
             old.sub(lambda _, new=new: new, page)
