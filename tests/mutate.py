@@ -177,7 +177,7 @@ AREAS = {
             "bitimely_core/evaluate/conformal.py",
             "bitimely_core/workflows/predict.py",
         ),
-        ("test_predict*.py", "test_conformal.py"),
+        ("test_predict*.py", "test_conformal.py", "test_point_runs.py"),
     ),
     "pages": Area(
         (
