@@ -137,6 +137,21 @@ def _format_pair(results: RecipeResults, row: str, column: ScoreColumn) -> str:
     return f"{text} / {format_paper(pair)}" if results.paper else text
 
 
+def _find_best_baseline(results: RecipeResults, column: ScoreColumn) -> dict[str, Any] | None:
+    """The cell of the best baseline of a column, its name below; None without any."""
+    known = {
+        name: metric.value
+        for name, metric in results.baselines(column).items()
+        if metric.value is not None
+    }
+    if not known:
+        return None
+    name = max(known, key=lambda name: column.sign * known[name])
+    metric = results.baselines(column)[name]
+    value = scale_number(metric.value, column.factor)
+    return text_cell(value, format_cell(metric, column), name, paper=None)
+
+
 def main_table(results: RecipeResults) -> Table:
     """Our value above the paper's in one cell."""
     table, rows = results.table, []
@@ -149,6 +164,9 @@ def main_table(results: RecipeResults) -> Table:
             note, paper = (format_paper(pair), pair[0]) if pair else ("", None)
             line.append(text_cell(value, text, note, paper=paper))
         rows.append(line)
+    best = [_find_best_baseline(results, column) for column in table.columns]
+    if any(best):
+        rows.append(["best baseline", *best])
     named: dict[str, list[str]] = {}
     for column in table.columns:
         named.setdefault(column.words, []).append(table.name(column.key))

@@ -353,9 +353,9 @@ def _calibration_figures(label: str, groups: RiskGroups) -> list[Figure]:
                 points.append(point)
         if points:
             lines.append(_draw_incidence(f"within {day:g} days", predicted, points))
-    if not lines:
+    most = max((max(*line.x, *line.y) for line in lines), default=0.0)
+    if not most:  # nobody had it, and none was predicted
         return []
-    most = max(max(*line.x, *line.y) for line in lines)
     diagonal = Line("predicted = observed", [0.0, most], [0.0, most], reference=True)
     figure = Figure(
         f"calibration-tenths-{label}",
