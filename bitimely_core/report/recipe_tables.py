@@ -137,16 +137,18 @@ def _format_pair(results: RecipeResults, row: str, column: ScoreColumn) -> str:
     return f"{text} / {format_paper(pair)}" if results.paper else text
 
 
-def _find_best_baseline(results: RecipeResults, column: ScoreColumn) -> dict[str, Any] | None:
+def _find_best_baseline(
+    results: RecipeResults, column: ScoreColumn
+) -> dict[str, float | str | None] | None:
     """The cell of the best baseline of a column, its name below; None without any."""
-    known = {
+    values = {
         name: metric.value
         for name, metric in results.baselines(column).items()
         if metric.value is not None
     }
-    if not known:
+    if not values:
         return None
-    name = max(known, key=lambda name: column.sign * known[name])
+    name = max(values, key=lambda name: column.sign * values[name])
     metric = results.baselines(column)[name]
     value = scale_number(metric.value, column.factor)
     return text_cell(value, format_cell(metric, column), name, paper=None)
@@ -236,7 +238,7 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
         "",
         markdown_text(verdict),
         "",
-        _markdown_line(["", *(markdown_text(table.name(column.key)) for column in columns)]),
+        _markdown_line(["row", *(markdown_text(table.name(column.key)) for column in columns)]),
         _markdown_line(["---"] * (len(columns) + 1)),
         _markdown_line(["", *(markdown_text(column.words) for column in columns)]),
     ]

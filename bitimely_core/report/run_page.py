@@ -344,7 +344,8 @@ def verdict_text(scores: Scores) -> str:
         interval = f"95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f}"
     scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
     text = (
-        f"{evaluate.name_metric(name, first=True)} {metric.value:.{places}f} ({interval}) on {scored}"
+        f"{evaluate.name_metric(name, first=True)} {metric.value:.{places}f} ({interval}) "
+        f"on {scored}"
         f"{describe_baselines(scores, name)}."
     )
     sentences = [verdict.sentence, text]
