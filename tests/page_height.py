@@ -61,7 +61,7 @@ class OpenHeight(HTMLParser):
             self.table += 44
             self.rows += 1
         if tag == "svg" and not self.is_inside("table"):
-            self.height += 304 if self.is_inside("figure") else 0
+            self.height += measure_drawing(values.get("viewbox")) if self.is_inside("figure") else 0
         self.height += FIXED.get(kind, FIXED.get(tag, 0))
         if kind in TEXTS or tag in TEXTS:
             self.text = ""
@@ -96,6 +96,12 @@ class OpenHeight(HTMLParser):
             width, line, around = size
             self.height += around + line * math.ceil(len(" ".join(self.text.split())) / width)
             self.text = ""
+
+
+def measure_drawing(box: str | None) -> float:
+    """The height of a drawing in a column of 848 pixels, from its own size in points."""
+    points = float((box or "0 0 0 0").split()[3])
+    return points * 56 * 16 / 540
 
 
 def measure(html: str) -> OpenHeight:

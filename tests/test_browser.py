@@ -30,10 +30,12 @@ from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.insight.svd import svd
 
 HOSTILE = "<img src=http://evil.example/x onerror=alert(1)>"
-WIDTHS = (1280, 400)  # pixels
+WIDTHS = (1440, 390)  # pixels
+HIGHEST = 4000  # pixels of a page as it opens, at the larger width
 SMALLEST = 8.5  # pixels of a letter's size, of the page's text and of the drawings'
 LOOK = """
 <script>addEventListener('load', async () => {
+  const opens = document.documentElement.scrollHeight;
   for (const fold of document.querySelectorAll('details')) fold.open = true;
   const sizes = [...document.querySelectorAll('svg text')].filter(t => t.textContent.trim()).map(
     t => parseFloat(getComputedStyle(t).fontSize) * Math.hypot(t.getScreenCTM().a, t.getScreenCTM().b));
@@ -53,7 +55,7 @@ LOOK = """
     return [up, order(t), marked];
   });
   parent.postMessage({
-    name: NAME, width: innerWidth, overflow: document.documentElement.scrollWidth - innerWidth,
+    name: NAME, width: innerWidth, opens, overflow: document.documentElement.scrollWidth - innerWidth,
     drawn: document.querySelectorAll('figure svg, .forest').length, least: Math.min(...sizes, 99), plain: Math.min(...plain), sorted,
     fetched: performance.getEntriesByType('resource').map(r => r.name), images: document.querySelectorAll('img').length,
   }, '*');
@@ -207,6 +209,7 @@ def test_pages_fetch_nothing_show_all_figures_and_sort(pages, chromium, tmp_path
         assert one["fetched"] == [], where
         assert one["images"] == path.read_text("utf-8").count("<img"), where  # a label is not one
         assert one["overflow"] <= 0, where
+        assert one["opens"] <= HIGHEST, where
         assert one["drawn"] >= len(list(path.parent.glob("*.svg"))) > 0, where
         assert one["least"] >= SMALLEST, where
         assert one["plain"] >= 12, where

@@ -269,7 +269,7 @@ def test_small_units_are_printed_with_the_digits_that_they_need():
     assert format_cell(MetricValue(value=0.9042, se=0.0004), percent) == "90.420 (0.040)"
     scores = Scores(run="r", data="D", main="mae", task="regression", n=9, n_subjects=9, metrics={"mae": MetricValue(value=0.0004, se=5e-5, lo=0.0003, hi=0.0005)})  # fmt: skip
     assert verdict_text(scores).startswith(
-        "Mae 0.000400 (95 % CI 0.000300 to 0.000500) on 9 test windows"
+        "Mean absolute error 0.000400 (95 % CI 0.000300 to 0.000500) on 9 test windows"
     )
 
 

@@ -364,8 +364,11 @@ def _describe_gap(gap: MetricValue, corrected: CorrectedDifference) -> str:
     """The gap with the interval that its verdict rests on."""
     if gap.value is None or corrected.corrected_lo is None:
         return f"gap {format_metric(gap)}"
-    bounds = f"{corrected.corrected_lo:.3f} to {corrected.corrected_hi:.3f}"
-    return f"gap {gap.value:.3f} (95 % CI {bounds})"
+    value, *bounds = (
+        f"{number:.3f}".replace("-", "−")
+        for number in (gap.value, corrected.corrected_lo, corrected.corrected_hi or 0.0)
+    )
+    return f"gap {value}, 95 % CI {' to '.join(bounds)}"
 
 
 def _describe_side(

@@ -25,6 +25,7 @@ from bitimely_core.evaluate.metrics import (
     ROUNDING,
     MetricUnit,
     find_unit,
+    name_metric,
     to_probabilities,
 )
 from bitimely_core.evaluate.multiple import (
@@ -95,6 +96,7 @@ __all__ = [
     "length_baseline",
     "list_classes",
     "mean_over_seeds",
+    "name_metric",
     "name_unit",
     "nemenyi",
     "paired_difference",

@@ -81,6 +81,21 @@ NAMES = {name: metric.label for name, metric in METRIC.items()}
 LOWER_IS_BETTER = tuple(name for name, metric in METRIC.items() if metric.lower_is_better)
 
 
+def name_metric(metric: str, *, first: bool = False) -> str:
+    """A metric, or another column of scores, in words; `first`: as the first word of a sentence.
+
+    >>> name_metric("auprc_micro"), name_metric("base_rate", first=True)
+    ('AUPRC, micro', 'Base rate')
+    """
+    words = NAMES.get(metric, metric.replace("_", " "))
+    return f"{words[0].upper()}{words[1:]}" if first else words
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a lower value of a main score is better, as of every loss."""
+    return metric in LOWER_IS_BETTER or metric not in NAMES
+
+
 def find_unit(metric: str, target: str | None = None) -> MetricUnit:
     """The unit of differences of `metric`; `target` is that of the values of a regression."""
     unit = METRIC[metric].unit if metric in METRIC else POINTS

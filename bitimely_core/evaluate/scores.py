@@ -35,6 +35,7 @@ from bitimely_core.evaluate.metrics import (
     estimate_predictions,
     find_days,
     find_unit,
+    name_metric,
 )
 from bitimely_core.methods import lengths
 from bitimely_core.methods.hazards import select_known
@@ -324,16 +325,13 @@ def score_figure(scores: TaskScores) -> Figure | None:
         return None
     bars = {label: value for label, value in bars.items() if value.value is not None}
     metric = METRIC[name]
-    title = f"{metric.label[0].upper()}{metric.label[1:]}"
+    title = name_metric(name, first=True)
     side = "lower" if metric.lower_is_better else "higher"
     counted = f"{format_count(scores.n)} windows of {describe_units(scores)}"
     caption = f"{title} ({side} is better) on {counted}"
     if bars[ours].lo is not None:
         caption += f"; lines: 95 % CI over {name_unit(scores)}s"
     caption += ". A useful model must exceed the baselines."
-    if baselines:
-        texts = (f"{label}: {baseline.about}" for label, baseline in baselines.items())
-        caption += f" {'; '.join(texts)}."
     heights, lows, highs = zip(*((bar.value, bar.lo, bar.hi) for bar in bars.values()), strict=True)
     data = BarPlot(list(bars), list(heights), list(lows), list(highs), metric.label)
     return Figure("main-score", title, caption, data)

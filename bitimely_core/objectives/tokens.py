@@ -227,7 +227,8 @@ def gap(
 
 @objectives(
     ObjectiveFacts(
-        leak_free=None, notice="none: no pre-training; the model is trained with its head alone."
+        leak_free=None,
+        notice="Without pre-training: the model and its head learn from the labels alone.",
     ),
     name="none",
 )

@@ -13,10 +13,11 @@ from typing import Any
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate import result_table
+from bitimely_core.evaluate.metrics import is_lower_better
 from bitimely_core.evaluate.result_table import ResultTable
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.records import describe_changes, has_result
-from bitimely_core.report.dashboard_page import identify_arm, is_lower_better
+from bitimely_core.report.dashboard_page import identify_arm
 from bitimely_core.report.differences import (
     DESCRIBED,
     METHOD,
@@ -37,7 +38,6 @@ from bitimely_core.report.result_blocks import (
     win_table,
 )
 from bitimely_core.report.run_page import (
-    baseline_values,
     describe_baselines,
     find_places,
     list_reproductions,
@@ -166,17 +166,14 @@ def _score_figures(table: ResultTable, scored: Sequence[Scores]) -> list[Figure]
     first, name = scored[0], main_metric(scored[0])
     bars = _list_main(table, scored)
     is_defined = any(metric.value is not None for metric in bars.values())
-    for baseline, value in baseline_values(first, name).items():
-        bars[f"{baseline} baseline"] = MetricValue(value=value)
     if best := first.find_best_baseline(name, lower=is_lower_better(name)):
-        bars.setdefault(f"best baseline: {best[0]}", MetricValue(value=best[1]))
-    words = name.replace("_", " ")
+        bars[f"best baseline: {best[0]}"] = MetricValue(value=best[1])
     figure = Figure(
         "scores",
-        f"{words.capitalize()} on {first.data}",
+        f"{evaluate.name_metric(name, first=True)} on {first.data}",
         f"The score on the split; lines: 95 % CI over {table.unit(first.data)}s. Overlapping "
         "intervals do not rank the runs; see the paired differences.",
-        BarPlot.from_metrics(bars, words),
+        BarPlot.from_metrics(bars, evaluate.name_metric(name)),
     )
     return [figure] if is_defined else []
 
@@ -186,16 +183,12 @@ def _describe_scores(table: ResultTable, scored: Sequence[Scores]) -> str:
     differences have their own sentence.
     """
     first, name = scored[0], main_metric(scored[0])
-    words = name.replace("_", " ")
-    text = f"{words} is undefined for all runs"
+    text = f"{evaluate.name_metric(name)} is undefined for all runs"
     if reached := _list_values(name, _list_main(table, scored)):
         trained = [run for run in scored if run.data == first.data]
-        text = f"{words.capitalize()} of {len(trained)} trained models: {reached}"
-    text += describe_baselines(first, name)
-    if best := first.find_best_baseline(name, lower=is_lower_better(name)):
-        places = find_places(name, MetricValue())
-        text += f"; the best baseline, {best[0]}, reaches {best[1]:.{places}f}"
-    text += "."
+        words = evaluate.name_metric(name, first=True)
+        text = f"{words} of {len(trained)} trained models: {reached}"
+    text += f"{describe_baselines(first, name)}."
     runs = [run for run in table.found if run.data == first.data]
     objectives = {run.record.settings.objective.name for run in runs}
     if name == "rel" and len(objectives) > 1:

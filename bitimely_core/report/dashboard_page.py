@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError, safe_text
-from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES
+from bitimely_core.evaluate.metrics import NAMES, is_lower_better
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -408,11 +408,6 @@ def parse_point(line: bytes) -> LogPoint | None:
         for entry in entries
     )
     return None if step is None else LogPoint(step, loss, rel)
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether a lower value of a main score is better, as of every loss."""
-    return metric in LOWER_IS_BETTER or metric not in NAMES
 
 
 def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:

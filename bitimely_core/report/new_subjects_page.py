@@ -117,13 +117,15 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
     means = [made.frame[f"risk_{label}"].mean() for label in labels]
     if made.exact or not privacy.is_small(made.frame.height):
         bars = BarPlot(list(labels), means, ylabel="mean risk")  # type: ignore[arg-type]
-        page.figure("risks", "Mean risk", "The mean of the predicted risks of each label.", bars)
-        for label in labels:
-            _add_distribution(page, label, made)
+        title = f"Mean risk of {labels[0]}"
+        page.figure("risks", title, "The mean of the predicted risks of each label.", bars)
     status, hidden = _count_status(made)
     rows = [[name, None if (name,) in hidden else n] for name, n in status.items()]
     page.table("people", "People", STATUS, ["history", "people"], _show_counts(rows))
     _add_unknown(page, made)
+    if made.exact or not privacy.is_small(made.frame.height):
+        for label in labels:
+            _add_distribution(page, label, made)
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
     verdict = f"Risks of {', '.join(labels)} for {total} people."
     return page.finish(verdict, {"run": record.run, **SubjectsSummary.describe(made).protected})
@@ -150,7 +152,8 @@ def _add_distribution(page: PageBuilder, label: str, made: SubjectsPredictionLik
     hidden = _find_hidden(made, people | rest)
     heights = [None if (name,) in hidden else n for name, n in people.items()]
     bars = BarPlot(names, heights, ylabel="people")
-    page.figure(f"risk-{label}", f"Risk of {label}", RISKS.format(label=label), bars)
+    page.section(f"Risk of {label}")
+    page.figure(f"risk-{label}", "Bands of risk", RISKS.format(label=label), bars)
     least = 0 if made.exact else SMALL
     rows = [
         [f"{q:.0%}", round(float(np.quantile(risks, q)), privacy.DECIMALS)]

@@ -274,7 +274,9 @@ def _draw_points(
     add_text(svg, clean_text(data.ylabel), middle, "middle", colour=MUTED, upright=True)
     add_text(svg, clean_text(panel.name, 60), (frame.start, frame.top - 3))
     points = frame.place(x, y)
-    for k in range(-1, len(data.groups)):
+    if not data.groups:  # there is nothing that the points are the background of
+        group = np.zeros_like(group)
+    for k in range(-1, max(1, len(data.groups))):
         add_glyphs(svg, points[group == k], k)
 
 

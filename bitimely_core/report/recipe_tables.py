@@ -137,6 +137,23 @@ def _format_pair(results: RecipeResults, row: str, column: ScoreColumn) -> str:
     return f"{text} / {format_paper(pair)}" if results.paper else text
 
 
+def _find_best_baseline(
+    results: RecipeResults, column: ScoreColumn
+) -> dict[str, float | str | None] | None:
+    """The cell of the best baseline of a column, its name below; None without any."""
+    values = {
+        name: metric.value
+        for name, metric in results.baselines(column).items()
+        if metric.value is not None
+    }
+    if not values:
+        return None
+    name = max(values, key=lambda name: column.sign * values[name])
+    metric = results.baselines(column)[name]
+    value = scale_number(metric.value, column.factor)
+    return text_cell(value, format_cell(metric, column), name, paper=None)
+
+
 def main_table(results: RecipeResults) -> Table:
     """Our value above the paper's in one cell."""
     table, rows = results.table, []
@@ -149,6 +166,9 @@ def main_table(results: RecipeResults) -> Table:
             note, paper = (format_paper(pair), pair[0]) if pair else ("", None)
             line.append(text_cell(value, text, note, paper=paper))
         rows.append(line)
+    best = [_find_best_baseline(results, column) for column in table.columns]
+    if any(best):
+        rows.append(["best baseline", *best])
     named: dict[str, list[str]] = {}
     for column in table.columns:
         named.setdefault(column.words, []).append(table.name(column.key))
@@ -218,7 +238,7 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
         "",
         markdown_text(verdict),
         "",
-        _markdown_line(["", *(markdown_text(table.name(column.key)) for column in columns)]),
+        _markdown_line(["row", *(markdown_text(table.name(column.key)) for column in columns)]),
         _markdown_line(["---"] * (len(columns) + 1)),
         _markdown_line(["", *(markdown_text(column.words) for column in columns)]),
     ]

@@ -53,6 +53,7 @@ LIMIT = 1_000_000  # bytes of report.html
 BARS = 20  # of a headline
 LONG = 24  # characters from which on a column of text may wrap
 LEADING = 8  # rows of a table that a page may begin with
+HIGHEST = 720.0  # points of a drawing that a page may begin with
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
 READING = "How to read this page"
@@ -91,6 +92,7 @@ class Block:
     file: str = ""  # Parquet beside the page
     svg: str = ""  # drawing beside the page
     svg_inline: str = ""
+    height: float = 0.0  # of the drawing, in points
     columns: list[Context] = field(default_factory=list)
     rows: Sequence[Any] = ()  # cells of a table, bars of a headline
     ticks: Sequence[Context] = ()  # of a headline
@@ -316,7 +318,7 @@ def _fold_blocks(blocks: Iterable[Block]) -> list[Fold]:
         else:
             block.level = 0
             folds.append(Fold(block.title, [block]))
-    return folds
+    return [fold for fold in folds if fold.blocks]  # the lead may have been all of one
 
 
 def _start_block(block: Figure | Table, parts: PageParts) -> Block:
@@ -337,6 +339,7 @@ def _draw_block(entry: Block, figure: Figure, parts: PageParts) -> None:
     from markupsafe import Markup
 
     svg, entry.note = draw_figure(figure, entry.slug)
+    entry.height = float(svg.get("viewBox", "0 0 0 0").split()[3])
     label = f"{entry.title}. {entry.caption}"
     entry.svg_inline = Markup(inline_svg(svg, label))  # noqa: S704  # drawn here, text escaped
     if not parts.alone:
@@ -356,8 +359,7 @@ def render_index(page: Page) -> str:
 
 def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]] = ()) -> str:
     """The page as text, of at most `LIMIT` bytes as long as there is something to leave out. Where
-    it has no headline, the first figure, or the first table that leaves room for the rest, stands
-    at the top.
+    it has no headline, the first figure or table that leaves room for the rest stands at the top.
 
     `files`: names of further files to list, each with its content in words.
     """
@@ -388,9 +390,14 @@ def _fill_template(page: Page, parts: PageParts, files: Iterable[tuple[str, str]
     return text
 
 
+def _leaves_room(block: Block) -> bool:
+    """Whether a figure or table may stand at the top."""
+    return len(block.rows) <= LEADING and block.height <= HIGHEST
+
+
 def _choose_lead(blocks: Iterable[Block]) -> None:
-    """Mark the first figure, or the first table that leaves room for the rest."""
-    leading = (block for block in blocks if block.label and len(block.rows) <= LEADING)
+    """Mark the first figure or table that leaves room for the rest."""
+    leading = (block for block in blocks if block.label and _leaves_room(block))
     for block in itertools.islice(leading, 1):
         block.lead, block.level = True, 2
 

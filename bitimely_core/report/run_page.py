@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
 from bitimely_core.config import ModelConfig, describe_tokens
-from bitimely_core.evaluate.metrics import NAMES
+from bitimely_core.evaluate.metrics import NAMES, is_lower_better
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
@@ -332,7 +332,7 @@ def verdict_text(scores: Scores) -> str:
     first sentence says so.
     """
     name = main_metric(scores)
-    metric, words = scores.metrics.get(name), name.replace("_", " ")
+    metric, words = scores.metrics.get(name), evaluate.name_metric(name)
     if metric is None:
         return f"{scores.run}: nothing could be scored."
     if metric.value is None:
@@ -344,7 +344,8 @@ def verdict_text(scores: Scores) -> str:
         interval = f"95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f}"
     scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
     text = (
-        f"{words.capitalize()} {metric.value:.{places}f} ({interval}) on {scored}"
+        f"{evaluate.name_metric(name, first=True)} {metric.value:.{places}f} ({interval}) "
+        f"on {scored}"
         f"{describe_baselines(scores, name)}."
     )
     sentences = [verdict.sentence, text]
@@ -358,13 +359,13 @@ def verdict_text(scores: Scores) -> str:
 
 
 def describe_baselines(scores: Scores, metric: str) -> str:
-    """The end of a sentence on a metric: what the baselines reach; empty without any."""
+    """The end of a sentence on a metric: what the best baseline reaches; empty without any."""
+    best = scores.find_best_baseline(metric, lower=is_lower_better(metric))
+    if best is None:
+        return ""
+    name, value = best
     places = find_places(metric, scores.metrics.get(metric, MetricValue()))
-    reached = [
-        f"the {name} baseline reaches {value:.{places}f}"
-        for name, value in baseline_values(scores, metric).items()
-    ]
-    return f"; {' and '.join(reached)}" if reached else ""
+    return f"; the best baseline, {name}, reaches {value:.{places}f}"
 
 
 def baseline_values(scores: Scores, metric: str) -> dict[str, float]:

@@ -63,6 +63,7 @@ SHOWN_ENDPOINTS = (
     "wake_after_sleep_onset",
 )
 TRAINING = "training windows"  # a column
+UNDEFINED = " A dash: not defined; the remark has the reason."
 # task -> columns of the table of classes that it does not have
 RISK_CALIBRATION = (
     "Slope: that of a logistic regression of the label on the log odds of the risk; 1 is right, "
@@ -143,6 +144,7 @@ def metric_table(scores: Scores) -> Table:
     if scores.training is not None:
         values = scores.training.metrics
         training = {name: [values.get(name, MetricValue()).value] for name in scores.metrics}
+    has_remark = any(metric.undefined_reason for metric in scores.metrics.values())
     rows = []
     for name, metric in scores.metrics.items():
         baselines = [
@@ -150,16 +152,17 @@ def metric_table(scores: Scores) -> Table:
             for baseline in scores.baselines.values()
         ]
         numbers = (metric.value, metric.se, metric.lo, metric.hi, *training.get(name, []))
-        rows.append([name.replace("_", " "), *numbers, *baselines, metric.undefined_reason or ""])
+        remark = [metric.undefined_reason or ""] if has_remark else []
+        rows.append([evaluate.name_metric(name), *numbers, *baselines, *remark])
     columns = ["metric", "value", "standard error", "95 % CI lower", "upper"]
     columns += [TRAINING] if training else []
     return make_table(
         "metrics",
         "Scores",
         f"Standard error and 95 % CI over {evaluate.name_unit(scores)}s (linearised variance, "
-        "Student's t). A dash: not defined; the remark has the reason."
+        f"Student's t).{UNDEFINED if has_remark else ''}"
         f"{describe_training_score(scores)}",
-        [*columns, *scores.baselines, "remark"],
+        [*columns, *map(evaluate.name_metric, scores.baselines), *["remark"][:has_remark]],
         rows,
     )
 
@@ -215,7 +218,7 @@ def comparison_table(comparison: Comparison, run: str) -> Table:
     for name, d in comparison.metrics.items():
         factor = d.factor or 1
         numbers = (scale_number(number, factor) for number in (d.difference, d.se, d.lo, d.hi))
-        rows.append([name.replace("_", " "), *numbers, d.unit, d.p])
+        rows.append([evaluate.name_metric(name), *numbers, d.unit, d.p])
     caption = (
         "Paired: subject by subject on the same windows. The intervals and p speak of these two "
         "trained runs, not of their methods, and are not corrected for the number of metrics."
@@ -237,7 +240,9 @@ def class_table(scores: TaskScores) -> Table:
     caption = (
         "Support: number of scored windows of the class. A class without windows has no recall."
     )
-    return make_table("classes", "Scores by class", caption, ["class", *columns], rows)
+    return make_table(
+        "classes", "Scores by class", caption, ["class", *map(evaluate.name_metric, columns)], rows
+    )
 
 
 def list_calibration(labels: Mapping[str, LabelCalibration]) -> tuple[list[str], list[list[Any]]]:
@@ -348,9 +353,9 @@ def _calibration_figures(label: str, groups: RiskGroups) -> list[Figure]:
                 points.append(point)
         if points:
             lines.append(_draw_incidence(f"within {day:g} days", predicted, points))
-    if not lines:
+    most = max((max(*line.x, *line.y) for line in lines), default=0.0)
+    if not most:  # nobody had it, and none was predicted
         return []
-    most = max(max(*line.x, *line.y) for line in lines)
     diagonal = Line("predicted = observed", [0.0, most], [0.0, most], reference=True)
     figure = Figure(
         f"calibration-tenths-{label}",
@@ -422,5 +427,5 @@ def _add_nights(
         "Differences of single nights",
         "Each point is a night: across, the mean of the predicted and the scored value; up, "
         "predicted less scored. Points around 0 agree.",
-        ScatterPlot(panels, (), "mean of both", "predicted - scored", ticks=True),
+        ScatterPlot(panels, (), "mean of both", "predicted − scored", ticks=True),
     )
