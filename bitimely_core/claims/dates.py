@@ -153,14 +153,20 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     """
     numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
     forms = _list_possible_forms(numbers) if 2 * len(numbers) > len(texts) else ()
-    read_as = {form: numbers for form in forms if form not in ALIASES} | {ROC: list(texts)}
-    years = {}
-    for form, written in read_as.items():
-        read = [parse_day(text, form) for text in written]
-        within = sorted(day for day in read if day is not None and day in days)
-        if within and len(within) >= 0.95 * len(written):
-            years[form] = (get_year(within[0]), get_year(within[-1]))
-    return years
+    read_as = {form: numbers for form in forms if form not in ALIASES} | {ROC: texts}
+    years = {form: _find_years(written, form, days) for form, written in read_as.items()}
+    return {form: span for form, span in years.items() if span is not None}
+
+
+def _find_years(texts: Sequence[str], form: str, days: range) -> tuple[int, int] | None:
+    """First and last year of texts in a form; None where more than one in twenty is no day of a
+    range.
+    """
+    read = [parse_day(text, form) for text in texts]
+    within = sorted(day for day in read if day is not None and day in days)
+    if not within or len(within) < 0.95 * len(texts):
+        return None
+    return get_year(within[0]), get_year(within[-1])
 
 
 def _list_possible_forms(numbers: Sequence[str]) -> tuple[str, ...]:

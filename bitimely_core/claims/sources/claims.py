@@ -165,11 +165,16 @@ class _BlockPlan:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if self.words_of_status is not None:
             events = reversals.mark_reversals(events, self.words_of_status)
-        if "position" in events.columns and not self.pairs:
-            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-            events = events.with_columns(position)
-        is_wide = self.wide and not self.pairs
-        return EventBlock(self._unpivot(events, self.wide) if is_wide else events, dropped)
+        return EventBlock(events if self.pairs else self._place_codes(events), dropped)
+
+    def _place_codes(self, events: pl.DataFrame) -> pl.DataFrame:
+        """One row for each code, with its place among those of the claim as a number."""
+        if self.wide:
+            return self._unpivot(events, self.wide)
+        if "position" not in events.columns:
+            return events
+        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+        return events.with_columns(position)
 
     def _pair_dates(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with its own date."""
@@ -243,14 +248,14 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
-    is_dated = partial(_is_dated, wanted=wanted, renamed=renamed)
+    is_dated = partial(_is_dated, wanted, renamed)
     has_codes = partial(has_code_columns, accepted=wanted["code"], pattern=renamed.get("code"))
     has_periods = partial(_has_periods, wanted=_rename_accepted(PATIENT_COLUMNS, renamed))
     files = find_plain_files(source, is_dated, {MAP_FILE}, has_codes, has_periods)
     source_tables, survey = _open_events(source, files.claims, renamed, options)
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
-    people = _read_people(source, files, renamed, survey)
+    people = _read_subject_facts(source, files, renamed, survey)
     # two digits of a year of birth and the end of an observation go by the last day of the claims
     forms = parse_date_forms(options)
     if not once or any(forms.values()) or people.spells is not None:
@@ -360,7 +365,7 @@ def _find_date_pairs(
 
 
 def _is_dated(
-    names: Sequence[str], wanted: Mapping[str, Sequence[str]], renamed: Mapping[str, str]
+    wanted: Mapping[str, Sequence[str]], renamed: Mapping[str, str], names: Sequence[str]
 ) -> bool:
     """Whether a table has columns of subjects and of dates."""
     if not find_names(names, wanted["subject"]):
@@ -515,7 +520,7 @@ def _list_categories(table: OpenTable) -> tuple[str, ...]:
     return tuple({table.columns[key] for key in FEW_TEXTS & set(table.columns)} - others)
 
 
-class _People(NamedTuple):
+class _SubjectFacts(NamedTuple):
     """What tables tell of subjects, as text."""
 
     frame: pl.DataFrame | None  # a row a subject
@@ -530,32 +535,32 @@ def _has_periods(names: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> b
     return all(find_names(names, wanted[key]) for key in ("subject", *PERIOD_DATES))
 
 
-def _read_people(
+def _read_subject_facts(
     source: Source, files: PlainFiles, renamed: Mapping[str, str], accounts: TableAccounts
-) -> _People:
+) -> _SubjectFacts:
     """The registered subjects, if tables of them or the claims tell of them."""
     wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
     file, advice, spells = files.claims[0], dict[str, str](), None
     frame: pl.DataFrame | None
-    own = dict(renamed)  # options that name columns of people
-    if files.periods:
-        own = {key: name for key, name in own.items() if key not in PERIOD_DATES}
+    named = dict(renamed)
+    if files.periods:  # their columns are there
+        named = {key: name for key, name in named.items() if key not in PERIOD_DATES}
     if files.patients:
         file = files.patients[0]
-        table, advice = _read_patient_tables(source, files.patients, wanted, own, accounts)
+        table, advice = _read_patient_tables(source, files.patients, wanted, named, accounts)
         people, spells = separate_spells(table)
         frame = keep_unique_rows(people, file, accounts, "subject")
         accounts.rows[-1] = replace(accounts.rows[-1], seen=table.height)
     else:
-        frame = _read_patients_of_claims(source, files.claims, wanted, own, accounts)
+        frame = _read_patients_of_claims(source, files.claims, wanted, named, accounts)
     if files.deaths:
         frame = _add_deaths(frame, _read_deaths(source, files.deaths, wanted, accounts))
     if not files.periods:
-        return _People(frame, file, advice, spells, file)
+        return _SubjectFacts(frame, file, advice, spells, file)
     spells = _read_period_tables(source, files.periods, wanted, accounts)
-    return _People(frame, file, advice, spells, files.periods[0])
+    return _SubjectFacts(frame, file, advice, spells, files.periods[0])
 
 
 def _read_period_tables(
@@ -567,9 +572,9 @@ def _read_period_tables(
     """The times of observation of tables of them: subject, obs_start, obs_end."""
     columns = {key: wanted[key] for key in ("subject", *PERIOD_DATES)}
     frames = []
-    for file in files:
-        frame = _read_ids(open_table(source, file, columns, named=True), "subject", accounts)
-        accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
+    for path in files:
+        frame = _read_ids(open_table(source, path, columns, named=True), "subject", accounts)
+        accounts.rows.append(SourceRows(file=path, kind="subjects", seen=frame.height))
         accounts.exclude(
             Reason.IDENTIFIER, frame.filter(pl.col("subject").is_null())["row"], "have no subject"
         )
@@ -578,7 +583,7 @@ def _read_period_tables(
 
 
 def _make_patients(
-    people: _People, forms: Mapping[str, str], accounts: TableAccounts
+    people: _SubjectFacts, forms: Mapping[str, str], accounts: TableAccounts
 ) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
     """`ClaimsSource.subjects` and `ClaimsSource.periods`."""
     frame, periods = people.frame, None

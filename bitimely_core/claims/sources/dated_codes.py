@@ -64,10 +64,10 @@ def _pair_fields(names: Sequence[str], codes: Sequence[str]) -> dict[str, tuple[
     """The arrays of UK Biobank, each with that of its dates."""
     pairs = dict[str, tuple[str, ...]]()
     for field, dated in DATE_FIELDS.items():
-        own = [name for name in codes if find_field(name) == field]
+        coded = [name for name in codes if find_field(name) == field]
         dates = sorted((name for name in names if find_field(name) == dated), key=list_numbers)
-        if own and dates:
-            pairs |= _pair_columns(own, dates)
+        if coded and dates:
+            pairs |= _pair_columns(coded, dates)
     return pairs
 
 
@@ -91,12 +91,12 @@ def _refuse_one_of_series(names: Sequence[str], codes: Sequence[str], stated: st
     group = next((group for group in _group_series(names) if stated in group), [])
     if len(group) != len(codes) or len(codes) < 2:
         return
+    pattern = LAST_NUMBER.sub("*", stated)
     raise usage_error(
         f"--col date={safe_text(stated)} is one of {len(group)} columns, as many as there are of "
         "codes",
         "expected the date of each code",
-        f"Give --col 'date={LAST_NUMBER.sub('*', stated)}', or rename the column if it is the date of "
-        "all codes",
+        f"Give --col 'date={pattern}', or rename the column if it is the date of all codes",
         field="--col date",
     )
 

@@ -18,7 +18,7 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.subject_tables import TableAccounts
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
-from bitimely_core.errors import Reason
+from bitimely_core.errors import Place, Reason
 
 PERIOD_DATES = ("obs_start", "obs_end")
 
@@ -49,17 +49,21 @@ def read_spells(
         texts = blank_dates(reformat_dates(spells[name], forms.get(name, "")), DEFAULTS)
         counts = DateCounts().add(texts)
         refuse_unread_dates(counts, file, name)
+        place: Place = {"file": file, "field": name}
         problem = f"of {counts.good + counts.bad} dates cannot be read"
         rule = "these times of observation are left out"
-        accounts.findings += warn_of_rows(
-            counts.bad, Reason.METADATA, problem, rule, file=file, field=name
-        )
+        accounts.findings += warn_of_rows(counts.bad, Reason.METADATA, problem, rule, **place)
         spells = spells.with_columns(texts)
-    start, end = (dates.parse_days(spells[name]) for name in PERIOD_DATES)
     is_open = spells["obs_end"].is_null()
-    last = pl.Series("end", [accounts.last], pl.Int32).new_from_index(0, spells.height)
-    end = end.zip_with(~is_open, last)
-    read = spells.select(pl.col("subject").alias("subject_id"), start=start, end=end)
+    read = spells.select(
+        pl.col("subject").alias("subject_id"),
+        *(
+            dates.parse_days(spells[key]).alias(name)
+            for key, name in zip(PERIOD_DATES, ("start", "end"), strict=True)
+        ),
+    )
+    last = pl.lit(accounts.last, pl.Int32)
+    read = read.with_columns(end=pl.when(is_open).then(last).otherwise("end"))
     return read.drop_nulls().filter(pl.col("start") <= pl.col("end"))
 
 

@@ -427,8 +427,8 @@ def _read_persons(
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], forms[key]) for key in columns)
             if name == "observation_period":
-                start, end = map(dates.parse_days, (read["obs_start"], read["obs_end"]))
-                spells = read.select("subject_id", start=start, end=end)
+                days = (dates.parse_days(read[key]).alias(key[4:]) for key in columns)
+                spells = read.select("subject_id", *days)
                 periods = join_periods(spells, file, accounts)
             spans = read.group_by("subject_id").agg(
                 pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns
