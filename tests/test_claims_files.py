@@ -551,6 +551,7 @@ WIDE_NAMES = {
     "sweden": ("DIA1", "DIA2"),
     "taiwan": ("ACODE_ICD9_1", "ACODE_ICD9_2"),
     "state": ("odiag1", "odiag2"),
+    "korea": ("SICK_SYM1", "SICK_SYM2"),
 }
 
 
@@ -882,6 +883,8 @@ STRANGE = {
         ["--date-format", "%d/%m/%Y"],
     ),
     "canadian": (("HCN", "ADMDATE", "DIAG_CODE"), {"separator": ",", "format": "%Y%m%d"}, []),
+    "sentinel": (("PatID", "ADate", "DX"), {}, []),
+    "french hospitals": (("NIR_ANO_17", "EXE_SOI_DTD", "DGN_PAL"), {"format": "%Y%m%d"}, []),
     "primary care": (("Patient ID", "Event Date", "Code Value"), {}, []),
     "stays": (("member", "admission", "dx"), {}, []),
 }

@@ -312,6 +312,7 @@ def test_cells_with_several_codes_or_none(
         ("I10.-", "I10"),
         ("QE119", "not_diagnosed"),  # Canada
         ("DE119", "E11.9"),  # Denmark
+        ("D:E11.9", "E11.9"),
         ("I10.x00", "I10"),  # China
         ("E11.900x001", "E11.900"),
         ("C80.+0", "C80"),  # France
@@ -731,6 +732,20 @@ def test_codes_of_icd10_from_a_day_on_have_their_option(ingest: Ingest) -> None:
     followed = ingest(lines, "--icd10-from", "2015-10-01", *options, header="patient_id,date,code")
     assert followed.code == 0
     assert followed.count_codes() == {"ICD9//250.00": 240, "ICD10//E11.9": 60}
+
+
+def test_short_codes_without_a_point_have_their_option(ingest: Ingest) -> None:
+    """38 is 038 without its zero."""
+    codes_written = ["38", "25000", "4019", "4280", "496"]
+    lines = [
+        f"P{p},2005-0{m}-03,{code}" for p in range(4) for m in range(1, 6) for code in codes_written
+    ]
+    first = ingest(lines, "--rules", "none")
+    assert first.code == 3
+    assert "20 rows (they look like '99')" in first.screen
+    assert "Give --pad-undotted" in first.screen
+    followed = ingest(lines, "--rules", "none", "--pad-undotted")
+    assert followed.count_codes()["ICD9//038"] == 20
 
 
 EPOCH_TICKS = {"days": 1, "seconds": 86_400, "nanoseconds": 86_400_000_000_000}

@@ -52,7 +52,7 @@ PREFIXES = {
     "C": True,
     "Q": False,  # Canada (DAD): query
 }
-PREFIXED = re.compile(r"([A-Z])([A-Z]\d[0-9A-Z].*)", re.ASCII)
+PREFIXED = re.compile(r"([A-Z]):?([A-Z]\d[0-9A-Z].*)", re.ASCII)
 # letters behind a code of ICD-10-GM: G confirmed, V suspected, A ruled out, Z state after; side
 QUALIFIER = re.compile(r"[GVAZ][RLB]?|[RLB][GVAZ]?", re.ASCII)
 QUALIFIED = re.compile(r"([A-Z]\d[0-9A-Z]\.?[0-9]{0,2})([GVAZ][RLB]?|[RLB][GVAZ])", re.ASCII)

@@ -72,7 +72,7 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
                     if shapes
                     else f"{n} {kind}",
                     REQUIREMENTS.get(reason, ""),
-                    _advise_vocabulary(job, account) if reason == Reason.WRONG_VOCABULARY else "",
+                    _advise_codes(job, account, reason),
                     level="warning" if reason in RULE_REASONS else "error",
                     file=table.file,
                     count=n,
@@ -86,6 +86,13 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
             findings[table.file] += _report_cells(table.file, account)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
+
+
+def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
+    """The option that reads rows that are left out for their codes."""
+    if reason == Reason.AMBIGUOUS_CODE:
+        return "Give --pad-undotted if they are diagnoses that have lost their zeros"
+    return _advise_vocabulary(job, account) if reason == Reason.WRONG_VOCABULARY else ""
 
 
 def _advise_vocabulary(job: ClaimsJob, account: RowAccount) -> str:
