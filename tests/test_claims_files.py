@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
@@ -550,6 +551,7 @@ WIDE_NAMES = {
     "sweden": ("DIA1", "DIA2"),
     "taiwan": ("ACODE_ICD9_1", "ACODE_ICD9_2"),
     "state": ("odiag1", "odiag2"),
+    "korea": ("SICK_SYM1", "SICK_SYM2"),
 }
 
 
@@ -599,6 +601,186 @@ def test_columns_of_two_vocabularies_keep_them(
     events = pl.concat(list(open_cache(ended.workspace / "cache" / "pophr").events()))
     codes = events["code"].str.extract(r"^(\w+)//").value_counts()
     assert dict(codes.iter_rows()) == {"ICD9": 840, "ICD10": 3}
+
+
+# --- a date for each code
+
+
+def read_dated_codes(ended: Ended) -> Counter[tuple[str, str]]:
+    """Rows by date and code without its point."""
+    assert ended.code == 0, ended.text
+    events = pl.concat(list(open_cache(ended.workspace / "cache" / "pophr").events()))
+    codes = events["code"].cast(pl.String).str.extract(r"//(.*)").str.replace(".", "", literal=True)
+    return Counter(zip(events["time"].dt.strftime("%Y-%m-%d"), codes, strict=True))
+
+
+DISEASES = ("E119", "I10", "I509", "J449")
+
+
+def make_arrays() -> tuple[list[list[str]], list[list[str]]]:
+    """Codes and dates of 30 people, up to four each, in another order by person."""
+    codes, dates_of_codes = [], []
+    for person in range(30):
+        n = 2 + person % 3
+        written = [DISEASES[(person + i) % 4] for i in range(n)]
+        days = [
+            f"20{5 + (person + 3 * i) % 7:02d}-0{1 + i}-{1 + person % 28:02d}" for i in range(n)
+        ]
+        codes.append(written + [""] * (4 - n))
+        dates_of_codes.append(days + [""] * (4 - n))
+    return codes, dates_of_codes
+
+
+def write_arrays(path: Path, code: str, date_name: str) -> Counter[tuple[str, str]]:
+    """A row a person, with columns of codes and of dates; the pairs that it holds."""
+    codes, days = make_arrays()
+    ids = [("person_id" if code.startswith("dx") else "eid", [str(n) for n in range(30)])]
+    named = ids + [
+        (name.format(i, i + 1), [row[i] for row in cells])
+        for name, cells in ((code, codes), (date_name, days))
+        for i in range(4)
+    ]
+    pl.DataFrame(dict(named)).write_csv(path)
+    pairs = [zip(*row, strict=True) for row in zip(days, codes, strict=True)]
+    return Counter(pair for row in pairs for pair in row if pair[1])
+
+
+HISTORIES_ALONE = ["--rules", "none", "--min-codes", "1", "--keep-dates"]
+
+
+@pytest.mark.parametrize(
+    ("code", "date_name", "options"),
+    [
+        ("41270-0.{0}", "41280-0.{0}", []),
+        ("f.41270.0.{0}", "f.41280.0.{0}", ["--col", "subject=eid"]),
+        ("41270-0.{0}", "41280-0.{0}", ["--col", "code=41270-*", "--col", "date=41280-*"]),
+        ("dx{1}", "dx{1}_date", []),
+        ("dx_{1}", "dxdate{1}", ["--col", "date=dxdate1,dxdate2,dxdate3,dxdate4"]),
+    ],
+)
+def test_each_code_has_its_own_date(
+    ingest: Ingest, raw: Path, code: str, date_name: str, options: list[str]
+) -> None:
+    expected = write_arrays(raw / "export.csv", code, date_name)
+    vocab = ["--col", "vocab=icd10"] if code.startswith("dx") else []
+    ended = ingest(raw, *HISTORIES_ALONE, *vocab, *options)
+    assert read_dated_codes(ended) == expected
+    assert ended.has("have their dates in") == ("date=" not in " ".join(options))
+
+
+@pytest.mark.parametrize("mark", ["|", "', '"])
+def test_a_cell_with_a_list_has_the_dates_of_its_columns(
+    ingest: Ingest, raw: Path, mark: str
+) -> None:
+    expected = write_arrays(raw / "export.csv", "41270-0.{0}", "p41280_a{0}")
+    table = pl.read_csv(raw / "export.csv", infer_schema=False)
+    arrays = [f"41270-0.{i}" for i in range(4)]
+    lists = table.select(pl.concat_list(arrays).list.drop_nulls().list.join(mark)).to_series()
+    listed = [f"['{text}']" if "'" in mark else text for text in lists]
+    wide = table.drop(arrays).with_columns(p41270=pl.Series(listed))
+    wide.write_csv(raw / "export.csv")
+    assert read_dated_codes(ingest(raw, *HISTORIES_ALONE)) == expected
+    wide.drop("p41280_a3").write_csv(raw / "export.csv")
+    short = ingest(raw, *HISTORIES_ALONE, workspace="short")
+    assert short.code == 4
+    assert short.has("p41270", "up to 4 codes", "3 columns of dates", "Export all columns")
+
+
+def test_columns_that_cannot_be_paired_are_refused(ingest: Ingest, raw: Path) -> None:
+    expected = write_arrays(raw / "export.csv", "41270-0.{0}", "41280-0.{0}")
+    one = ingest(raw, *HISTORIES_ALONE, "--col", "date=41280-0.0")
+    assert one.code == 2
+    assert one.has("is one of 4 columns", "Give --col 'date=41280-0.*'")
+    followed = ingest(raw, *HISTORIES_ALONE, "--col", "date=41280-0.*", workspace="followed")
+    assert read_dated_codes(followed) == expected
+    table = pl.read_csv(raw / "export.csv", infer_schema=False)
+    table.drop("41280-0.3").write_csv(raw / "export.csv")
+    unequal = ingest(raw, *HISTORIES_ALONE, workspace="unequal")
+    assert unequal.code == 2
+    assert unequal.has("3 columns of dates and 4 columns of codes cannot be paired")
+
+
+# --- times of observation
+
+
+SPELLS = (("2005-01-01", "2005-12-31"), ("2006-03-01", "2007-12-31"))
+
+
+def make_spells(*names: str, last: str = "2007-12-31") -> pl.DataFrame:
+    """Two times of observation of each of the 60 people, with a gap between."""
+    ends = {"2007-12-31": last}
+    rows = [
+        (person, start, ends.get(end, end))
+        for person in read_patients()["patient_id"]
+        for start, end in SPELLS
+    ]
+    return pl.DataFrame(rows, schema=list(names), orient="row")
+
+
+def read_spells(ended: Ended) -> list[tuple[object, ...]]:
+    """The distinct times of observation, as lists of dates."""
+    assert ended.code == 0, ended.text
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    days = [
+        pl.col(name).cast(pl.List(pl.Date)).list.eval(pl.element().cast(pl.String))
+        for name in ("period_starts", "period_ends")
+    ]
+    return cohort.select(days).unique().rows()
+
+
+GAPS = [tuple(map(list, zip(*SPELLS, strict=True)))]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("enrollment.csv", ("patient_id", "enr_start", "enr_end")),
+        ("ENROLLMENT.csv", ("PATID", "ENR_START_DATE", "ENR_END_DATE")),
+        ("spells.csv", ("patient_id", "DTSTART", "DTEND")),
+    ],
+)
+@pytest.mark.parametrize("with_patients", [True, False])
+def test_a_row_for_each_time_of_observation(
+    ingest: Ingest, raw: Path, name: str, columns: Sequence[str], *, with_patients: bool
+) -> None:
+    copy_case(raw, "00_control")
+    if not with_patients:
+        (raw / "patients.csv").unlink()
+    make_spells(*columns).write_csv(raw / name)
+    ended = ingest(raw, "--keep-dates", *[] if with_patients else ["--rules", "none"])
+    assert read_spells(ended) == GAPS
+    assert ended.has(name, "60 subjects were observed in several periods")
+
+
+def test_patients_with_a_row_for_each_time_of_observation(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    spells = make_spells("patient_id", "obs_start", "obs_end")
+    read_patients().join(spells, on="patient_id").write_csv(raw / "patients.csv")
+    ended = ingest(raw, "--keep-dates")
+    assert ended.count_cases() == RIGHT
+    assert read_spells(ended) == GAPS
+
+
+@pytest.mark.parametrize("last", ["", "9999-12-31"])
+def test_an_observation_without_an_end_reaches_to_the_last_day(
+    ingest: Ingest, raw: Path, last: str
+) -> None:
+    copy_case(raw, "00_control")
+    make_spells("patient_id", "enr_start", "enr_end", last=last).write_csv(raw / "enrollment.csv")
+    [(starts, ends)] = read_spells(ingest(raw, "--keep-dates"))
+    assert starts == [start for start, _ in SPELLS]
+    assert ends == [SPELLS[0][1], read_control()["date"].max()]
+
+
+def test_a_table_of_observation_by_other_names_is_asked_for(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    make_spells("patient_id", "from_day", "to_day").write_csv(raw / "insured.csv")
+    ended = ingest(raw)
+    assert ended.has("not read", "insured.csv", "--col obs_start=NAME --col obs_end=NAME")
+    options = ["--col", "obs_start=from_day", "--col", "obs_end=to_day", "--keep-dates"]
+    followed = ingest(raw, *options, workspace="followed")
+    assert read_spells(followed) == GAPS
+    assert followed.count_cases() == RIGHT
 
 
 @pytest.mark.parametrize("word", ["09", "9", "ICD9CM", "ICD-9-CM", "icd 9", "i9"])
@@ -701,6 +883,8 @@ STRANGE = {
         ["--date-format", "%d/%m/%Y"],
     ),
     "canadian": (("HCN", "ADMDATE", "DIAG_CODE"), {"separator": ",", "format": "%Y%m%d"}, []),
+    "sentinel": (("PatID", "ADate", "DX"), {}, []),
+    "french hospitals": (("NIR_ANO_17", "EXE_SOI_DTD", "DGN_PAL"), {"format": "%Y%m%d"}, []),
     "primary care": (("Patient ID", "Event Date", "Code Value"), {}, []),
     "stays": (("member", "admission", "dx"), {}, []),
 }

@@ -271,6 +271,16 @@ def read_column(tables: Tables, vocab: str, cells: Sequence[str], **options: Any
         ("icd10", "[E11.9] Diabetes", ["E11.9"]),
         ("icd10", "Diabetes mellitus (E11.9)", ["E11.9"]),
         ("icd10", "['E11.9', 'I10']", ["E11.9", "I10"]),
+        ("icd10", "E11.9^I10", ["E11.9", "I10"]),
+        ("icd10", "E11.9~I10", ["E11.9", "I10"]),
+        ("icd10", "E11.9:I10", ["E11.9", "I10"]),
+        ("icd10", "E11.9   I10", ["E11.9", "I10"]),
+        ("icd9", "250.00^401.9", ["250.00", "401.9"]),
+        ("icd9", "25000   4019", ["250.00", "401.9"]),
+        ("icd9", "4019-", ["401.9"]),  # fillers of fixed columns
+        ("icd9", "496---", ["496"]),
+        ("icd9", "250.-", ["250"]),
+        ("icd10", "Ｅ１１．９", ["E11.9"]),
         ("icd10", "{E11.9}", ["E11.9"]),
         ("icd9", "250.00 - Diabetes", ["250.00"]),
         ("icd10", "E11.9 - ruled out", ["bad_code"]),
@@ -302,6 +312,7 @@ def test_cells_with_several_codes_or_none(
         ("I10.-", "I10"),
         ("QE119", "not_diagnosed"),  # Canada
         ("DE119", "E11.9"),  # Denmark
+        ("D:E11.9", "E11.9"),
         ("I10.x00", "I10"),  # China
         ("E11.900x001", "E11.900"),
         ("C80.+0", "C80"),  # France
@@ -610,11 +621,17 @@ def test_births_of_months_and_years(tmp_path: Path) -> None:
         ("1950.0", {}, "1950-07-01"),
         ("195006", {"date_format": "yyyymm"}, "1950-06-01"),
         ("1950-06", {}, "1950-06-01"),
+        ("1950-00-00", {}, "1950-07-01"),  # MySQL
+        ("19500000", {}, "1950-07-01"),
+        ("1950-06-00", {}, "1950-06-01"),
+        ("0000-00-00", {}, None),
     ):
         table = f"patient_id,birth_date\na,{text}\n"
         claims, events = read_folder(write_files(tmp_path, **files, patients__csv=table), **options)
         assert claims.subjects is not None
-        assert dates.parse_days(claims.subjects["birth"]).to_list() == to_days(born)
+        assert dates.parse_days(claims.subjects["birth"]).to_list() == (
+            to_days(born) if born else [None]
+        )
         assert events["date"].to_list() == ["2001-02-03"]
 
 
@@ -698,6 +715,86 @@ def test_columns_of_one_source_have_forms_of_their_own(ingest: Ingest) -> None:
     assert set(people["birth_day"]) == births
     expected = (date(2005, 1, 1) - date(1970, 1, 1)).days
     assert outcome.list_days() == [expected + i for i in range(40)]
+
+
+def test_codes_of_icd10_from_a_day_on_have_their_option(ingest: Ingest) -> None:
+    """The advice is followed to the codes that were written."""
+    days = [date(2015, 9, 11) + timedelta(day) for day in range(25)]
+    written = ["250.00" if day < date(2015, 10, 1) else "E11.9" for day in days]
+    lines = [
+        f"P{p},{day},{code}" for p in range(12) for day, code in zip(days, written, strict=True)
+    ]
+    options = ["--rules", "none"]
+    first = ingest(lines, *options, header="patient_id,date,code")
+    assert first.code == 3
+    assert "60 rows (they look like 'x99.9')" in first.screen
+    assert "Give --icd10-from DATE" in first.screen
+    followed = ingest(lines, "--icd10-from", "2015-10-01", *options, header="patient_id,date,code")
+    assert followed.code == 0
+    assert followed.count_codes() == {"ICD9//250.00": 240, "ICD10//E11.9": 60}
+
+
+def test_short_codes_without_a_point_have_their_option(ingest: Ingest) -> None:
+    """38 is 038 without its zero."""
+    codes_written = ["38", "25000", "4019", "4280", "496"]
+    lines = [
+        f"P{p},2005-0{m}-03,{code}" for p in range(4) for m in range(1, 6) for code in codes_written
+    ]
+    first = ingest(lines, "--rules", "none")
+    assert first.code == 3
+    assert "20 rows (they look like '99')" in first.screen
+    assert "Give --pad-undotted" in first.screen
+    followed = ingest(lines, "--rules", "none", "--pad-undotted")
+    assert followed.count_codes()["ICD9//038"] == 20
+
+
+EPOCH_TICKS = {"days": 1, "seconds": 86_400, "nanoseconds": 86_400_000_000_000}
+
+
+@pytest.mark.parametrize("ticks", EPOCH_TICKS)
+@pytest.mark.parametrize("kind", [pl.Float64, pl.Int64])
+def test_numbers_of_parquet_are_days(
+    tmp_path: Path, ticks: str, kind: type[pl.DataType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = [date(2005, 1, 3) + timedelta(37 * n) for n in range(20)]
+    numbers = [(day - date(1970, 1, 1)).days * EPOCH_TICKS[ticks] for day in days]
+    ids = pl.Series([float(n % 4) for n in range(20)])
+    table = {"patient_id": ids, "date": pl.Series(numbers).cast(kind), "icd9": ["250.00"] * 20}
+    (tmp_path / "raw").mkdir()
+    pl.DataFrame(table).write_parquet(tmp_path / "raw" / "claims.parquet")
+    command = ["ingest", "pophr", str(tmp_path / "raw"), "--phecode-map", str(ICD9_MAP)]
+    command += ["-w", str(tmp_path / "w"), "--rules", "none", "--min-codes", "1", "--no-select"]
+    assert main(command) == 4
+    advice = "--date-format unix (then they are of 2005 to 2006)"
+    assert advice in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--date-format", "unix", "--keep-dates"]) == 0
+    cache = Outcome(0, "", tmp_path / "w" / "cache" / "pophr")
+    assert cache.list_days() == [(day - date(1970, 1, 1)).days for day in days]
+
+
+def write_roc(day: date, mark: str) -> str:
+    """A day in years of the Republic of China, of which 1912 is the first."""
+    return mark.join((f"{day.year - 1911:03d}", f"{day.month:02d}", f"{day.day:02d}"))
+
+
+@pytest.mark.parametrize("mark", ["", "/", "-", "."])
+@pytest.mark.parametrize("first", [date(1998, 1, 5), date(2012, 1, 5)])
+def test_years_of_the_republic_of_china(ingest: Ingest, mark: str, first: date) -> None:
+    days = [first + timedelta(23 * n) for n in range(40)]
+    lines = [f"P{n % 4},{write_roc(day, mark)},250.00" for n, day in enumerate(days)]
+    refused = ingest(lines, "--rules", "none")
+    assert refused.code == 4
+    years = f"(then they are of {days[0].year} to {days[-1].year})"
+    assert f"--date-format roc {years}" in refused.screen
+    read = ingest(lines, "--rules", "none", "--date-format", "roc", "--keep-dates")
+    assert read.list_days() == [(day - date(1970, 1, 1)).days for day in days]
+
+
+def test_six_digits_may_be_of_two_calendars() -> None:
+    """940123 is of 2005 in Taiwan, of 1994 elsewhere: both are named."""
+    assert dates.parse_day("940123", "roc") == (date(2005, 1, 23) - date(1970, 1, 1)).days
+    assert dates.parse_day("881301", "roc") is None
+    assert dates.parse_day("16459", "roc") is None
 
 
 def test_a_form_of_a_column_without_dates_is_refused(ingest: Ingest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal, NamedTuple
+from unicodedata import normalize
 
 from bitimely_core.claims import codes
 from bitimely_core.claims.codes import FAMILIES, PhecodeTable, RowFault
@@ -26,15 +27,15 @@ TITLED = re.compile(
 )
 DOUBTED = re.compile(r"RULED? OUT|R/O|SUSPECTED|VERDACHT|AUSSCHLU|AUSGESCHL|EXCLUDED")
 # between codes: those that nothing else uses, and all; + and * are marks of ICD-10 elsewhere
-SURE_SEPARATOR = re.compile(r"[;,|\t\r\n]")
-SEPARATOR = re.compile(r"[;,|\t\r\n/&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
+SURE_SEPARATOR = re.compile(r"[;,|^~\t\r\n]")
+SEPARATOR = re.compile(r"[;,|^~\t\r\n/:&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
 RANGES = {"-", "–", "TO", "BIS"}  # between the ends of a block: E10 - E14
 QUOTES = " \t\r\n'\"\u00a0\ufeff"
 DECIMAL = re.compile(r"([EV]?\d{2,3}|[A-Z]\d\d)\s*[ ,]\s*(\d{1,2})", re.ASCII)  # E11,9 and 428 0
 
 # dagger, asterisk and the like behind a code; +0 is an extension of the French PMSI
 MARKS = re.compile(r"\s*(\+\d{0,2}|[*!#†‡]+)$", re.ASCII)
-FILLER = re.compile(r"\.?-+$|(?<=^...)\.$")  # I10- and I10.- of fixed columns, I10.
+FILLER = re.compile(r"\.?-+$|(?<=^...)\.$")  # I10-, 4019- and I10.- of fixed columns, I10.
 # the Chinese clinical edition: I10.x00, E11.900x001
 EXTENSION = re.compile(r"X\d{3}$", re.ASCII)
 PLACEHOLDER = re.compile(r"(?<=^...)\.?(X+|X\d\d)$", re.ASCII)  # I10X, I10.X00
@@ -51,7 +52,7 @@ PREFIXES = {
     "C": True,
     "Q": False,  # Canada (DAD): query
 }
-PREFIXED = re.compile(r"([A-Z])([A-Z]\d[0-9A-Z].*)", re.ASCII)
+PREFIXED = re.compile(r"([A-Z]):?([A-Z]\d[0-9A-Z].*)", re.ASCII)
 # letters behind a code of ICD-10-GM: G confirmed, V suspected, A ruled out, Z state after; side
 QUALIFIER = re.compile(r"[GVAZ][RLB]?|[RLB][GVAZ]?", re.ASCII)
 QUALIFIED = re.compile(r"([A-Z]\d[0-9A-Z]\.?[0-9]{0,2})([GVAZ][RLB]?|[RLB][GVAZ])", re.ASCII)
@@ -110,9 +111,15 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     return tuple(map(_drop_code, parts)) if n_known >= needed else (whole,)
 
 
+def fold_cell(raw: str) -> str:
+    """A cell in capitals of usual width, without quotes and blanks around it."""
+    plain = raw if raw.isascii() else normalize("NFKC", raw)
+    return plain.strip(QUOTES).upper()
+
+
 def _strip_cell(raw: str) -> str:
     """A cell in capitals, without quotes, blanks and brackets around it."""
-    text = raw.strip(QUOTES).upper()
+    text = fold_cell(raw)
     bracketed = BRACKETS.fullmatch(text)
     return bracketed[1].strip(QUOTES) if bracketed else text
 
@@ -159,7 +166,7 @@ def _read_part(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
 def _read_icd9(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
     if SHORT_HEAD.fullmatch(text) and not form.pads:
         return CellCode(None, FOREIGN)
-    joined = _join_blanks(text, form.vocab, table)
+    joined = _join_blanks(FILLER.sub("", text), form.vocab, table)
     code, fault = codes.normalise_code(joined, form.vocab, pad_undotted=form.pads)
     if code is None or re.search(r"\s|\.\.", joined):
         name = fault or "bad_format"

@@ -133,7 +133,7 @@ def _trim_cells(cells: Mapping[str, int]) -> Counter[str]:
     """Rows by cell in one spelling, without missing ones."""
     trimmed: Counter[str] = Counter()
     for text, n in cells.items():
-        trimmed[text.strip(code_cells.QUOTES).upper()] += n
+        trimmed[code_cells.fold_cell(text)] += n
     for word in codes.MISSING:
         trimmed.pop(word, None)
     return trimmed

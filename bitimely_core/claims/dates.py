@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
+from unicodedata import normalize
 
 import numpy as np
 import polars as pl
@@ -29,21 +30,37 @@ DATE_FORMS = re.compile(
 )
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
 # forms of numbers -> the days from their first day to 1970-01-01. They count days, or seconds or
-# milliseconds where that is a day of people
+# parts of them where that is a day of people
 EPOCHS = {"excel": 25569, "excel-1904": 24107, "sas": 3653, "stata": 3653, "unix": 0, "r": 0}
 SERIALS = ("excel", "excel-1904")  # of spreadsheets: days only
-TICKS = (1, 86_400, 86_400_000)  # of a day
+# of a day: in days, seconds, milli-, micro- and nanoseconds
+TICKS = (1, 86_400, 86_400_000, 86_400_000_000, 86_400_000_000_000)
 DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, seconds of three years
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
-NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH)
+ROC = "roc"  # form: years of the Republic of China (Taiwan), as 0940123, 94/1/23
+NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC)
 ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
-NUMBER = re.compile(r"(-?[0-9]{1,14})(?:\.[0-9]+)?")
+ROC_YEARS = 1911  # before the first of them
+ROC_DATE = re.compile(r"([0-9]{2,3})([./-]?)([0-9]{2}|(?<=[./-])[0-9])\2([0-9]{2}|(?<=[./-])[0-9])")
+NUMBER = re.compile(r"(-?[0-9]{1,19})(?:\.[0-9]+)?")
 # forms that an unknown one may have: orders of the letters of `strptime`, what separates them
 ORDERS = ("dmy", "mdy", "ymd", "ydm")
 GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}", "{}年{}月{}日")
 NO_GAP = re.compile(r"(%[dmyY]){3}")  # a form in which nothing parts day, month and year
 # of days of the year, and of months
-SHORT_FORMS = ("%Y%j", "%Y-%j", "%y%j", "%m/%Y", "%m.%Y", "%m-%Y", "%b-%Y", "%b %Y", "%B %Y")
+SHORT_FORMS = (
+    "%Y%j",
+    "%Y-%j",
+    "%y%j",
+    "%m/%Y",
+    "%m.%Y",
+    "%m-%Y",
+    "%Y/%m",
+    "%Y.%m",
+    "%b-%Y",
+    "%b %Y",
+    "%B %Y",
+)
 TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
 CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
@@ -73,9 +90,12 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
     """
     if text is None:
         return None
+    text = text if text.isascii() else normalize("NFKC", text)  # digits of full width
     try:
         if form is None:
             return _parse_iso_day(text.strip())
+        if form == ROC:
+            return _parse_roc_day(text.strip())
         if form in NUMBER_FORMS:
             number = NUMBER.fullmatch(text.strip())
             if number is None or DATE_FORMS.fullmatch(text.strip()):
@@ -95,7 +115,16 @@ def _parse_iso_day(text: str) -> int | None:
     if match is None:
         return None
     year, month, day = match.group(1, 2, 3) if match[1] else match.group(4, 5, 6)
-    return to_day(date(int(year), int(month), int(day or 1)))
+    return to_day(date(int(year), int(month), int(day or 1) or 1))
+
+
+def _parse_roc_day(text: str) -> int | None:
+    """Raises ValueError: as `_parse_iso_day`."""
+    match = ROC_DATE.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day = map(int, match.group(1, 3, 4))
+    return to_day(date(year + ROC_YEARS, month, day))
 
 
 def _parse_number(number: int, form: str) -> int | None:
@@ -123,14 +152,21 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     Numbers that are too large for days, and of all dates as seconds too small, count neither.
     """
     numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
-    forms = _list_possible_forms(numbers)
-    years = {}
-    for form in forms if 2 * len(numbers) > len(texts) else ():
-        read = [parse_day(number, form) for number in numbers]
-        within = sorted(day for day in read if day is not None and day in days)
-        if form not in ALIASES and len(within) >= 0.95 * len(numbers):
-            years[form] = (get_year(within[0]), get_year(within[-1]))
-    return years
+    forms = _list_possible_forms(numbers) if 2 * len(numbers) > len(texts) else ()
+    read_as = {form: numbers for form in forms if form not in ALIASES} | {ROC: texts}
+    years = {form: _find_years(written, form, days) for form, written in read_as.items()}
+    return {form: span for form, span in years.items() if span is not None}
+
+
+def _find_years(texts: Sequence[str], form: str, days: range) -> tuple[int, int] | None:
+    """First and last year of texts in a form; None where more than one in twenty is no day of a
+    range.
+    """
+    read = [parse_day(text, form) for text in texts]
+    within = sorted(day for day in read if day is not None and day in days)
+    if not within or len(within) < 0.95 * len(texts):
+        return None
+    return get_year(within[0]), get_year(within[-1])
 
 
 def _list_possible_forms(numbers: Sequence[str]) -> tuple[str, ...]:

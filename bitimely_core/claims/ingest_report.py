@@ -6,6 +6,7 @@ Reports that are printed have their counts of rows and subjects rounded.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from bitimely_core.types import IngestUnit
 
 Report = TypeVar("Report", IngestReport, IngestPart)
 SUBJECTS = "subjects"  # kind of a table with a row a subject
+DISEASE = re.compile(r"\W*([A-Z]\d|\d{3}\.)", re.IGNORECASE)  # how codes of diseases begin
 REQUIREMENTS = {  # what was expected of rows that are left out
     Reason.DATE: "expected a calendar date",
     Reason.DATE_OUTSIDE_LIFE: "expected a day between birth and death, within the data",
@@ -70,6 +72,7 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
                     if shapes
                     else f"{n} {kind}",
                     REQUIREMENTS.get(reason, ""),
+                    _advise_codes(job, account, reason),
                     level="warning" if reason in RULE_REASONS else "error",
                     file=table.file,
                     count=n,
@@ -83,6 +86,25 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
             findings[table.file] += _report_cells(table.file, account)
         run.rows.append(ingest_report.report_rows(table))
         add_unit(run, table.file, findings[table.file], digest)
+
+
+def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
+    """The option that reads rows that are left out for their codes."""
+    if reason == Reason.AMBIGUOUS_CODE:
+        return "Give --pad-undotted if they are diagnoses that have lost their zeros"
+    return _advise_vocabulary(job, account) if reason == Reason.WRONG_VOCABULARY else ""
+
+
+def _advise_vocabulary(job: ClaimsJob, account: RowAccount) -> str:
+    """The option that tells ICD-9 from ICD-10 by the date, where rows of a table hold codes of the
+    other vocabulary and nothing states that of each.
+    """
+    survey, tables = job.claims.survey, job.claims.events.tables
+    is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
+    examples = account.examples.get(Reason.WRONG_VOCABULARY, [])
+    if is_stated or not any(map(DISEASE.match, examples)):
+        return ""
+    return "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on"
 
 
 def _report_cells(file: str, account: RowAccount) -> list[Finding]:

@@ -7,6 +7,7 @@ Arrow prints them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -124,5 +125,18 @@ def _to_text(column: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if pa.types.is_floating(column.type):
+        column = _drop_fractions(column)
     zoned = pa.types.is_timestamp(column.type) and column.type.tz is not None
     return pc.cast(pc.local_timestamp(column) if zoned else column, pa.string())
+
+
+def _drop_fractions(column: pa.Array) -> pa.Array:
+    """Integers where all numbers of a column are whole, whose text has no exponent."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = pc.if_else(pc.is_nan(column), None, column)
+    with suppress(pa.ArrowInvalid):
+        return pc.cast(numbers, pa.int64())
+    return column

@@ -12,9 +12,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import polars as pl
 
@@ -40,6 +42,20 @@ from bitimely_core.claims.sources.columns import (
     report_spelling,
     report_zones,
     warn_of_rows,
+)
+from bitimely_core.claims.sources.dated_codes import (
+    Pairs,
+    find_pairs,
+    join_dates,
+    report_pairs,
+    spread_lists,
+)
+from bitimely_core.claims.sources.observation_tables import (
+    PERIOD_DATES,
+    join_periods,
+    read_spells,
+    separate_spells,
+    span_spells,
 )
 from bitimely_core.claims.sources.options import (
     LabelColumn,
@@ -71,11 +87,20 @@ from bitimely_core.claims.sources.subject_tables import (
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
+from bitimely_core.types import SourceRows
 
 EVENT_COLUMNS = {
     **words.list_names("claims"),
@@ -105,6 +130,7 @@ class _BlockPlan:
     """How a block of a table of claims becomes events."""
 
     wide: Sequence[str]  # columns of codes where there are several
+    pairs: Pairs  # columns of codes with dates of their own
     wide_vocabularies: Mapping[int, str]  # number of such a column -> the vocabulary of its name
     kinds: Mapping[str, str]  # word of the column `source`, in lower case -> a kind of claims
     vocabularies: Mapping[str, str]  # folded word of the column `vocab` -> a vocabulary
@@ -119,6 +145,8 @@ class _BlockPlan:
         """Columns under the names of `ClaimsSource.events`, one row for each code."""
         events = frame.with_columns(pl.lit(text).alias(key) for key, text in self.constants.items())
         events = events.rename({"subject": "subject_id"})
+        if self.pairs:
+            events = self._pair_dates(events)
         if self.whole_ids:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
@@ -137,10 +165,21 @@ class _BlockPlan:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if self.words_of_status is not None:
             events = reversals.mark_reversals(events, self.words_of_status)
-        if "position" in events.columns:
-            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-            events = events.with_columns(position)
-        return EventBlock(self._unpivot(events) if self.wide else events, dropped)
+        return EventBlock(events if self.pairs else self._place_codes(events), dropped)
+
+    def _place_codes(self, events: pl.DataFrame) -> pl.DataFrame:
+        """One row for each code, with its place among those of the claim as a number."""
+        if self.wide:
+            return self._unpivot(events, self.wide)
+        if "position" not in events.columns:
+            return events
+        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+        return events.with_columns(position)
+
+    def _pair_dates(self, events: pl.DataFrame) -> pl.DataFrame:
+        """One row for each code, with its own date."""
+        events, columns = spread_lists(events.drop("code", strict=False), self.pairs)
+        return join_dates(self._unpivot(events, columns), self.pairs)
 
     def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
         """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in two columns."""
@@ -158,9 +197,9 @@ class _BlockPlan:
         code = map_texts(events["code"], lambda text: cut(text, CODE_GROUP), events["code"].dtype)
         return events.with_columns(code.alias("code"), vocab.alias("vocab"))
 
-    def _unpivot(self, events: pl.DataFrame) -> pl.DataFrame:
+    def _unpivot(self, events: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""
-        events = unpivot_codes(events, self.wide)
+        events = unpivot_codes(events, columns)
         if not self.wide_vocabularies or "vocab" in events.columns:
             return events
         vocab = pl.col("position").replace_strict(
@@ -209,17 +248,19 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
     wanted = _rename_accepted(EVENT_COLUMNS, renamed)
-    needed = {key: wanted[key] for key in ("subject", "date")}
+    is_dated = partial(_is_dated, wanted, renamed)
     has_codes = partial(has_code_columns, accepted=wanted["code"], pattern=renamed.get("code"))
-    files = find_plain_files(source, needed, {MAP_FILE}, has_codes)
+    has_periods = partial(_has_periods, wanted=_rename_accepted(PATIENT_COLUMNS, renamed))
+    files = find_plain_files(source, is_dated, {MAP_FILE}, has_codes, has_periods)
     source_tables, survey = _open_events(source, files.claims, renamed, options)
     survey.counts_subjects = bool(files.labels)
     survey.findings += report_unread(files)
-    # two digits of a year of birth are read by the last day of the claims
+    people = _read_subject_facts(source, files, renamed, survey)
+    # two digits of a year of birth and the end of an observation go by the last day of the claims
     forms = parse_date_forms(options)
-    if not once or any(forms.values()):
+    if not once or any(forms.values()) or people.spells is not None:
         survey.read_all(source_tables)
-    patients, advice = _read_patients(source, files, renamed, forms, survey)
+    patients, periods = _make_patients(people, forms, survey)
     labels = _read_labels(source, files.labels, renamed, options, survey)
     map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
     is_wide = any(table.wide for table in source_tables)
@@ -231,7 +272,8 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
         source=options.default_source or "outpatient",
         map_files=map_files[:1],
         facts={"records": survey.records} if is_wide else {},
-        advice=advice,
+        periods=periods,
+        advice=people.advice,
     )
 
 
@@ -262,6 +304,11 @@ def _open_events_table(
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = _find_stated_vocabulary(names, renamed, meanings)
     wide = find_wide_columns(names, renamed.get("code"))
+    pairs = _find_date_pairs(names, wide, wanted, renamed)
+    dates = tuple(itertools.chain(*pairs.values()))
+    if pairs:
+        wide = tuple(pairs)
+        wanted["date"] = dates[:1]
     constants = _find_constants(file, names, wanted)
     unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}
     wanted = _drop_columns(wanted, unneeded, renamed)
@@ -274,6 +321,7 @@ def _open_events_table(
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
+        pairs=pairs,
         wide_vocabularies=match_vocabularies(wide) if constant is None and since is None else {},
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
@@ -287,6 +335,7 @@ def _open_events_table(
         table=table,
         shape=plan,
         wide=wide,
+        dates=dates,
         dropped_note="are of vocabularies without diagnoses",
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
@@ -296,11 +345,36 @@ def _open_events_table(
     findings = [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(file, names, table.columns, wanted, renamed),
+        *report_pairs(file, pairs, is_stated="date" in renamed),
         *report_other_codes(table, names, wide),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
     return events, find_vocabulary(code_name, constant, since), findings
+
+
+def _find_date_pairs(
+    names: Sequence[str],
+    wide: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+    renamed: Mapping[str, str],
+) -> dict[str, tuple[str, ...]]:
+    """The columns of dates of the columns of codes, {} where one date is that of all."""
+    codes = wide or find_names(names, wanted["code"])[:1]
+    return find_pairs(names, codes, renamed.get("date")) if codes else {}
+
+
+def _is_dated(
+    wanted: Mapping[str, Sequence[str]], renamed: Mapping[str, str], names: Sequence[str]
+) -> bool:
+    """Whether a table has columns of subjects and of dates."""
+    if not find_names(names, wanted["subject"]):
+        return False
+    with suppress(UserError):
+        wide = find_wide_columns(names, renamed.get("code"))
+        if _find_date_pairs(names, wide, wanted, renamed):
+            return True
+    return bool(find_names(names, wanted["date"]))
 
 
 def _find_stated_vocabulary(
@@ -446,32 +520,89 @@ def _list_categories(table: OpenTable) -> tuple[str, ...]:
     return tuple({table.columns[key] for key in FEW_TEXTS & set(table.columns)} - others)
 
 
-def _read_patients(
-    source: Source,
-    files: PlainFiles,
-    renamed: Mapping[str, str],
-    forms: Mapping[str, str],
-    accounts: TableAccounts,
-) -> tuple[pl.DataFrame | None, dict[str, str]]:
-    """The registered subjects, if a table of them or the claims tell of them; and what to give for
-    the facts that are not told.
-    """
+class _SubjectFacts(NamedTuple):
+    """What tables tell of subjects, as text."""
+
+    frame: pl.DataFrame | None  # a row a subject
+    file: str
+    advice: Mapping[str, str]  # fact that is not told -> what to give
+    spells: pl.DataFrame | None  # times of observation, any number a subject
+    spells_file: str
+
+
+def _has_periods(names: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a table has columns of subjects and of the start and end of their observation."""
+    return all(find_names(names, wanted[key]) for key in ("subject", *PERIOD_DATES))
+
+
+def _read_subject_facts(
+    source: Source, files: PlainFiles, renamed: Mapping[str, str], accounts: TableAccounts
+) -> _SubjectFacts:
+    """The registered subjects, if tables of them or the claims tell of them."""
     wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
     # the column may have its name in the claims only
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
-    file, advice = files.claims[0], dict[str, str]()
+    file, advice, spells = files.claims[0], dict[str, str](), None
     frame: pl.DataFrame | None
+    named = dict(renamed)
+    if files.periods:  # their columns are there
+        named = {key: name for key, name in named.items() if key not in PERIOD_DATES}
     if files.patients:
         file = files.patients[0]
-        frame, advice = _read_patient_tables(source, files.patients, wanted, renamed, accounts)
+        table, advice = _read_patient_tables(source, files.patients, wanted, named, accounts)
+        people, spells = separate_spells(table)
+        frame = keep_unique_rows(people, file, accounts, "subject")
+        accounts.rows[-1] = replace(accounts.rows[-1], seen=table.height)
     else:
-        frame = _read_patients_of_claims(source, files.claims, wanted, renamed, accounts)
+        frame = _read_patients_of_claims(source, files.claims, wanted, named, accounts)
     if files.deaths:
         frame = _add_deaths(frame, _read_deaths(source, files.deaths, wanted, accounts))
+    if not files.periods:
+        return _SubjectFacts(frame, file, advice, spells, file)
+    spells = _read_period_tables(source, files.periods, wanted, accounts)
+    return _SubjectFacts(frame, file, advice, spells, files.periods[0])
+
+
+def _read_period_tables(
+    source: Source,
+    files: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+    accounts: TableAccounts,
+) -> pl.DataFrame:
+    """The times of observation of tables of them: subject, obs_start, obs_end."""
+    columns = {key: wanted[key] for key in ("subject", *PERIOD_DATES)}
+    frames = []
+    for path in files:
+        frame = _read_ids(open_table(source, path, columns, named=True), "subject", accounts)
+        accounts.rows.append(SourceRows(file=path, kind="subjects", seen=frame.height))
+        accounts.exclude(
+            Reason.IDENTIFIER, frame.filter(pl.col("subject").is_null())["row"], "have no subject"
+        )
+        frames.append(frame.drop("row").drop_nulls("subject"))
+    return pl.concat(frames)
+
+
+def _make_patients(
+    people: _SubjectFacts, forms: Mapping[str, str], accounts: TableAccounts
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """`ClaimsSource.subjects` and `ClaimsSource.periods`."""
+    frame, periods = people.frame, None
+    if people.spells is not None:
+        spells = read_spells(people.spells, people.spells_file, forms, accounts)
+        periods = join_periods(spells, people.spells_file, accounts)
+        frame = _add_spans(frame, span_spells(spells))
     if frame is None:
-        return None, {}
+        return None, None
     frame = frame.rename({"subject": "subject_id"})
-    return make_subjects(frame, file, accounts, forms), advice
+    return make_subjects(frame, people.file, accounts, forms), periods
+
+
+def _add_spans(frame: pl.DataFrame | None, spans: pl.DataFrame) -> pl.DataFrame:
+    """The subjects with the span of their times of observation, and those whom only these have."""
+    if frame is None:
+        return spans
+    others = frame.drop(PERIOD_DATES, strict=False)
+    return others.join(spans, on="subject", how="full", coalesce=True)
 
 
 def _read_patient_tables(
@@ -481,7 +612,7 @@ def _read_patient_tables(
     renamed: Mapping[str, str],
     accounts: TableAccounts,
 ) -> tuple[pl.DataFrame, dict[str, str]]:
-    """A row a subject, and what to give for the facts that are not told."""
+    """All rows, and what to give for the facts that are not told."""
     frames, names, columns = [], list[str](), dict[str, str]()
     for file in files:
         table = open_table(
@@ -492,7 +623,7 @@ def _read_patient_tables(
         accounts.findings += report_unread_dates(table)
         names = list(tables.read_names(table.path, delimiter=table.delimiter))
         columns = table.columns
-    frame = keep_unique_rows(pl.concat(frames, how="diagonal"), files[0], accounts, "subject")
+    frame = pl.concat(frames, how="diagonal")
     advice = {key: _advise_column(key, names, columns, files[0]) for key in ("birth", "sex")}
     return frame, advice
 

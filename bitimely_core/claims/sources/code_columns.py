@@ -21,24 +21,28 @@ STEMS = set(words.WORDS["wide"]["stems"])  # of the names of such series, folded
 VOCABULARY = re.compile(
     r"(?:icd|cim|cie|(?<![^\W_])i)[\W_]*(9|10)(?!\d)[\W_]*(cm)?", re.IGNORECASE | re.ASCII
 )
+FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
+CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items()}
 ROWS = 200  # by which it is known whether a column holds codes
 
 
 def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
-    """The columns of codes of a table with several: a series with numbers, or one for ICD-9 beside
-    one for ICD-10.
+    """The columns of codes of a table with several: a series with numbers, one for ICD-9 beside one
+    for ICD-10, or the arrays of UK Biobank.
 
     `pattern`: of their names, as of files, or names with commas between them; a name without either
     is that of a single column.
     """
     if pattern is not None:
-        return _match_pattern(names, pattern)
+        return match_pattern(names, pattern)
+    if fields := [name for name in names if find_field(name) in CODE_FIELDS]:
+        return tuple(sorted(fields, key=list_numbers))
     both = [name for name in names if words.fold_name(name) in {"icd9", "icd10"}]
     if len(both) > 1:
         return tuple(both)
     if any(name.lower() in CODE_NAMES for name in names):
         return ()
-    return tuple(sorted(filter(_is_numbered, names), key=_list_numbers))
+    return tuple(sorted(filter(_is_numbered, names), key=list_numbers))
 
 
 def has_code_columns(names: Sequence[str], accepted: Sequence[str], pattern: str | None) -> bool:
@@ -54,8 +58,14 @@ def _is_numbered(name: str) -> bool:
     return match is not None and words.fold_name(match[1]) in STEMS
 
 
-def _match_pattern(names: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """The columns that `--col code=PATTERN` names. Raises UserError: config (exit 2)."""
+def find_field(name: str) -> str:
+    """The field of UK Biobank that a column holds a part of; "" where its name has none."""
+    match = FIELD.fullmatch(name)
+    return match[1] if match else ""
+
+
+def match_pattern(names: Sequence[str], pattern: str, key: str = "code") -> tuple[str, ...]:
+    """The columns that `--col KEY=PATTERN` names. Raises UserError: config (exit 2)."""
     if not re.search(r"[*?\[,]", pattern):
         return ()
     wide = list[str]()
@@ -63,14 +73,14 @@ def _match_pattern(names: Sequence[str], pattern: str) -> tuple[str, ...]:
         matches = [name for name in names if fnmatchcase(name.lower(), part.lower())]
         if not matches:
             raise usage_error(
-                f"--col code={safe_text(part)} names no column",
+                f"--col {key}={safe_text(part)} names no column",
                 f"found {', '.join(map(safe_text, names[:60]))}",
             )
-        wide += sorted(matches, key=_list_numbers)
+        wide += sorted(matches, key=list_numbers)
     return tuple(dict.fromkeys(wide))
 
 
-def _list_numbers(name: str) -> list[int]:
+def list_numbers(name: str) -> list[int]:
     """Sort key of names that differ by a number: dx2 comes before dx10."""
     return list(map(int, re.findall(r"\d+", name)))
 
@@ -87,6 +97,8 @@ def match_vocabularies(columns: Sequence[str]) -> dict[int, str]:
 
 def _match_name(column: str) -> str | None:
     """The vocabulary that the name of a column states."""
+    if field := CODE_FIELDS.get(find_field(column)):
+        return field
     match = VOCABULARY.search(column)
     return f"icd{match[1]}{(match[2] or '').lower()}" if match else None
 

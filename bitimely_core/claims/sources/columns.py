@@ -4,6 +4,7 @@ of dates.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,12 @@ ENDINGS = (
     *READERS,
 )
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
+SUBJECT_COLUMNS = {"subject", "subject_id"}
 # keys of columns whose numbers have no fraction
-WHOLE_COLUMNS = {"subject", "subject_id", "date", *SUBJECT_DATE_COLUMNS}
-FRACTION_TYPES = ("float", "double", "halffloat", "decimal")  # of Arrow
+WHOLE_COLUMNS = {*SUBJECT_COLUMNS, "date", *SUBJECT_DATE_COLUMNS}
+SHORT_TYPES = ("float", "halffloat")  # of Arrow: they do not hold a number of eight digits
+EXACT_BELOW = 2**53  # whole numbers that a double holds
+TYPE_ROWS = 200  # by which it is known whether numbers are whole
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
@@ -188,7 +192,7 @@ def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
 
 def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str]) -> None:
     """Refuse columns with several values a row, and those whose stored type has lost information:
-    codes that are not text, subjects and dates with a fraction.
+    codes that are not text, subjects and dates in too few bits.
 
     `columns`: key -> name; `codes`: keys of codes; `file`: name in messages. Raises UserError:
     ambiguous_code, schema.
@@ -201,7 +205,7 @@ def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Colle
             hint = "Write one row for each value, for example by DataFrame.explode of polars"
         elif key in codes and kind != "text":  # without zeros 018.82 and 188.2 look the same
             reason, hint = Reason.AMBIGUOUS_CODE, "Write the table again from its origin"
-        elif key not in WHOLE_COLUMNS or not kind.startswith(FRACTION_TYPES):
+        elif key not in WHOLE_COLUMNS or not _has_lost_digits(path, key, name, kind):
             continue
         raise input_error(
             reason,
@@ -211,6 +215,17 @@ def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Colle
             file=file,
             field=name,
         )
+
+
+def _has_lost_digits(path: Path, key: str, name: str, kind: str) -> bool:
+    """Whether the type of a column of subjects or dates does not hold their numbers."""
+    if kind in SHORT_TYPES:
+        return True
+    if kind != "double" or key not in SUBJECT_COLUMNS:
+        return False
+    rows = itertools.islice(tables.read_rows(path, (name,)), TYPE_ROWS)
+    texts = [row.cells[0] for row in rows if isinstance(row, tables.TableRow) and row.cells[0]]
+    return not all(text.isdecimal() and int(text) < EXACT_BELOW for text in texts)
 
 
 def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.Series:
@@ -314,13 +329,12 @@ def _advise_forms(samples: Sequence[str], name: str) -> str:
     """
     column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
     years = dates.list_number_forms(samples, dates.get_plausible(name))
-    if years:
-        flags = [
-            f"--date-format {column}{form} (then they are of {first} to {last})"
-            for form, (first, last) in years.items()
-        ]
-    else:
-        flags = [f"--date-format '{column}{form}'" for form in dates.suggest_forms(samples)[:3]]
+    flags = [
+        f"--date-format {column}{form} (then they are of {first} to {last})"
+        for form, (first, last) in years.items()
+    ]
+    if years.keys() <= {dates.ROC}:  # 940123 may also be of 1994
+        flags += [f"--date-format '{column}{form}'" for form in dates.suggest_forms(samples)[:3]]
     if not flags:
         other = ", or rename the column if it holds no dates" if column else ""
         return f"Write them as YYYY-MM-DD{other}"

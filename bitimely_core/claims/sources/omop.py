@@ -17,7 +17,6 @@ import polars as pl
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.periods import merge_periods
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
@@ -27,6 +26,7 @@ from bitimely_core.claims.sources.columns import (
     reformat_dates,
     warn_of_rows,
 )
+from bitimely_core.claims.sources.observation_tables import join_periods
 from bitimely_core.claims.sources.options import (
     parse_date_forms,
     parse_switch_day,
@@ -404,16 +404,6 @@ def _add_tokens(rows: pl.DataFrame, tokens: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(token=pl.when(unit.is_not_null()).then(with_unit).otherwise("token"))
 
 
-def _read_periods(frame: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame | None:
-    """`merge_periods` of a table of periods, None where nobody has several; these are said."""
-    start, end = (dates.parse_days(frame[name]) for name in ("obs_start", "obs_end"))
-    periods = merge_periods(frame.select("subject_id", start=start, end=end))
-    problem = "subjects were observed in several periods, with gaps between"
-    rule = "they are at risk in the period of their index day alone"
-    accounts.findings += warn_of_rows(periods.height, Reason.METADATA, problem, rule, file=file)
-    return periods if periods.height else None
-
-
 def _read_persons(
     source: Source, forms: Mapping[str, str], accounts: TableAccounts
 ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
@@ -437,7 +427,9 @@ def _read_persons(
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], forms[key]) for key in columns)
             if name == "observation_period":
-                periods = _read_periods(read, file, accounts)
+                days = (dates.parse_days(read[key]).alias(key[4:]) for key in columns)
+                spells = read.select("subject_id", *days)
+                periods = join_periods(spells, file, accounts)
             spans = read.group_by("subject_id").agg(
                 pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns
             )

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import ENDINGS, find_names
+from bitimely_core.claims.sources.columns import ENDINGS
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
@@ -41,6 +41,7 @@ class PlainFiles(NamedTuple):
     patients: list[str]
     labels: list[str]
     deaths: list[str]  # a row a subject who died
+    periods: list[str]  # a row a time of observation
     unread: list[str]  # other tables
 
 
@@ -72,17 +73,19 @@ def list_partitions(path: str) -> dict[str, str]:
 
 def find_plain_files(
     source: Source,
-    wanted: Mapping[str, Collection[str]],
+    is_dated: Callable[[Sequence[str]], bool],
     others: Collection[str],
     has_codes: Callable[[Sequence[str]], bool],
+    has_periods: Callable[[Sequence[str]], bool],
 ) -> PlainFiles:
     """The tables of a folder.
 
     Args:
         source: the folder.
-        wanted: subject and date -> accepted names of their columns.
+        is_dated: whether a table with such columns has subjects and dates.
         others: names of files that are no tables of this kind.
         has_codes: whether columns of these names hold codes.
+        has_periods: whether they hold subjects and their times of observation.
 
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
@@ -91,8 +94,10 @@ def find_plain_files(
         _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
     ]
     rest = {name: files for name, files in groups.items() if files not in roles}
-    claims = _choose_claims(source, rest, wanted, has_codes)
-    for files in (claims, *roles):
+    claims = _choose_claims(source, rest, is_dated, has_codes)
+    beside = sorted(set(itertools.chain(*rest.values())) - set(claims))
+    periods = [path for path in beside if has_periods(_list_columns(source, path))]
+    for files in (claims, periods, *roles):
         _refuse_copies(files)
     if not claims:
         _refuse_other_formats(source)
@@ -103,8 +108,8 @@ def find_plain_files(
             hint="Give the folder that holds it, and the --source it is laid out for, or name the "
             "columns: --col subject=NAME --col date=NAME --col code=NAME",
         )
-    unread = set(itertools.chain(*rest.values())) - set(claims)
-    return PlainFiles(claims, patients, labels, deaths, sorted(unread))
+    unread = [path for path in beside if path not in periods]
+    return PlainFiles(claims, patients, labels, deaths, periods, unread)
 
 
 def _refuse_other_formats(source: Source) -> None:
@@ -130,7 +135,7 @@ def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str
 def _choose_claims(
     source: Source,
     groups: Mapping[str, list[str]],
-    wanted: Mapping[str, Collection[str]],
+    is_dated: Callable[[Sequence[str]], bool],
     has_codes: Callable[[Sequence[str]], bool],
 ) -> list[str]:
     """The files of claims by name, else by their columns, best with codes and not of procedures,
@@ -142,7 +147,7 @@ def _choose_claims(
     if by_name := list(itertools.chain(*map(groups.__getitem__, claims))):
         return by_name
     names = {path: _list_columns(source, path) for path in paths}
-    dated = [path for path in paths if _has_all(names[path], wanted)]
+    dated = [path for path in paths if is_dated(names[path])]
     return _keep_diagnoses(dated, names, has_codes) or (paths if len(paths) == 1 else [])
 
 
@@ -156,11 +161,6 @@ def _keep_diagnoses(
     """
     diagnoses = [path for path in paths if not _is_other(path)] or list(paths)
     return [path for path in diagnoses if has_codes(names[path])] or diagnoses
-
-
-def _has_all(names: Sequence[str], wanted: Mapping[str, Collection[str]]) -> bool:
-    """Whether a table has a column for each key."""
-    return all(find_names(names, list(accepted)) for accepted in wanted.values())
 
 
 def _is_other(path: str) -> bool:
@@ -210,5 +210,9 @@ def report_unread(files: PlainFiles) -> list[Finding]:
     listed = ", ".join(map(safe_text, files.unread[:LISTED]))
     rest = f" and {len(files.unread) - LISTED} more" if len(files.unread) > LISTED else ""
     text = f"not read: {listed}{rest}"
-    why = "beside the claims, but neither claims, patients, deaths nor labels by name"
-    return [Finding(Reason.NO_INPUT, text, why, level="info", count=len(files.unread))]
+    why = (
+        "beside the claims, but neither claims, patients, deaths nor labels by name, nor times of "
+        "observation by columns"
+    )
+    hint = "Name these as --col obs_start=NAME --col obs_end=NAME"
+    return [Finding(Reason.NO_INPUT, text, why, hint, level="info", count=len(files.unread))]

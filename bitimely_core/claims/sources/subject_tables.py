@@ -45,6 +45,8 @@ UNREAD_DATES = {
     "obs_start": ("times of observation", "--col obs_start=NAME --col obs_end=NAME"),
 }
 DATE_LIKE = r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b"
+YEAR = r"^\s*(\d{4})(?:\.0)?\s*$"
+NO_MONTH = r"^\s*([1-9]\d{3})(?:-00-00\b|0000\s*$)"  # MySQL: 1950-00-00
 SAMPLE_ROWS = 200  # by which a column is judged
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
@@ -142,16 +144,10 @@ def make_subjects(
     frame = frame.with_columns(pl.lit(None, pl.String).alias(name) for name in sorted(absent))
     for name in SUBJECT_DATE_COLUMNS:
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
-        is_year = name == "birth" and _holds_years(frame[name])
-        accounts.findings += warn_of_rows(
-            frame[name].count() if is_year else 0,
-            Reason.METADATA,
-            "rows state only the year of birth",
-            f"1 July is taken (found {_describe_years(frame[name])})" if is_year else "",
-            file=file,
-            field=name,
-        )
-        written = reformat_dates(frame[name], dates.YEAR if is_year else forms.get(name, ""), near)
+        column = frame[name]
+        if name == "birth":
+            column = _complete_births(column, file, accounts)
+        written = reformat_dates(column, forms.get(name, ""), near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
@@ -208,10 +204,21 @@ def _holds_years(texts: pl.Series) -> bool:
     return bool(years) and all(map(dates.is_year, years))
 
 
-def _describe_years(texts: pl.Series) -> str:
-    """The decades of some years: 1920 to 1989."""
-    years = [int(text[:4]) for text in texts.drop_nulls().str.strip_chars() if dates.is_year(text)]
-    return f"{min(years) // 10 * 10} to {max(years) // 10 * 10 + 9}"
+def _complete_births(texts: pl.Series, file: str, accounts: TableAccounts) -> pl.Series:
+    """Births with 1 July where only their year is stated, in all rows or by a month of 00."""
+    years = texts.str.extract(YEAR if _holds_years(texts) else NO_MONTH)
+    if not years.count():
+        return texts
+    numbers = years.drop_nulls().cast(pl.Int32).sort() // 10 * 10
+    accounts.findings += warn_of_rows(
+        years.count(),
+        Reason.METADATA,
+        "rows state only the year of birth",
+        f"1 July is taken (found {numbers[0]} to {numbers[-1] + 9})",
+        file=file,
+        field="birth",
+    )
+    return (years + "-07-01").fill_null(texts)
 
 
 def _blank_unknown_dates(

@@ -66,17 +66,18 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
     source = table.table
+    further = (*table.wide, *table.dates)
     with locate_errors(table.file):
         for block in tables.read_frames(
             source.path,
-            tuple(dict.fromkeys((*source.columns.values(), *table.wide))),
+            tuple(dict.fromkeys((*source.columns.values(), *further))),
             delimiter=source.delimiter,
             span=table.span,
             categories=table.categories,
         ):
             tables.refuse_faults(block, table.file)
             keys = (pl.col(name).alias(key) for key, name in source.columns.items())
-            shaped = table.shape(block.frame.select("row", *keys, *table.wide))
+            shaped = table.shape(block.frame.select("row", *keys, *further))
             frame = shaped.events
             if block.has_blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
