@@ -5,6 +5,7 @@ Integers need no date arithmetic. Of a column, each distinct text is read once.
 
 from __future__ import annotations
 
+import calendar
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,8 +60,16 @@ SHORT_FORMS = (
     "%Y.%m",
     "%b-%Y",
     "%b %Y",
-    "%B %Y",
 )
+# how the months of Western languages begin, without accents, beside the English ones
+MONTH_WORDS = {
+    1: ("jan", "ene", "gen"), 2: ("feb", "fev"), 3: ("mar", "maer", "mrz", "maa", "mrt"),
+    4: ("apr", "avr", "abr"), 5: ("may", "mai", "mei", "mag"), 6: ("jun", "juin", "giu"),
+    7: ("jul", "juil", "lug"), 8: ("aug", "aou", "ago"), 9: ("sep", "set"),
+    10: ("oct", "okt", "ott", "out"), 11: ("nov",), 12: ("dec", "dez", "dic"),
+}  # fmt: skip
+MONTH_OF = {word: month for month, words in MONTH_WORDS.items() for word in words}
+LETTERS = re.compile(r"[^\W\d_]{3,}\.?")
 TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
 CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
@@ -101,7 +110,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
             if number is None or DATE_FORMS.fullmatch(text.strip()):
                 return None  # eight digits are a date in any file
             return _parse_number(int(number[1]), form)
-        when = datetime.strptime(text.strip(), form).date()
+        when = datetime.strptime(_translate_month(text.strip(), form), form).date()
         if near is not None and "%y" in form:
             when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
         return to_day(when)
@@ -116,6 +125,18 @@ def _parse_iso_day(text: str) -> int | None:
         return None
     year, month, day = match.group(1, 2, 3) if match[1] else match.group(4, 5, 6)
     return to_day(date(int(year), int(month), int(day or 1) or 1))
+
+
+def _translate_month(text: str, form: str) -> str:
+    """A text with the name of its month in English, where the form has one in letters."""
+    letters = re.search("%[bB]", form)
+    word = LETTERS.search(text)
+    if letters is None or word is None:
+        return text
+    plain = "".join(c for c in normalize("NFKD", word[0].lower()) if c.isalpha())
+    month = MONTH_OF.get(plain[:4], MONTH_OF.get(plain[:3]))
+    names = calendar.month_name if letters[0] == "%B" else calendar.month_abbr
+    return text[: word.start()] + names[month] + text[word.end() :] if month else text
 
 
 def _parse_roc_day(text: str) -> int | None:
@@ -187,9 +208,9 @@ def suggest_forms(texts: Sequence[str]) -> list[str]:
 
 
 def _iter_date_forms() -> Iterator[str]:
-    """`strptime` formats of dates without a time; a month in letters may be short or long."""
+    """`strptime` formats of dates without a time; %b reads short and long names of months."""
     yield from SHORT_FORMS
-    for order, gaps, month, year in itertools.product(ORDERS, GAPS, "mbB", "yY"):
+    for order, gaps, month, year in itertools.product(ORDERS, GAPS, "mb", "yY"):
         letters = order.replace("m", month).replace("y", year)
         yield gaps.format(*(f"%{letter}" for letter in letters))
 
