@@ -694,6 +694,12 @@ def test_columns_that_cannot_be_paired_are_refused(ingest: Ingest, raw: Path) ->
     followed = ingest(raw, *HISTORIES_ALONE, "--col", "date=41280-0.*", workspace="followed")
     assert read_dated_codes(followed) == expected
     table = pl.read_csv(raw / "export.csv", infer_schema=False)
+    table.drop("41270-0.0", "41280-0.3").write_csv(raw / "export.csv")
+    other = ingest(raw, *HISTORIES_ALONE, workspace="other")  # numbers 1 to 3 and 0 to 2
+    assert other.code == 2
+    table.drop("41270-0.0").write_csv(raw / "export.csv")
+    later = read_dated_codes(ingest(raw, *HISTORIES_ALONE, workspace="later"))
+    assert set(later) < set(expected)
     table.drop("41280-0.3").write_csv(raw / "export.csv")
     unequal = ingest(raw, *HISTORIES_ALONE, workspace="unequal")
     assert unequal.code == 2

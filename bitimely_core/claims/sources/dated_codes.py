@@ -12,7 +12,15 @@ import polars as pl
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.code_columns import find_field, list_numbers, match_pattern
 from bitimely_core.claims.sources.columns import find_names
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 
 Pairs = Mapping[str, tuple[str, ...]]
 """Column of codes -> that of its dates; several where a cell of it holds a list of codes."""
@@ -47,7 +55,11 @@ def _pair_columns(codes: Sequence[str], dates: Sequence[str]) -> dict[str, tuple
         return {code: (date,) for code, date in zip(codes, dates, strict=True)}
     if len(codes) == 1:
         return {codes[0]: tuple(dates)}
-    raise usage_error(
+    raise _refuse_columns(codes, dates)
+
+
+def _refuse_columns(codes: Sequence[str], dates: Sequence[str]) -> UserError:
+    return usage_error(
         f"{len(dates)} columns of dates and {len(codes)} columns of codes cannot be paired",
         f"dates are {_abridge(dates)}, codes are {_abridge(codes)}",
         "Name as many of dates as of codes, as --col 'date=41280-*' --col 'code=41270-*'",
@@ -66,8 +78,14 @@ def _pair_fields(names: Sequence[str], codes: Sequence[str]) -> dict[str, tuple[
     for field, dated in DATE_FIELDS.items():
         coded = [name for name in codes if find_field(name) == field]
         dates = sorted((name for name in names if find_field(name) == dated), key=list_numbers)
-        if coded and dates:
-            pairs |= _pair_columns(coded, dates)
+        place_of = {tuple(list_numbers(name)[1:]): name for name in dates}
+        places = [tuple(list_numbers(name)[1:]) for name in coded]
+        if coded and place_of.keys() >= set(places):
+            pairs |= {code: (place_of[place],) for code, place in zip(coded, places, strict=True)}
+        elif len(coded) == 1 and dates:
+            pairs[coded[0]] = tuple(dates)
+        elif coded and dates:
+            raise _refuse_columns(coded, dates)
     return pairs
 
 
