@@ -623,7 +623,7 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
     assert done["verdict"] == "2 of 3 cells were run. No two rows could be compared."
     lines = (tmp_path / "out/results.md").read_text("utf-8").splitlines()
     table = [line for line in lines if line.startswith("|")]
-    assert table[0] == "|  | one | two | three |"
+    assert table[0] == "| row | one | two | three |"
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table[:7]} == {5}
     assert "needs 8 GB \\| a lot" in "\n".join(lines)
     rows = list(csv.DictReader((tmp_path / "out/results.csv").read_text("utf-8").splitlines()))
