@@ -410,7 +410,7 @@ def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(
     run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=messages.append)
     assert run["run"] == f"tiny-{name}"
     assert run["steps"] == 0
-    assert any("no pre-training" in line for line in messages)
+    assert any("Without pre-training" in line for line in messages)
     small = {"train": {"steps": 20, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}
     fine = workflows.finetune(run["run"], data="pophr", flags=small, workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / fine["run"] / "run.json").read_bytes())
@@ -420,7 +420,7 @@ def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(
         0,
         None,
     )
-    assert any("no pre-training" in line for line in stored["notices"])
+    assert any("Without pre-training" in line for line in stored["notices"])
     scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=20)
     assert set(scores["by_class"]) == set(LABELS)
 
