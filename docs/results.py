@@ -126,9 +126,8 @@ FAMILIES = {
         "bitimely run open --only 0.2 -w W        # the other data, then the registered families",
     ),
     "models-families": (
-        'bitimely run models-epilepsy --only "0.1" --only "1.0" -w W',
-        'bitimely run models-cinc2017 --only "0.1" --only "1.0" -w W',
-        'bitimely run models --only "0.1" --only "1.0" -w W',
+        'bitimely run models --only "strict 0.1" --only "scratch 0.1" '
+        '--only "scratch 1.0 epilepsy/five" --only "resnet 1.0 epilepsy/five" -w W',
     ),
 }
 DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
