@@ -143,7 +143,7 @@ def test_families_are_judged_when_they_are_complete(
     assert load_script().take_record(claim, home)["registered"] == rows["F1"]["verdict"]
     described = load_script("results").make_descriptive(home)
     assert described.count("| D1 |") == 2
-    section = load_script("results").make_families(home)
+    section = load_script("results").make_families("open-families", home)
     assert "| D1 |" not in section
     assert (
         f"| strict 0.5 | scratch 0.5 | {100 * mean(own):.1f} | {100 * mean(other):.1f} |" in section
