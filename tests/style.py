@@ -69,9 +69,9 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 733_600, 480_000),
+    Bound("tokens", 733_700, 480_000),
     Bound("branches", 25.7, 20),
-    Bound("branchy_functions", 68, 90),
+    Bound("branchy_functions", 66, 90),
     Bound("wide_functions", 48, 15),
     Bound("same_keywords", 1277, 350),
     Bound("filler_names", 17, 300),

@@ -115,7 +115,8 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
     page.fact("Risks", calibration)
     page.fact("Index day", _describe_index(made.frame))
     means = [made.frame[f"risk_{label}"].mean() for label in labels]
-    if made.exact or not privacy.is_small(made.frame.height):
+    shows_risks = made.exact or not privacy.is_small(made.frame.height)
+    if shows_risks:
         bars = BarPlot(list(labels), means, ylabel="mean risk")  # type: ignore[arg-type]
         title = f"Mean risk of {labels[0]}"
         page.figure("risks", title, "The mean of the predicted risks of each label.", bars)
@@ -123,9 +124,8 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
     rows = [[name, None if (name,) in hidden else n] for name, n in status.items()]
     page.table("people", "People", STATUS, ["history", "people"], _show_counts(rows))
     _add_unknown(page, made)
-    if made.exact or not privacy.is_small(made.frame.height):
-        for label in labels:
-            _add_distribution(page, label, made)
+    for label in labels if shows_risks else ():
+        _add_distribution(page, label, made)
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
     verdict = f"Risks of {', '.join(labels)} for {total} people."
     return page.finish(verdict, {"run": record.run, **SubjectsSummary.describe(made).protected})

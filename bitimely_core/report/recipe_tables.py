@@ -245,20 +245,32 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
     for row in table.rows:
         cells = [_format_pair(results, row, column) for column in columns]
         lines.append(_markdown_line([markdown_text(table.name(row)), *cells]))
+    lines += _list_baseline_lines(results)
+    beside = " / the paper's" if results.paper else ""
+    source = f", {markdown_text(results.source)}" if results.source else ""
+    lines += ["", f"Ours (standard error over test {results.unit}){beside}{source}."]
+    return "\n".join([*lines, *_list_missing_lines(results.missing), ""])
+
+
+def _list_baseline_lines(results: RecipeResults) -> list[str]:
+    """A row of the Markdown table for each baseline that any column has."""
+    columns = results.table.columns
     reached = list(map(results.baselines, columns))
+    lines = []
     for name in dict.fromkeys(name for values in reached for name in values):
         pairs = zip(reached, columns, strict=True)
         cells = [format_cell(values.get(name), column) for values, column in pairs]
         lines.append(_markdown_line([f"*{markdown_text(name)}*", *cells]))
-    beside = " / the paper's" if results.paper else ""
-    source = f", {markdown_text(results.source)}" if results.source else ""
-    lines += ["", f"Ours (standard error over test {results.unit}){beside}{source}."]
-    if results.missing:
-        lines += ["", "## Missing cells", "", _markdown_line(MISSING_COLUMNS)]
-        lines.append(_markdown_line(["---"] * 5))
-    for cells in list_missing(results.missing):
-        lines.append(_markdown_line(map(markdown_text, cells)))
-    return "\n".join([*lines, ""])
+    return lines
+
+
+def _list_missing_lines(missing: Sequence[MissingCell]) -> list[str]:
+    """The missing cells as a section of Markdown; [] without any."""
+    if not missing:
+        return []
+    head = ["", "## Missing cells", "", _markdown_line(MISSING_COLUMNS)]
+    rows = [_markdown_line(map(markdown_text, cells)) for cells in list_missing(missing)]
+    return [*head, _markdown_line(["---"] * len(MISSING_COLUMNS)), *rows]
 
 
 def list_missing(

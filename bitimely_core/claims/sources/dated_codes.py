@@ -76,17 +76,30 @@ def _pair_fields(names: Sequence[str], codes: Sequence[str]) -> dict[str, tuple[
     """The arrays of UK Biobank, each with that of its dates."""
     pairs = dict[str, tuple[str, ...]]()
     for field, dated in DATE_FIELDS.items():
-        coded = [name for name in codes if find_field(name) == field]
+        arrays = [name for name in codes if find_field(name) == field]
         dates = sorted((name for name in names if find_field(name) == dated), key=list_numbers)
-        place_of = {tuple(list_numbers(name)[1:]): name for name in dates}
-        places = [tuple(list_numbers(name)[1:]) for name in coded]
-        if coded and place_of.keys() >= set(places):
-            pairs |= {code: (place_of[place],) for code, place in zip(coded, places, strict=True)}
-        elif len(coded) == 1 and dates:
-            pairs[coded[0]] = tuple(dates)
-        elif coded and dates:
-            raise _refuse_columns(coded, dates)
+        if arrays and dates:
+            pairs |= _pair_array(arrays, dates)
     return pairs
+
+
+def _pair_array(codes: Sequence[str], dates: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The columns of one array of codes with the dates of the same numbers; a column that holds
+    lists of codes has none, and all dates are its own.
+
+    Raises UserError: config (exit 2) for codes whose numbers no date has.
+    """
+    date_of = {_find_place(name): name for name in dates}
+    if all(_find_place(code) in date_of for code in codes):
+        return {code: (date_of[_find_place(code)],) for code in codes}
+    if len(codes) > 1:
+        raise _refuse_columns(codes, dates)
+    return {codes[0]: tuple(dates)}
+
+
+def _find_place(name: str) -> tuple[int, ...]:
+    """The numbers of a column of UK Biobank behind that of its field: instance and array."""
+    return tuple(list_numbers(name)[1:])
 
 
 def _pair_series(names: Sequence[str], codes: Sequence[str]) -> dict[str, tuple[str, ...]]:
