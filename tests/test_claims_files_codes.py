@@ -515,7 +515,7 @@ def test_dates_as_programs_write_them(ingest: Ingest, written: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "advice"),
     [
-        (["9 janv. 2005", "3 févr. 2006"], "Write them as YYYY-MM-DD"),
+        (["9 tammi 2005", "3 helmi 2006"], "Write them as YYYY-MM-DD"),  # Finnish
         (["2005-W03-2", "2006-W11-1"], "Write them as YYYY-MM-DD"),
         (["2548-03-04", "2549-05-06"], "2548 of the Buddhist calendar is 2005"),
     ],
