@@ -790,6 +790,25 @@ def test_hypnograms_as_arrays(tmp_path: Path, form: str) -> None:
     assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(STAGE_WORDS)]
 
 
+@pytest.mark.parametrize("beside", ["", "n1_hypno.txt"])
+def test_stages_beside_the_signal_of_a_matlab_file(tmp_path: Path, beside: str) -> None:
+    """They are those of the recording, but where a file of labels is named after it."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    signal = np.random.default_rng(0).normal(0, 30, (2, 64 * 30 * len(STAGE_WORDS)))
+    content = {"data": signal, "fs": 64.0, "stages": np.array(ARRAY_STAGES, np.float64)}
+    savemat(raw / "n1.mat", content)
+    wanted = STAGE_WORDS
+    if beside:
+        wanted = STAGE_WORDS[::-1]
+        write(raw / beside, "\n".join(wanted))
+    write(tmp_path / "map.toml", '[[files]]\npattern = "*.mat"\n')
+    attempt("generic", raw, tmp_path / "cache", options={"map": str(tmp_path / "map.toml")})
+    record = recordings(tmp_path / "cache")["n1"]
+    assert [s.samples.shape for s in record.signals] == [(64 * 150,), (64 * 150,)]
+    assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(wanted)]
+
+
 def test_a_json_states_its_epochs(tmp_path: Path) -> None:
     write_night(tmp_path / "raw" / "n1.edf", seconds=100)
     content = {"epoch_length_s": 20, "stages": STAGE_WORDS}

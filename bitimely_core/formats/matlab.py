@@ -130,6 +130,18 @@ def read_vector(path: Path, names: Collection[str], length: int | None) -> np.nd
     return None
 
 
+def holds_beside(path: Path, names: Collection[str]) -> bool:
+    """Whether a vector with one of `names` is beside an array of two dimensions.
+
+    Raises UserError: as `read_array`.
+    """
+    with translate_read_errors(path):
+        variables = _list_numeric(list_variables(_read_bytes(path)).values(), ())
+    is_named = [variable.is_vector_of(names) for variable in variables]
+    others = [v for v, named in zip(variables, is_named, strict=True) if not named]
+    return any(is_named) and len(others) == 1 and len(others[0].shape) == 2
+
+
 def _read_bytes(path: Path) -> bytes:
     if path.stat().st_size > MAX_BYTES:
         problem = f"has more than {MAX_BYTES} bytes"

@@ -17,6 +17,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import matlab
+from bitimely_core.formats.label_files import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.units import find_rate_fault, narrow_samples
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
@@ -303,7 +304,7 @@ def _load_npy(path: Path) -> np.ndarray:
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
-        values = matlab.read_array(path, info.variable, beside=LABEL_WORDS)
+        values = matlab.read_array(path, info.variable, beside=LABEL_WORDS | STAGE_NAMES)
         if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
@@ -311,7 +312,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            labels = matlab.read_vector(path, LABEL_WORDS, len(values))
+            labels = matlab.read_vector(path, LABEL_WORDS | STAGE_NAMES, len(values))
             return _make_epochs(values, rel, info, labels)
         if is_turned(values.shape, info):
             values = values.T

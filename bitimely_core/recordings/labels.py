@@ -15,7 +15,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
-from bitimely_core.formats import label_files, nsrr_xml
+from bitimely_core.formats import label_files, matlab, nsrr_xml
+from bitimely_core.formats.label_files import STAGE_NAMES
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.text import decode_table, list_names
@@ -62,7 +63,7 @@ class FoundLabels(NamedTuple):
 
     def list_taken(self) -> set[str]:
         """The files that hold labels, and are no recordings."""
-        return {file.rel for same in self.files.values() for file in same}
+        return {file.rel for rel, same in self.files.items() for file in same if file.rel != rel}
 
 
 class ReadForm(NamedTuple):
@@ -97,6 +98,7 @@ def find_labels(
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
     candidates = [file for file in candidates if not any(file in same for same in stated.values())]
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
+    pairs = _pair_with_themselves(source, recordings, pairs, forms) | pairs
     inherited = dict(find_all_events(source, recordings)) if bids else {}
     staged = _pair_staged(source, inherited, forms)
     files = _describe_files(source, pairs | stated | staged, forms)
@@ -176,6 +178,25 @@ def _pair_by_name(
     lone = [file for file, form in recognised.items() if form is not None and not owners[file]]
     nameless = [file for file, form in recognised.items() if form is None and owners[file]]
     return pairs, lone, [f for f in nameless if f not in recordings and _may_be_missed(f)]
+
+
+def _pair_with_themselves(
+    source: Source,
+    recordings: Mapping[str, FileRule],
+    pairs: Mapping[str, list[str]],
+    forms: dict[str, ReadForm],
+) -> dict[str, list[str]]:
+    """Recordings of MATLAB without a label file that hold their stages; `forms` gets their form."""
+    staged: dict[str, list[str]] = {}
+    taken = set().union(*pairs.values())
+    for rel, rule in recordings.items():
+        if find_suffix(rel) != ".mat" or rule.labels or rel in pairs or rel in taken:
+            continue
+        form = _recognise(source, rel)
+        if form and matlab.holds_beside(source.path(rel), STAGE_NAMES):
+            staged[rel] = [rel]
+            forms[rel] = form
+    return staged
 
 
 def _find_owners(
