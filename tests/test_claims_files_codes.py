@@ -512,6 +512,17 @@ def test_dates_as_programs_write_them(ingest: Ingest, written: str) -> None:
     assert outcome.list_days() == [(day - date(1970, 1, 1)).days for day in days]
 
 
+def test_a_cohort_of_codes_alone_needs_no_births(ingest: Ingest) -> None:
+    """Nothing is said of the labels of the rules, which are not made."""
+    days = [date(2005, 1, 1) + timedelta(40 * i) for i in range(60)]
+    codes = ["401.9", "428.0", "250.00"]
+    rows = [f"p{i % 6},{day},{codes[i // 6 % 3]}" for i, day in enumerate(days)]
+    header = "patient_id,date,icd9"
+    outcome = ingest(rows, "--cohort", "diabetes-codes", header=header)
+    assert "births of 0 of 6 subjects are known, ages need them" in outcome.screen
+    assert "the label 'chf'" not in outcome.screen
+
+
 @pytest.mark.parametrize(
     ("texts", "advice"),
     [

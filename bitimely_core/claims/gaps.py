@@ -116,8 +116,10 @@ def _describe_sexes(job: ClaimsJob, counts: SubjectCounts, file: str) -> Finding
 
 
 def list_aged_labels(job: ClaimsJob) -> list[str]:
-    """The labels whose rules need an age."""
-    return [rule.name for rule in job.rules if job.ruled and rule.min_age_years is not None]
+    """The labels whose rules need an age; none for a cohort, whose outcome is the label."""
+    if not job.ruled or job.options.for_cohort:
+        return []
+    return [rule.name for rule in job.rules if rule.min_age_years is not None]
 
 
 def _find_advice(job: ClaimsJob, key: str) -> str:
