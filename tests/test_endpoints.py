@@ -125,6 +125,17 @@ def test_agreement_of_nights_is_that_of_bland_and_altman():
     assert (agreement.lower_limit.value, agreement.upper_limit.value) == pytest.approx(expected[:2])
 
 
+def test_one_night_has_its_difference_and_no_limits() -> None:
+    index, target, prediction = make_nights(nights=1, subjects=1)
+    nights = endpoints.measure_nights(index, target, prediction, STAGES, 30.0)
+    found = endpoints.summarize_nights(nights, bootstrap=0).endpoints["minutes_N2"]
+    number = STAGES.index("N2")
+    minutes = [(stages == number).sum() / 2 for stages in (target, prediction)]
+    assert (found.unit, found.nights) == ("min", 1)
+    assert found.bias.value == pytest.approx(minutes[1] - minutes[0])
+    assert found.upper_limit.value is None
+
+
 def agree_by_hand(difference, units):
     """Limits by the components of a one-way analysis of variance, and the standard error of each
     with the subject as unit: sd sqrt(1 / U + 1.96^2 / (2 (U - 1))).

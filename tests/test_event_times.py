@@ -322,6 +322,20 @@ def test_the_single_code_is_the_one_that_drives_the_hazard(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_where_all_events_are_on_one_day_the_single_code_has_the_largest_correlation(
+    seed: int,
+) -> None:
+    """With one interval the score statistic is n r^2, whose sign does not matter."""
+    draw = np.random.default_rng(seed)
+    counts = draw.poisson(0.7, (60, 20)).astype(float)
+    event = (draw.random(60) < 0.3).astype(float)
+    pairs = np.stack([np.where(event, 100.0, 400.0), event])
+    correlations = [np.corrcoef(column, event)[0, 1] for column in counts.T]
+    expected = int(np.argmax(np.abs(correlations)))
+    assert hazards.select_code(csr_matrix(counts), pairs, 365.0) == expected
+
+
 def test_no_interval_of_an_incidence_has_width_zero():
     time = np.full(8, 365.5)
     value, lo, hi = survival.find_incidence_interval(time, np.zeros(8), 365)

@@ -89,6 +89,14 @@ def test_withheld_counts_and_scores_have_their_words() -> None:
     assert [privacy.round_score(x) for x in (0.12345, None)] == [0.123, None]
 
 
+def test_exact_counts_are_for_the_owner_of_the_data_alone() -> None:
+    result = {"run": "a", "people": None, "exact": {"people": 7, "cases": 3}}
+    assert privacy.choose_counts(result, owner=False) == {"run": "a", "people": None}
+    assert privacy.choose_counts(result, owner=True) == {"run": "a", "people": 7, "cases": 3}
+    nothing_exact = {"run": "a"}
+    assert privacy.choose_counts(nothing_exact, owner=True) == nothing_exact
+
+
 def test_a_table_is_open_where_no_cell_is_small() -> None:
     for a, b, c, d in itertools.product((0, 1, 10, 11), repeat=4):
         is_open = privacy.has_open_table(a, a + b, a + c, a + b + c + d)
