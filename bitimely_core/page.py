@@ -194,7 +194,7 @@ class Timeline:
 
     name: str
     times: Values
-    groups: Sequence[int]
+    groups: Sequence[int] | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

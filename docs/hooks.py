@@ -102,11 +102,3 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         lambda found: found[1] + link_outside(found[2], folder) + found[3],
         markdown,
     )
-
-
-def on_post_page(output: str, **_: Any) -> str:
-    """A page without the shim for workers that the theme would load from elsewhere."""
-    return re.sub(r'<script src="https://unpkg[^>]*></script>', "", output)
-
-
-on_post_template = on_post_page  # of pages without a source, such as 404.html

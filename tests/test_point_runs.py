@@ -103,6 +103,11 @@ def test_windows_around_points_are_those_of_evaluate(
         options = ["--at", write_times(tmp_path, way, seconds, name)]
     assert predict(home, tmp_path / "out", record, *options) == 0
     require_equal(scored, pl.read_parquet(tmp_path / "out" / "predictions.parquet"))
+    assert f"one around each of {len(scored)} times" in (
+        tmp_path / "out" / name / "report.html"
+    ).read_text("utf-8")
+    drawn = pl.read_parquet(tmp_path / "out" / name / "hypnogram.parquet")
+    assert np.allclose(np.sort(drawn["time"].to_numpy()), np.sort(seconds))
     frame = bitimely.from_pretrained("beats", workspace=home / "ws").predict(
         record, times=options[1] if options else None
     )

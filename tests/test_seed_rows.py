@@ -11,9 +11,9 @@ from test_dashboard import list_rows
 from test_results import planted
 
 from bitimely_cli.main import main
-from bitimely_core.page import Figure, Table
+from bitimely_core.page import Figure, Link, Table
 from bitimely_core.report.comparison import comparison_page
-from bitimely_core.report.dashboard_page import identify_arm
+from bitimely_core.report.dashboard_page import FolderEntry, identify_arm, pool_seeds
 from bitimely_core.schemas.runs import RunRecord
 
 
@@ -78,6 +78,17 @@ def test_the_dashboard_has_one_row_for_seeds_and_leads_to_each(home: Path) -> No
     assert find_best(home)[1] in rows[0]
     assert len(list_rows(page, "seeds")) == 3, "each run keeps its link"
     assert "4 runs" in page
+
+
+def test_runs_of_a_pooled_run_are_no_rows_beside_it() -> None:
+    names = [("all", "s0", "s1"), ("s0",), ("s1",), ("s2",)]
+    entries = [
+        FolderEntry([Link(pooled[0])], arm="" if pooled[1:] else "arm", seed=seed, pooled=pooled)
+        for seed, pooled in enumerate(names)
+    ]
+    rows, members = pool_seeds(entries)
+    assert [entry.pooled[0] for entry in rows] == ["all", "s2"]
+    assert [entry.pooled[0] for entry in members] == ["s0", "s1"]
 
 
 def test_only_the_seed_makes_no_other_method(home: Path) -> None:

@@ -9,14 +9,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from test_browser import chromium  # noqa: F401  a fixture
 
 import bitimely
 
+Browser = Callable[[Path], tuple[str, str]]
 ROOT = Path(__file__).parent.parent
 LOADED = {
     "link": "href",
@@ -117,6 +120,13 @@ def test_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, PageR
     ] == []
     everything = "".join(path.read_text() for path in pages)
     assert 'class="mermaid"' not in everything, "the theme would load mermaid from elsewhere"
+
+
+@pytest.mark.slow
+def test_a_page_of_the_file_system_finds_words(site: Path, chromium: Browser) -> None:  # noqa: F811
+    dom, console = chromium(site / "models" / "crt.html?q=hypnogram")
+    assert re.search(r"[1-9][0-9]* matching documents", dom), console[-3000:]
+    assert f'href="file://{site}/predict.html' in dom
 
 
 @pytest.mark.slow

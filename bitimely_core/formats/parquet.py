@@ -61,14 +61,6 @@ def _name_type(kind: pa.DataType) -> str:
     return "text" if kind in {pa.string(), pa.large_string(), pa.string_view()} else str(kind)
 
 
-def count_parquet_rows(path: Path) -> int:
-    """Rows by the footer. Raises UserError: as `read_column_types`."""
-    import pyarrow.parquet as pq
-
-    read_column_types(path)  # raises where the file does not open
-    return int(pq.read_metadata(path).num_rows)
-
-
 def split_row_groups(path: Path, size: int) -> list[TableSpan | None]:
     """Spans of row groups of about `size` bytes in memory; one None for a file without rows."""
     import pyarrow.parquet as pq

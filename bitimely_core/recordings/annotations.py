@@ -66,7 +66,7 @@ def select_annotations(
         sources.append(source)
     if info.points:
         points = [note for source in sources for note in source.notes if note.duration == 0]
-        return sorted(note._replace(label="") for note in points)
+        return sorted({note._replace(label="") for note in points})
     others: list[Annotation] = []
     excluded: list[Annotation] = []
     ambiguous: list[Annotation] = []

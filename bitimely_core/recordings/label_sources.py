@@ -95,7 +95,9 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
     """
     if not notes:
         return []
-    begin, end = min(note.onset for note in notes), max(n.onset + n.duration for n in notes)
+    begin = min(note.onset for note in notes)
+    # a rhythm without an end lasts to that of the recording
+    end = max(n.onset + (n.duration if n.duration < math.inf else 0.0) for n in notes)
     action, hint = "what is beyond is dropped", _suggest_shift(begin)
     if begin >= length or end <= 0:
         problem = (

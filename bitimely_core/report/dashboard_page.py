@@ -91,6 +91,7 @@ class FolderEntry:
     changes: tuple[str, ...] = ()  # sentences on the altered files of a run
     arm: str = ""  # of a run: equal where runs differ in their seed alone
     seed: int = 0
+    pooled: tuple[str, ...] = ()  # the name of a run, then those of its folds or seeds
 
 
 FileState = tuple[str, int, int]
@@ -147,8 +148,8 @@ class WorkspaceReader:
             *make_tables(spec.kind, spec.title, spec.caption, spec.columns, cells),
             *make_tables(
                 SEEDS,
-                "Runs that differ in their seed alone",
-                "They are one row in the table of all runs.",
+                "Single runs of folds and seeds",
+                "Those of a method are one row in the table of all runs.",
                 spec.columns,
                 [entry.cells for entry in members],
             ),
@@ -203,8 +204,9 @@ class WorkspaceReader:
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
-        is_stopped = not record.finished
-        return FolderEntry(cells, score, is_stopped, arm=identify_arm(record), seed=record.seed)
+        pooled = (record.run, *(record.members.runs if record.members else ()))
+        arm, stopped = identify_arm(record), not record.finished
+        return FolderEntry(cells, score, stopped, arm=arm, seed=record.seed, pooled=pooled)
 
     def describe_report(self, folder: Path) -> FolderEntry:
         """FolderEntry of a report."""
@@ -275,11 +277,7 @@ def show_baseline(score: ScoreLine | None) -> dict[str, float | str | None] | No
 
 
 def identify_arm(record: RunRecord) -> str:
-    """A hash of what a run was trained on, from what and how, without its seed; of runs over folds
-    or seeds that of their own.
-    """
-    if record.members:
-        return record.run
+    """A hash of what a run was trained on, from what and how, without its seed."""
     settings = record.settings.model_dump(mode="json")
     settings["train"]["seed"] = None
     data = [(part.name, part.fingerprint) for part in record.data]
@@ -288,11 +286,17 @@ def identify_arm(record: RunRecord) -> str:
 
 
 def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[FolderEntry]]:
-    """The rows of a table, runs that differ in their seed alone as one, and those runs."""
+    """The rows of a table, runs that differ in their seed alone as one, and those runs with those
+    of a run over folds or seeds, which is a row of its own.
+    """
+    pooled = {name for entry in entries for name in entry.pooled[1:]}
     arms: dict[str, list[FolderEntry]] = {}
-    for number, entry in enumerate(entries):
-        arms.setdefault(entry.arm or str(number), []).append(entry)
     rows, members = [], []
+    for number, entry in enumerate(entries):
+        if pooled.isdisjoint(entry.pooled[:1]):
+            arms.setdefault(entry.arm or str(number), []).append(entry)
+        else:
+            members.append(entry)
     for arm in arms.values():
         if len({entry.seed for entry in arm}) < len(arm) or len(arm) == 1:
             rows += arm  # copies of a run are no seeds

@@ -21,6 +21,8 @@ from bitimely_core.page import (
     PageBuilder,
     Spectrogram,
     StageTrack,
+    Timeline,
+    TimelinePlot,
     make_tables,
 )
 from bitimely_core.report.text import format_number
@@ -78,7 +80,7 @@ DENSITY = (
     "prediction."
 )
 HYPNOGRAM = (
-    "The most probable class of each epoch. Nobody has scored this recording: how well the model "
+    "The most probable class of each window. Nobody has scored this recording: how well the model "
     "scores others is in the page of the run."
 )
 NIGHT = (
@@ -217,24 +219,28 @@ def _add_values(page: PageBuilder, made: PredictionLike) -> str:
 def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibration | None) -> str:
     """Hypnogram, hypnodensity, shares and sets of a classification; the verdict."""
     options, classes = made.windows.options, list(made.windows.class_names)
-    starts, is_night = _read_starts(made), bool(made.endpoints)
+    starts = _read_starts(made)
+    best, count = made.prediction.argmax(1), len(starts)
+    counts, sure = np.bincount(best, minlength=len(classes)).tolist(), np.asarray(made.confidence)
     epoch = options.epoch or options.stride / options.rate
     places = np.rint((starts - starts[0]) / epoch).astype(int)
     grid = np.full((round((starts[-1] - starts[0]) / epoch) + 1, len(classes)), np.nan)
     grid[places] = made.prediction
     stages = np.where(np.isfinite(grid[:, 0]), np.nan_to_num(grid).argmax(1), -1)
     track, density = StageTrack("predicted", stages), DensityPlot(epoch, grid, classes)
-    if is_night:
-        spectrogram = made.spectrogram and _fill_gaps(made.spectrogram, places, len(grid))
-        plot = NightPlot(track, density, spectrogram, made.clock)
-        page.figure("night", "The night", NIGHT, plot)
+    if made.endpoints:
+        spectrogram = _fill_gaps(made.spectrogram, places, len(grid))
+        night = NightPlot(track, density, spectrogram, made.clock)
+        page.figure("night", "The night", NIGHT, night)
+    elif options.points:
+        lane = Timeline("predicted", starts + options.length / 2, best)
+        plot = TimelinePlot([lane], classes, "seconds")
+        page.figure("hypnogram", "Classes over time", HYPNOGRAM, plot)
     else:
         page.figure("hypnogram", "Classes over time", HYPNOGRAM, Hypnogram(epoch, [track], classes))
         page.figure("hypnodensity", "Probabilities over time", DENSITY, density)
-    best, count = made.prediction.argmax(1), len(starts)
-    counts = np.bincount(best, minlength=len(classes)).tolist()
     rows = [
-        [name, counts[k], counts[k] / count, _mean_where(made.confidence, best == k)]
+        [name, counts[k], counts[k] / count, sure[best == k].mean() if counts[k] else None]
         for k, name in enumerate(classes)
     ]
     caption = "Windows by their most probable class, and how sure the model is of them."
@@ -247,22 +253,20 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
     page.table("classes", "Classes", caption, columns, rows)
     most = max(counts)
     text = f"{classes[counts.index(most)]} in {most / count:.0%} of {count:,} windows"
-    if is_night:
+    if made.endpoints:
         text = describe_endpoints(made.endpoints)
-    if made.confidence is not None:
-        text += f"; mean confidence {float(np.mean(made.confidence)):.2f}"
-    return f"{text}."
+    return f"{text}; mean confidence {sure.mean():.2f}."
 
 
-def _fill_gaps(spectrogram: Spectrogram, places: npt.NDArray[Any], count: int) -> Spectrogram:
+def _fill_gaps(
+    spectrogram: Spectrogram | None, places: npt.NDArray[Any], count: int
+) -> Spectrogram | None:
     """Power of `count` epochs, from that of those at `places`; NaN elsewhere."""
+    if spectrogram is None:
+        return None
     power = np.full((count, spectrogram.power.shape[1]), np.nan)
     power[places] = spectrogram.power
     return replace(spectrogram, power=power)
-
-
-def _mean_where(values: npt.NDArray[Any] | None, keep: npt.NDArray[Any]) -> float | None:
-    return None if values is None or not keep.any() else float(values[keep].mean())
 
 
 # ---- all recordings of a call
@@ -306,10 +310,11 @@ def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[
     )
     if names:
         caption += " Times in minutes."
-    lines, keys = [], ("recording", "windows", "hours", "prediction", "confidence")
-    for row in rows:
-        endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
-        lines.append([*(row[key] for key in keys), *endpoints])
+    keys = ("recording", "windows", "hours", "prediction", "confidence")
+    lines = [
+        [row[key] for key in keys] + [row["endpoints"].get(name, {}).get("value") for name in names]
+        for row in rows
+    ]
     columns = [*keys[:-1], "mean confidence"]
     columns += [name.replace("_", " ") for name in names]
     page.table("recordings", "Recordings", caption, columns, lines)

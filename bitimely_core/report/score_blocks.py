@@ -373,7 +373,9 @@ def _calibration_figures(label: str, groups: RiskGroups) -> list[Figure]:
 
 
 def _hypnogram_figures(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
-    """Predicted beside true stages of the first recording of the split, of at least ten windows."""
+    """Predicted beside true stages of the first recording of the split, of at least ten windows in
+    a row.
+    """
     keep = np.flatnonzero((rows.index["recording_id"] == rows.index["recording_id"][0]).to_numpy())
     target, prediction = (np.asarray(columns[name])[keep] for name in ("target", "prediction"))
     tracks = [StageTrack("scored", target), StageTrack("predicted", prediction.argmax(1))]
@@ -384,7 +386,7 @@ def _hypnogram_figures(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -
         "the tables cover all subjects.",
         Hypnogram(rows.length / rows.rate, tracks, list(rows.class_names)),
     )
-    return [figure] if len(keep) >= 10 else []
+    return [figure] if len(keep) >= 10 and not rows.options.points else []
 
 
 def _add_nights(
