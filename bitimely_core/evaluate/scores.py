@@ -331,7 +331,6 @@ def score_figure(scores: TaskScores) -> Figure | None:
     caption = f"{title} ({side} is better) on {counted}"
     if bars[ours].lo is not None:
         caption += f"; lines: 95 % CI over {name_unit(scores)}s"
-    caption += ". A useful model must exceed the baselines." if baselines else "."
     heights, lows, highs = zip(*((bar.value, bar.lo, bar.hi) for bar in bars.values()), strict=True)
     data = BarPlot(list(bars), list(heights), list(lows), list(highs), metric.label)
-    return Figure("main-score", title, caption, data)
+    return Figure("main-score", title, f"{caption}.", data)

@@ -95,9 +95,7 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
     """
     if not notes:
         return []
-    begin = min(note.onset for note in notes)
-    # a rhythm without an end lasts to that of the recording
-    end = max(n.onset + (n.duration if n.duration < math.inf else 0.0) for n in notes)
+    begin, end = min(note.onset for note in notes), max(map(_find_end, notes))
     action, hint = "what is beyond is dropped", _suggest_shift(begin)
     if begin >= length or end <= 0:
         problem = (
@@ -117,6 +115,11 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
     else:
         return []
     return [input_warning(Reason.ANNOTATION_OUT_OF_RANGE, problem, action, hint.strip())]
+
+
+def _find_end(note: Annotation) -> float:
+    """Its end in seconds, its beginning where it lasts to the end of the recording."""
+    return note.onset + (0.0 if math.isinf(note.duration) else note.duration)
 
 
 def _suggest_shift(begin: float) -> str:
