@@ -809,6 +809,36 @@ def test_stages_beside_the_signal_of_a_matlab_file(tmp_path: Path, beside: str) 
     assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(wanted)]
 
 
+def test_a_text_that_is_no_stage_in_a_list_of_stages_is_named(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "n1.edf", seconds=330)
+    write(tmp_path / "raw" / "n1.txt", "\n".join([*STAGE_WORDS * 2, "SL"]))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert "a list of stages holds other texts: 'SL'" in messages(report)
+    text = '[labels]\n"SL" = "N2"\n'
+    write(tmp_path / "map.toml", text)
+    options = {"map": str(tmp_path / "map.toml")}
+    again = attempt("generic", tmp_path / "raw", tmp_path / "again", options=options)
+    assert "'SL'" not in messages(again)
+    assert labels(recordings(tmp_path / "again")["n1"])[-1] == (300.0, 30.0, "N2")
+
+
+def test_times_of_day_beside_a_table_whose_clock_is_one(tmp_path: Path) -> None:
+    """Samples from 23:58:30 on, stages from a minute later on."""
+    raw, start = tmp_path / "raw", datetime(2020, 1, 1, 23, 58, 30)
+    signal = np.random.default_rng(0).normal(0, 30, 64 * 240)
+    times = [start + timedelta(seconds=i / 64) for i in range(len(signal))]
+    lines = [f"{time:%H:%M:%S.%f},{value:.3f}" for time, value in zip(times, signal, strict=True)]
+    write(raw / "n1.csv", "\n".join(["clock,C4", *lines]))
+    onsets = [start + timedelta(seconds=60 + 30 * i) for i in range(len(STAGE_WORDS))]
+    rows = [f"{onset:%H:%M:%S},{word}" for onset, word in zip(onsets, STAGE_WORDS, strict=True)]
+    write(raw / "n1_scoring.csv", "\n".join(["start,stage", *rows]))
+    attempt("generic", raw, tmp_path / "cache")
+    record = recordings(tmp_path / "cache")["n1"]
+    assert [(onset, word) for onset, _, word in labels(record)] == [
+        (60.0 + 30 * i, word) for i, word in enumerate(STAGE_WORDS)
+    ]
+
+
 def test_a_json_states_its_epochs(tmp_path: Path) -> None:
     write_night(tmp_path / "raw" / "n1.edf", seconds=100)
     content = {"epoch_length_s": 20, "stages": STAGE_WORDS}

@@ -40,6 +40,7 @@ class LabelledNotes(NamedTuple):
     others: Sequence[Annotation] = ()  # kept as they are called
     excluded: Sequence[Annotation] = ()  # texts that are not understood
     ambiguous: Sequence[Annotation] = ()
+    unlisted: Sequence[Annotation] = ()  # of others: texts of a list of stages that are none
 
 
 def select_annotations(
@@ -76,6 +77,7 @@ def select_annotations(
         others += _drop_doubled(understood.others, others, source.name, rel, findings)
         excluded += understood.excluded
         ambiguous += understood.ambiguous
+        findings += _report_unlisted(understood.unlisted)
         scorings += split_scorers(source.name, understood.stages, understood.marks)
     stages = choose_scorer(scorings, rules.scorer, findings)
     findings += _report_ambiguous(ambiguous)
@@ -140,7 +142,8 @@ def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo)
     are_stages = source.is_listed or bool(reading.stages)
     named = [note for note in doubtful if are_stages and split_mark(note.label)[0] != "4"]
     others, prose = _part_prose(reading.others, source, info)
-    return LabelledNotes(reading.stages, reading.marks, others, prose, named)
+    unlisted = others if source.is_listed else ()
+    return LabelledNotes(reading.stages, reading.marks, others, prose, named, unlisted)
 
 
 def _read_stages(
@@ -265,6 +268,17 @@ def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
             count=len(notes),
         )
     ]
+
+
+def _report_unlisted(notes: Sequence[Annotation]) -> list[Finding]:
+    """The warning about the few texts of a list of stages that are no stages."""
+    texts = _count_texts(notes)
+    if not texts:
+        return []
+    named = [text for text in texts if len(text) <= SHORT]
+    problem = f"a list of stages holds other texts: {_describe_texts(texts, named)}"
+    hint = _suggest_label(named, has_stages=True)
+    return [input_warning(Reason.UNKNOWN_LABEL, problem, "they are no stages", hint)]
 
 
 def _propose_stage(text: str) -> str:
