@@ -355,7 +355,7 @@ def _list_notices(
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
     if windows.split == EXTERNAL:
-        notices.append(EXTERNAL_PEOPLE)
+        notices.insert(0, EXTERNAL_PEOPLE)
     if shared:
         notices.append(
             f"{shared} subjects of the {split} split were also in the training "
