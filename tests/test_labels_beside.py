@@ -809,6 +809,19 @@ def test_stages_beside_the_signal_of_a_matlab_file(tmp_path: Path, beside: str) 
     assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(wanted)]
 
 
+def test_stages_in_an_archive_of_numpy_are_named_and_the_advice_works(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    signal = np.random.default_rng(0).normal(0, 30, (64 * 30 * len(STAGE_WORDS), 2))
+    np.savez(raw / "n1.npz", data=signal, fs=64.0, stages=np.array(ARRAY_STAGES))
+    report = attempt("generic", raw, tmp_path / "cache")
+    assert "holds 5 labels beside an array of two dimensions, they are not read" in messages(report)
+    write(raw / "n1.txt", "\n".join(STAGE_WORDS))
+    attempt("generic", raw, tmp_path / "again")
+    record = recordings(tmp_path / "again")["n1"]
+    assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(STAGE_WORDS)]
+
+
 def test_a_text_that_is_no_stage_in_a_list_of_stages_is_named(tmp_path: Path) -> None:
     write_night(tmp_path / "raw" / "n1.edf", seconds=330)
     write(tmp_path / "raw" / "n1.txt", "\n".join([*STAGE_WORDS * 2, "SL"]))
