@@ -14,7 +14,7 @@ from bitimely_cli.main import main
 from bitimely_core.page import Figure, Link, Table
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.report.dashboard_page import FolderEntry, identify_arm, pool_seeds
-from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.runs import PooledRuns, RunRecord
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +100,10 @@ def test_only_the_seed_makes_no_other_method(home: Path) -> None:
     )
     settings = record.settings.model_copy(update={"train": train.model_copy(update={"lr": 9.0})})
     assert identify_arm(record.model_copy(update={"settings": settings})) != identify_arm(record)
+
+
+def test_a_run_over_folds_is_no_seed_of_a_single_run(home: Path) -> None:
+    record = RunRecord.load(home / "runs" / "a0" / "run.json")
+    members = PooledRuns(by="fold", runs=("x", "y"))
+    over_folds = record.model_copy(update={"members": members, "seed": 7})
+    assert identify_arm(over_folds) != identify_arm(record)

@@ -109,7 +109,7 @@ def find_incidence_interval(time: Array, event: Array, day: float) -> tuple[floa
     of_both = gap**2 * d / (n * np.maximum(n - d, 1))
     of_event = s**2 * d1 * (n - d1) / n**3
     variance = (of_both + of_event - 2 * gap * s * d1 / n**2).sum()
-    if value >= 1 or variance <= 0:  # nobody has it: no variance
+    if value >= 1 or variance <= 0:  # the variance is 0 where nobody has the event
         observed = max(float(((time > day) | (event > 0)).sum()), 1.0)
         return value, *bound_share(min(max(value, 0.0), 1.0), observed)
     reach = float(ndtri((1 + LEVEL) / 2)) * float(np.sqrt(variance)) / (value * np.log(value))

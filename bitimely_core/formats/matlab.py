@@ -130,7 +130,7 @@ def read_vector(path: Path, names: Collection[str], length: int | None) -> np.nd
     return None
 
 
-def holds_beside(path: Path, names: Collection[str]) -> bool:
+def has_vector_beside(path: Path, names: Collection[str]) -> bool:
     """Whether a vector with one of `names` is beside an array of two dimensions.
 
     Raises UserError: as `read_array`.

@@ -40,7 +40,7 @@ class LabelledNotes(NamedTuple):
     others: Sequence[Annotation] = ()  # kept as they are called
     excluded: Sequence[Annotation] = ()  # texts that are not understood
     ambiguous: Sequence[Annotation] = ()
-    unlisted: Sequence[Annotation] = ()  # of others: texts of a list of stages that are none
+    unstaged: Sequence[Annotation] = ()  # of others: what a list of stages holds besides
 
 
 def select_annotations(
@@ -77,7 +77,7 @@ def select_annotations(
         others += _drop_doubled(understood.others, others, source.name, rel, findings)
         excluded += understood.excluded
         ambiguous += understood.ambiguous
-        findings += _report_unlisted(understood.unlisted)
+        findings += _report_unstaged(understood.unstaged)
         scorings += split_scorers(source.name, understood.stages, understood.marks)
     stages = choose_scorer(scorings, rules.scorer, findings)
     findings += _report_ambiguous(ambiguous)
@@ -142,8 +142,8 @@ def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo)
     are_stages = source.is_listed or bool(reading.stages)
     named = [note for note in doubtful if are_stages and split_mark(note.label)[0] != "4"]
     others, prose = _part_prose(reading.others, source, info)
-    unlisted = others if source.is_listed else ()
-    return LabelledNotes(reading.stages, reading.marks, others, prose, named, unlisted)
+    unstaged = others if source.is_listed else ()
+    return LabelledNotes(reading.stages, reading.marks, others, prose, named, unstaged)
 
 
 def _read_stages(
@@ -270,7 +270,7 @@ def _report_ambiguous(notes: Sequence[Annotation]) -> list[Finding]:
     ]
 
 
-def _report_unlisted(notes: Sequence[Annotation]) -> list[Finding]:
+def _report_unstaged(notes: Sequence[Annotation]) -> list[Finding]:
     """The warning about the few texts of a list of stages that are no stages."""
     texts = _count_texts(notes)
     if not texts:

@@ -29,7 +29,7 @@ from bitimely_core.types import Record, Signal
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "class", "classes"}
-ALL_LABELS = LABEL_WORDS | STAGE_NAMES  # of arrays in a file
+ARRAY_LABELS = LABEL_WORDS | STAGE_NAMES  # of arrays in a file
 # names of a single number in a file that is its rate
 RATE_WORDS = {
     "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
@@ -258,7 +258,7 @@ def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | No
     if find_suffix(path.name) != ".npz":
         return _load_npy(path), None
     arrays = _load_npz(path)
-    labels = {name for name in arrays if name.lower() in ALL_LABELS and arrays[name].ndim == 1}
+    labels = {name for name in arrays if name.lower() in ARRAY_LABELS and arrays[name].ndim == 1}
     samples = {name for name in arrays if arrays[name].size > 1} - labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
@@ -309,7 +309,7 @@ def _load_npy(path: Path) -> np.ndarray:
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
-        values = matlab.read_array(path, info.variable, beside=ALL_LABELS)
+        values = matlab.read_array(path, info.variable, beside=ARRAY_LABELS)
         if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
@@ -317,7 +317,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            labels = matlab.read_vector(path, ALL_LABELS, len(values))
+            labels = matlab.read_vector(path, ARRAY_LABELS, len(values))
             return _make_epochs(values, rel, info, labels)
         if is_turned(values.shape, info):
             values = values.T

@@ -141,21 +141,27 @@ def _find_step(count: int, length: float) -> int:
 
 def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | None:
     """Seconds from the zero of the table's times to the start of the recording; None: times of day,
-    and the recording does not say when it begins. The clock of a table of samples may be one of
-    times of day.
+    and the recording does not say when it begins.
     """
     if table.clock in {"epochs", "samples"}:
         return 0.0
     if table.clock != "day":
         return time.origin
     first = table.rows[0].onset
-    if time.start is None and first <= label_files.LATEST_ZERO:
-        return 0.0
     if time.start is None:
-        delay = (first - time.origin) % label_files.DAY
-        return first - delay if time.origin and delay < time.length else None
+        return _find_shift_by_origin(first, time)
     last = max(row.onset for row in table.rows)
     return label_files.place_on_clock(first, last, _count_from_midnight(time.start), time.length)
+
+
+def _find_shift_by_origin(first: float, time: RecordingTime) -> float | None:
+    """As `_find_shift` where no date is known: the clock of a table of samples may be one of times
+    of day.
+    """
+    if first <= label_files.LATEST_ZERO:
+        return 0.0
+    delay = (first - time.origin) % label_files.DAY
+    return first - delay if time.origin and delay < time.length else None
 
 
 def _count_from_midnight(moment: datetime) -> float:

@@ -193,7 +193,7 @@ def _pair_with_themselves(
         if find_suffix(rel) != ".mat" or rule.labels or rel in pairs or rel in taken:
             continue
         form = _recognise(source, rel)
-        if form and matlab.holds_beside(source.path(rel), STAGE_NAMES):
+        if form and matlab.has_vector_beside(source.path(rel), STAGE_NAMES):
             staged[rel] = [rel]
             forms[rel] = form
     return staged

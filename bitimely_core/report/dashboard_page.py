@@ -205,8 +205,14 @@ class WorkspaceReader:
             record.parameters,
         ]
         pooled = (record.run, *(record.members.runs if record.members else ()))
-        arm, stopped = identify_arm(record), not record.finished
-        return FolderEntry(cells, score, stopped, arm=arm, seed=record.seed, pooled=pooled)
+        return FolderEntry(
+            cells,
+            score,
+            unfinished=not record.finished,
+            arm=identify_arm(record),
+            seed=record.seed,
+            pooled=pooled,
+        )
 
     def describe_report(self, folder: Path) -> FolderEntry:
         """FolderEntry of a report."""
@@ -277,7 +283,11 @@ def show_baseline(score: ScoreLine | None) -> dict[str, float | str | None] | No
 
 
 def identify_arm(record: RunRecord) -> str:
-    """A hash of what a run was trained on, from what and how, without its seed."""
+    """A hash of what a run was trained on, from what and how, without its seed; of runs over folds
+    or seeds that of their own.
+    """
+    if record.members:
+        return record.run
     settings = record.settings.model_dump(mode="json")
     settings["train"]["seed"] = None
     data = [(part.name, part.fingerprint) for part in record.data]

@@ -221,7 +221,8 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
     options, classes = made.windows.options, list(made.windows.class_names)
     starts = _read_starts(made)
     best, count = made.prediction.argmax(1), len(starts)
-    counts, sure = np.bincount(best, minlength=len(classes)).tolist(), np.asarray(made.confidence)
+    counts = np.bincount(best, minlength=len(classes)).tolist()
+    confidence = np.asarray(made.confidence)
     epoch = options.epoch or options.stride / options.rate
     places = np.rint((starts - starts[0]) / epoch).astype(int)
     grid = np.full((round((starts[-1] - starts[0]) / epoch) + 1, len(classes)), np.nan)
@@ -240,7 +241,7 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
         page.figure("hypnogram", "Classes over time", HYPNOGRAM, Hypnogram(epoch, [track], classes))
         page.figure("hypnodensity", "Probabilities over time", DENSITY, density)
     rows = [
-        [name, counts[k], counts[k] / count, sure[best == k].mean() if counts[k] else None]
+        [name, counts[k], counts[k] / count, confidence[best == k].mean() if counts[k] else None]
         for k, name in enumerate(classes)
     ]
     caption = "Windows by their most probable class, and how sure the model is of them."
@@ -255,7 +256,7 @@ def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibrati
     text = f"{classes[counts.index(most)]} in {most / count:.0%} of {count:,} windows"
     if made.endpoints:
         text = describe_endpoints(made.endpoints)
-    return f"{text}; mean confidence {sure.mean():.2f}."
+    return f"{text}; mean confidence {confidence.mean():.2f}."
 
 
 def _fill_gaps(
@@ -310,11 +311,10 @@ def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[
     )
     if names:
         caption += " Times in minutes."
-    keys = ("recording", "windows", "hours", "prediction", "confidence")
-    lines = [
-        [row[key] for key in keys] + [row["endpoints"].get(name, {}).get("value") for name in names]
-        for row in rows
-    ]
+    lines, keys = [], ("recording", "windows", "hours", "prediction", "confidence")
+    for row in rows:
+        endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
+        lines.append([*(row[key] for key in keys), *endpoints])
     columns = [*keys[:-1], "mean confidence"]
     columns += [name.replace("_", " ") for name in names]
     page.table("recordings", "Recordings", caption, columns, lines)
