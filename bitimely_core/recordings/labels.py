@@ -169,15 +169,16 @@ def _pair_by_name(
     """
     owners = _find_owners(recordings, candidates, forms)
     recognised = {file: forms.get(file) or _recognise(source, file) for file in owners}
+    labelled = {file: form for file, form in recognised.items() if form is not None}
     pairs: dict[str, list[str]] = {}
-    for file, form in recognised.items():
+    for file, form in labelled.items():
         owner = owners[file]
-        if form is not None and owner and not recordings[owner].labels:
+        if owner and not recordings[owner].labels:
             forms[file] = form
             pairs.setdefault(owner, []).append(file)
-    lone = [file for file, form in recognised.items() if form is not None and not owners[file]]
-    nameless = [file for file, form in recognised.items() if form is None and owners[file]]
-    return pairs, lone, [f for f in nameless if f not in recordings and _may_be_missed(f)]
+    lone = [file for file in labelled if not owners[file]]
+    unknown = [file for file in owners.keys() - labelled.keys() - recordings.keys() if owners[file]]
+    return pairs, lone, sorted(filter(_may_be_missed, unknown))
 
 
 def _pair_with_themselves(

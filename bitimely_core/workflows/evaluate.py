@@ -344,14 +344,7 @@ def _list_notices(
     record: RunRecord, windows: Windows, settings: EvaluationSettings, shared: int, split: str
 ) -> list[str]:
     """Caveats of the run, of its windows and of how it is scored."""
-    notices = _join_notices(record, windows)
-    now, before = describe_data(windows), record.data[0]
-    for key, old, new in (
-        ("rate", before.rate, now.rate),
-        ("reading", before.reading.model_dump(), now.reading.model_dump()),
-    ):
-        if old != new:
-            notices.append(f"The run was trained with {key} {old}; these were made with {new}.")
+    notices = [*_join_notices(record, windows), *_list_differences(record, windows)]
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
     if windows.split == EXTERNAL:
@@ -368,6 +361,19 @@ def _list_notices(
     if split != "test":
         notices.append(f"These are scores on the {split} split, not on the test split.")
     return [str(rename_units(line, windows.subject_unit)) for line in notices]
+
+
+def _list_differences(record: RunRecord, windows: Windows) -> list[str]:
+    """What of the windows is not as the run was trained."""
+    now, before = describe_data(windows), record.data[0]
+    return [
+        f"The run was trained with {key} {old}; these were made with {new}."
+        for key, old, new in (
+            ("rate", before.rate, now.rate),
+            ("reading", before.reading.model_dump(), now.reading.model_dump()),
+        )
+        if old != new
+    ]
 
 
 def _join_notices(record: RunRecord, windows: Windows) -> list[str]:
@@ -449,7 +455,11 @@ def _score_training(
     if not hides_counts(windows):
         return TrainingScore(n=len(rows), total=total, metrics=metrics)
     main = scoring.MAIN[windows.task]
-    value = metrics[main].value
+    return _protect_training(main, metrics[main].value, subjects)
+
+
+def _protect_training(main: str, value: float | None, subjects: int) -> TrainingScore | None:
+    """The main score of a training on real people, rounded and without counts; None of few."""
     if value is None or is_small(subjects):
         return None
     rounded = MetricValue(value=round(value, SHARED_DIGITS), n_defined=None)
