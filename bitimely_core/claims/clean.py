@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from bitimely_core.claims import dates, reversals
 from bitimely_core.claims.codebook import Codebook, CodeReading
 from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, RowFault, shape_text
-from bitimely_core.claims.distinct import number_texts
+from bitimely_core.claims.distinct import count_integers, number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas.ingest import ClaimsFunnel
@@ -195,7 +195,7 @@ def clean_rows(
     account.added = frame.height - cell_rows
     account.unknown_days.update(unknown)
     valid = (table.filter(number < 0) if lost.height else table).select(columns)
-    for position, n in valid["code"].value_counts().iter_rows():
+    for position, n in count_integers(valid["code"]).items():
         account.steps[book.codes[position].step] += n
     return valid, account
 
@@ -218,10 +218,7 @@ def _read_days(
     else:
         days = dates.parse_days(frame["date"])
     is_unknown = days.is_in(sorted(unknown)).fill_null(value=False)
-    if not is_unknown.any():
-        return days, {}
-    counts = days.filter(is_unknown).alias("day").value_counts(name="rows")
-    return days.set(is_unknown, None), dict(counts.iter_rows())
+    return days.set(is_unknown, None), count_integers(days.filter(is_unknown))
 
 
 def _require_texts(frame: pl.DataFrame) -> None:

@@ -16,6 +16,7 @@ import polars as pl
 
 from bitimely_core.claims import clean, spill, subjects
 from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.distinct import count_integers
 from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import PseudonymCache, pseudonymize
 from bitimely_core.claims.spill import PartNumbers, SpilledStretch
@@ -92,7 +93,7 @@ def _clean_block(
         (findings.code_counts, "code"),
         (findings.sources, "source"),
     ):
-        counts.update(dict(valid[name].value_counts().iter_rows()))
+        counts.update(count_integers(valid[name]))
     numbers, shards, cohort = pseudonymize(seen, valid["subject_id"], job, findings.subjects)
     rows = valid.drop("subject_id").with_columns(
         pl.col("row") + (findings.files.index(file) << FILE_SHIFT),
@@ -117,15 +118,6 @@ def _spill_blocks(
     findings.stretches += 1
 
 
-def _load_part(job: ClaimsJob, part: int) -> tuple[CleaningFindings, list[SpilledStretch]]:
-    """The saved findings of a part, and its spill files."""
-    findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
-    return findings, [
-        SpilledStretch(*_name_spill_files(job, part, number))
-        for number in range(findings.stretches)
-    ]
-
-
 def _select_life_dates(job: ClaimsJob) -> pl.DataFrame | None:
     """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day,
     index_day, as far as known.
@@ -141,8 +133,8 @@ def _select_life_dates(job: ClaimsJob) -> pl.DataFrame | None:
 def _name_spill_files(job: ClaimsJob, part: int, number: int) -> tuple[Path, Path]:
     """Of the rows of a stretch, and of its subjects."""
     return (
-        job.home / f"{job.stem}-{part}-rows-{number}.parquet",
-        job.home / f"{job.stem}-{part}-people-{number}.parquet",
+        job.home / f"{job.stem}-{part}-rows-{number}.arrow",
+        job.home / f"{job.stem}-{part}-people-{number}.arrow",
     )
 
 
@@ -152,7 +144,7 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
     code_numbers: dict[IcdCode, int] = {}
     before = np.zeros(job.shards, np.int64)  # subjects of other parts, by shard
     for part in range(1, parts + 1):
-        findings, stretches = _load_part(job, part)
+        findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
         codes = np.array(
             [code_numbers.setdefault(code, len(code_numbers)) for code in findings.codes], np.int32
         )
@@ -164,7 +156,10 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
         total.code_counts.update({int(codes[code]): n for code, n in findings.code_counts.items()})
         total.sources.update(findings.sources)
         numbers = PartNumbers(codes, files, before) if part > 1 else None
-        spilled += [stretch._replace(numbers=numbers) for stretch in stretches]
+        spilled += [
+            SpilledStretch(*_name_spill_files(job, part, number), numbers)
+            for number in range(findings.stretches)
+        ]
         before = before + findings.subjects
     total.codes = list(code_numbers)
     total.latest = clean.find_data_end(total.days)

@@ -32,6 +32,7 @@ from bitimely_core.claims import (
     subjects,
 )
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
+from bitimely_core.claims.distinct import sort_stably
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.periods import PERIOD_COLUMNS
@@ -224,7 +225,7 @@ def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarr
     if not size:
         return np.empty(0, np.int64), np.empty(0, bool)
     low = int(day.min())
-    order, place = _sort_stably(subject * (int(day.max()) - low + 1) + (day - low))
+    order, place = sort_stably(subject * (int(day.max()) - low + 1) + (day - low))
     same = place[1:] == place[:-1]
     several = np.append(same, False) | np.append(False, same)  # rows of a subject on a day
     shared = order[several]
@@ -234,20 +235,6 @@ def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarr
     is_first = pl.struct("subject", "day", "code", "copy_key").is_first_distinct()
     copy[suspects] = rows[suspects].select(~is_first).to_series().to_numpy()
     return order, copy
-
-
-def _sort_stably(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order of numbers of 0 and above, and the numbers in it.
-
-    numpy sorts integers several times faster than it finds an order: each number is packed with its
-    position where that fits.
-    """
-    bits = len(numbers).bit_length()
-    if int(numbers.max(initial=0)) < 1 << (62 - bits):
-        packed = np.sort((numbers << bits) + np.arange(len(numbers)))
-        return packed & ((1 << bits) - 1), packed >> bits
-    order = np.argsort(numbers, kind="stable")
-    return order, numbers[order]
 
 
 def _pack_keys(subject: pl.Series, day: pl.Series) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Holds rows between the two passes of an ingest, by shard; and writes the files of a cache.
 
-The rows are in temporary files with a row group for each shard. They hold no raw ids.
+The rows are in temporary files of Arrow with a batch for each shard. They hold no raw ids.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bitimely_core import storage
+from bitimely_core.claims.distinct import sort_stably
 from bitimely_core.claims.job import FILE_SHIFT
 from bitimely_core.records import StoredFile
 
@@ -41,27 +42,37 @@ class SpilledStretch(NamedTuple):
 
 def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
     """The rows of each value of the column `shard`, in their order."""
-    parts = frame.partition_by("shard", include_key=False, as_dict=True)
-    return [parts.get((shard,), frame.drop("shard").clear()) for shard in range(shards)]
+    order, shard = sort_stably(frame["shard"].to_numpy().astype(np.int64))
+    ordered = frame.drop("shard")[order]
+    bounds = np.searchsorted(shard, np.arange(shards + 1)).tolist()
+    return [ordered[low:high] for low, high in itertools.pairwise(bounds)]
 
 
 def write_partitions(path: Path, parts: Sequence[pl.DataFrame]) -> None:
-    """Write frames with the same columns as one row group each."""
+    """Write frames with the same columns as one batch each.
+
+    They are read once and soon, so they are not compressed.
+    """
+    batches = list(map(_to_batch, parts))
 
     def fill(stream: BinaryIO) -> None:
-        # read once, soon
-        options = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}
-        with pq.ParquetWriter(stream, parts[0].to_arrow().schema, version="2.6", **options) as out:
-            for part in parts:
-                out.write_table(part.to_arrow(), row_group_size=max(1, part.height))
+        with pa.ipc.new_file(stream, batches[0].schema) as out:
+            for batch in batches:
+                out.write_batch(batch)
 
     storage.write_file(path, fill)
 
 
+def _to_batch(frame: pl.DataFrame) -> pa.RecordBatch:
+    table = frame.to_arrow()
+    columns = [column.combine_chunks() for column in table.itercolumns()]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
 def read_partition(path: Path, shard: int) -> pl.DataFrame:
     """The rows of one shard in a file of `write_partitions`."""
-    with pq.ParquetFile(path) as file:
-        partition = pl.from_arrow(file.read_row_group(shard))
+    with pa.OSFile(str(path)) as file:
+        partition = pl.from_arrow(pa.ipc.open_file(file).get_batch(shard))
     assert isinstance(partition, pl.DataFrame)
     return partition
 

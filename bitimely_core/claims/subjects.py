@@ -63,7 +63,7 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
     """Write what the tables of the source hold of each subject, by digest and shard; None where
     they hold nothing.
     """
-    path = job.home / f"{job.stem}-facts.parquet"
+    path = job.home / f"{job.stem}-facts.arrow"
     joined = join_subject_tables(job)
     if joined is None:
         return None

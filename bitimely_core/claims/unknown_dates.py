@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.distinct import map_texts
+from bitimely_core.claims.distinct import count_integers, map_texts
 
 MISSING = re.compile(
     r"|\.[a-z_]?|na|n/a|nan|nat|<na>|null|none|nil|\\n|-|--|\?|unk|unknown|missing|alive"
@@ -111,8 +111,7 @@ def _stands_alone(day: int, counts: Mapping[int, int]) -> bool:
 
 def count_days(texts: pl.Series) -> Counter[int]:
     """Rows by day of a column of dates."""
-    counts = dates.parse_days(texts).drop_nulls().alias("day").value_counts(name="rows")
-    return Counter(dict(counts.iter_rows()))
+    return Counter(count_integers(dates.parse_days(texts).drop_nulls()))
 
 
 def blank_dates(texts: pl.Series, unknown: Collection[int]) -> pl.Series:

@@ -119,7 +119,6 @@ INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
-CODE_GROUP = 2
 FLOAT_ID = r"^(\d+)\.0+$"
 ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
@@ -186,16 +185,18 @@ class _BlockPlan:
         if "vocab" in events.columns or "code" not in events.columns or self.since is not None:
             return events
 
-        def cut(text: str | None, group: int) -> str | None:
+        def split_prefix(text: str | None) -> tuple[str | None, str | None]:
             match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
-            is_stated = match is not None and words.fold_name(match[1]) in self.vocabularies
-            return match[group] if match and is_stated else text if group == CODE_GROUP else None
+            if match and words.fold_name(match[1]) in self.vocabularies:
+                return match[1], match[2]
+            return None, text
 
-        vocab = map_texts(events["code"], lambda text: cut(text, 1), pl.String)
-        if not vocab.count():
+        codes = events["code"]
+        if not any(split_prefix(text)[0] for text in codes.unique()):
             return events
-        code = map_texts(events["code"], lambda text: cut(text, CODE_GROUP), events["code"].dtype)
-        return events.with_columns(code.alias("code"), vocab.alias("vocab"))
+        vocab = map_texts(codes, lambda text: split_prefix(text)[0], pl.String)
+        code = map_texts(codes, lambda text: split_prefix(text)[1], codes.dtype)
+        return events.with_columns(code, vocab=vocab)
 
     def _unpivot(self, events: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""
