@@ -32,21 +32,21 @@ DECAY = torch.log1p(-torch.exp(torch.linspace(-math.log(32), -math.log(512), H))
 LENGTHS = (1024, 2048, 4096, 8192, 16384)  # of the slopes, B = 1
 
 CASES = {  # rows, length, precision
-    "B 16, N 752": (16, 752, torch.float32),
-    "B 1, N 4,096": (1, 4096, torch.float32),
-    "B 16, N 752, bf16 core": (16, 752, torch.bfloat16),
+    "batch": (16, 752, torch.float32),
+    "long": (1, 4096, torch.float32),
+    "bf16": (16, 752, torch.bfloat16),
 }
 QUICK_CASES = {case: (1, 256, dtype) for case, (*_, dtype) in CASES.items()}
 # (case, candidate, its peer, the least cost of the peer over it)
 FASTER = (
-    ("B 16, N 752", "chunkwise", "parallel", 5.0),
-    ("B 16, N 752", "chunkwise, irregular clock", "parallel, irregular clock", 6.0),
-    ("B 16, N 752", "chunkwise", "loop over chunks", None),
-    ("B 16, N 752", "chunkwise", "softmax", 1.4),
-    ("B 1, N 4,096", "chunkwise", "softmax", 5.5),
-    ("B 16, N 752, bf16 core", "chunkwise", "softmax", None),
-    ("B 16, N 752", "chunkwise, backward", "chunkwise", 0.9),
-    ("B 16, N 752", "chunkwise, irregular clock", "chunkwise", 0.9),
+    ("batch", "chunkwise", "parallel", 5.0),
+    ("batch", "chunkwise, irregular clock", "parallel, irregular clock", 6.0),
+    ("batch", "chunkwise", "loop over chunks", None),
+    ("batch", "chunkwise", "softmax", 1.4),
+    ("long", "chunkwise", "softmax", 5.5),
+    ("bf16", "chunkwise", "softmax", None),
+    ("batch", "chunkwise, backward", "chunkwise", 0.9),
+    ("batch", "chunkwise, irregular clock", "chunkwise", 0.9),
 )
 SLOPE, ERRORS = 1.15, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
 
@@ -218,17 +218,18 @@ def compare_candidates(
     cases: dict[str, tuple[int, int, torch.dtype]], rounds: int
 ) -> Iterator[Row]:
     """Chunkwise retention beside its peers, and its share of the rate of a matrix product."""
-    for case, sizes in cases.items():
+    for case, (B, N, dtype) in cases.items():
+        of = f"B {B}, N {N:,}{', bf16 core' if dtype == torch.bfloat16 else ''}"
         pairs = [pair[1:] for pair in FASTER if pair[0] == case]
         names = {"matrix product", *(name for pair in pairs for name in pair[:2])}
-        candidates = make_candidates(*sizes)
+        candidates = make_candidates(B, N, dtype)
         seconds = time_calls({name: candidates[name] for name in names}, rounds)
         for name, peer, least in pairs:
             times = seconds[peer] / seconds[name]
-            yield Row(figure=f"{name}, {case}", peer=peer, value=times, least=least)
-        rate = sizes[0] * sizes[1] * FLOPS / seconds["chunkwise"]
+            yield Row(figure=f"{name}, {of}", peer=peer, value=times, least=least)
+        rate = B * N * FLOPS / seconds["chunkwise"]
         peak = 2 * SQUARE**3 / seconds["matrix product"]
-        yield Row(figure=f"share of the rate of a matrix product, {case}", value=rate / peak)
+        yield Row(figure=f"share of a matrix product's rate, {of}", value=rate / peak)
 
 
 def compare_forms(lengths: tuple[int, ...], rounds: int) -> Iterator[Row]:

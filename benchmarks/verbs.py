@@ -4,7 +4,7 @@ children.
     python benchmarks/verbs.py [--quick] [--json] [--workspace FOLDER]
 
 Two runs of preset tiny, one with the tokens of `bitimely demo` and one with those of the preset,
-trained for some steps and fine-tuned on the cohort of the demonstration (1,600 windows, 320 of them
+trained and fine-tuned for some steps on the cohort of the demonstration (1,600 windows, 320 of them
 scored; FOLDER keeps it). The first evaluation fits the baselines, the second finds them stored.
 Fresh processes in turn, medians of the rounds, bytecode written before.
 """
@@ -35,7 +35,7 @@ def list_preparation(kinds: list[str]) -> Iterator[str]:
     for run in kinds:
         tokens = KINDS[run]
         yield f"pretrain --data synthetic/staging --preset tiny --steps 5 --run {run} {tokens}"
-        yield f"finetune {run} --data synthetic/staging --epochs 1 --run {run}-staging"
+        yield f"finetune {run} --data synthetic/staging --steps 5 --run {run}-staging"
 
 
 def measure_cpu(*arguments: str) -> float:

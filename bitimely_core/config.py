@@ -242,7 +242,8 @@ class TrainConfig(Section):
     compile: bool | Literal["auto"] = Field(
         "auto",
         description="Use torch.compile, of a stack for one layer after the other; "
-        "auto: for stacks on CUDA with Triton.",
+        "auto: for stacks on CUDA with Triton. "
+        "Slower on a CPU, and refused, for retention on more than 128 tokens.",
     )
     resident: bool | Literal["auto"] = Field(
         "auto",

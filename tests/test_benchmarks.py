@@ -16,9 +16,8 @@ SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "side
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_benchmark_runs_and_prints_the_table(script: str) -> None:
     """No figure is looked at: the machine may be busy."""
-    done = subprocess.run(
-        [sys.executable, FOLDER / script, "--quick"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, FOLDER / script, "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     title, *table = done.stdout.splitlines()
     if title.startswith(f"{script}: "):
@@ -30,7 +29,7 @@ def test_a_benchmark_runs_and_prints_the_table(script: str) -> None:
     for _, _, value, *bound in rows:
         assert re.match(r"-?[\d.,e+-]+$|nan$", value.split()[0])
         assert not bound or re.fullmatch(r"[<>]= [\d.e+-]+", bound[0])
-    assert {row[1] for row in rows} - {"-"}, "no figure has a peer"
+    assert {row[1] for row in rows} - {"-"} or " is skipped: " in done.stderr
 
 
 def test_a_missed_bound_is_marked_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,23 @@ import torch
 from torch import nn
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, TrainConfig, check_device_name, missing_device
+from bitimely_core.config import (
+    ModelConfig,
+    Settings,
+    TrainConfig,
+    check_device_name,
+    missing_device,
+)
 from bitimely_core.errors import Finding, Reason, input_warning, usage_error
 from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops import operator
+from bitimely_core.preparation import find_token_grid
 from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.train.distributed import get_world_size
+
+# from which retention in a compiled graph is the chunkwise operator, whose backward on a CPU
+# repeats the forward
+COMPILED_TOKENS = 128
 
 
 @contextmanager
@@ -140,6 +151,24 @@ def resolve_compile(
         field="train.compile",
     )
     return config.model_copy(update={"compile": False}), [finding]
+
+
+def refuse_slow_compile(config: TrainConfig, model: ModelConfig) -> None:
+    """Raises UserError (config, exit 2) where a compiled step would be slower than one that is not:
+    of retention on long windows on a CPU (`python benchmarks/precision.py`).
+    """
+    tokens = model.length // find_token_grid(model)[0]
+    is_retention = registry.models[model.name].facts.family == "retention"
+    if config.compile is not True or not is_retention or tokens <= COMPILED_TOKENS:
+        return
+    if select_device(config.device).type == "cpu":
+        raise usage_error(
+            f"{tokens} tokens a window on a CPU",
+            f"expected at most {COMPILED_TOKENS}: "
+            "a compiled step of 750 takes 1.14 times as long as one that is not compiled",
+            "Leave --compile out",
+            field="train.compile",
+        )
 
 
 def _find_missing_compiler(where: torch.device) -> tuple[str, str] | None:

@@ -136,7 +136,13 @@ class TrainingResult(TypedDict, total=False):
 def finish_job(
     job: TrainingJob, *, dry_run: bool, force_new: bool, progress: Progress | None, say: Say | None
 ) -> TrainingResult:
-    """Train the job, or in a dry run say what it would take."""
+    """Train the job, or in a dry run say what it would take.
+
+    Raises UserError (config, exit 2) as `refuse_slow_compile`.
+    """
+    from bitimely_core.train.devices import refuse_slow_compile
+
+    refuse_slow_compile(job.settings.train, job.settings.model)
     if dry_run:
         return summarize_job(job)
     return run_job(job, force_new=force_new, progress=progress, say=say)
