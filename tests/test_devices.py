@@ -14,7 +14,7 @@ from test_train import Outcome, Rows, Tiny, config, squares, weights
 from torch import nn
 
 from bitimely_core import models, objectives
-from bitimely_core.config import build_model_config
+from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import operator
 from bitimely_core.train import devices, loop
@@ -154,6 +154,38 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
             == []
         )
         monkeypatch.delenv("CXX", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "train", "expected"),
+    [
+        ("bitimelygpt", {}, {"batch_size": 32}, 4),
+        ("gpt", {}, {"batch_size": 6}, 3),  # of four free cores
+        ("gpt", {}, {"batch_size": 7}, 1),
+        # draws and statistics of a process
+        ("bitimelygpt", {"dropout": 0.1}, {}, 1),
+        ("bitimelygpt", {"temporal_conv": "causal"}, {}, 1),
+        ("bitimelygpt", {"tokenizer": "patch-cnn"}, {}, 1),
+        ("resnet", {}, {}, 1),
+    ],
+)
+def test_auto_takes_as_many_processes_as_keep_the_curve(
+    name: str,
+    model: dict[str, Any],
+    train: dict[str, Any],
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "count_free_cores", lambda: 4)
+    tokens = {} if name == "resnet" else {"tokenizer": "conv"}
+    built = models.build(name, preset="tiny", channels=1, length=300, **{**tokens, **model})
+    settings = Settings(model=built.config, train=loop.TrainConfig(device="cpu", **train))
+    count, reason = devices.choose_processes(built, settings, 1000.0)
+    assert count == expected
+    assert (reason is None) == (count > 1)
+    assert devices.choose_processes(built, settings, 30.0)[0] == 1
+    monkeypatch.setattr(devices, "count_free_cores", lambda: -2)  # others work here
+    assert devices.choose_processes(built, settings, 1000.0)[0] == 1
 
 
 @pytest.mark.parametrize(
