@@ -154,7 +154,7 @@ def measure_analyses(workspace: Path, *, quick: bool) -> Iterator[Row]:
         )
     torch.set_num_threads(2)
     for kind, sequences in {"saliency": 2 if quick else 256, "svd": 2 if quick else 32}.items():
-        few = {"lengths": "100"} if quick and kind == "saliency" else {}
+        few = {"lengths": "1"} if quick and kind == "saliency" else {}
         wall, cpu, found = time_call(
             lambda kind=kind, n=sequences, few=few: workflows.analyze(
                 kind, ["bench"], sequences=n, options=few, workspace=workspace

@@ -246,9 +246,9 @@ class TrainConfig(Section):
     )
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Use torch.compile, of a stack for one layer after the other "
-        "(on a CPU slower for retention on more than 128 tokens, and refused); "
-        "auto: for stacks on CUDA with Triton.",
+        description="Use torch.compile, of a stack for one layer after the other; "
+        "auto: for stacks on CUDA with Triton. "
+        "Refused on a CPU for retention on more than 128 tokens, which it slows down.",
     )
     resident: bool | Literal["auto"] = Field(
         "auto",
