@@ -129,7 +129,7 @@ class TrainingResult(TypedDict, total=False):
     final: dict[str, object] | None  # last logged loss and rel
     seconds: float  # of a dry run: of all trainings
     trainings: int  # of a dry run over folds or seeds
-    processes: int  # of a dry run: that `--devices auto` takes
+    processes: int  # of a dry run: what `--devices auto` stands for
     one_process_since: str | None  # why it takes no more
     members: list[str]  # over folds or seeds: the runs that are pooled
     scores: dict[str, object]  # over folds or seeds, as scores.json
@@ -431,16 +431,16 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     if train.minutes is not None:
         seconds = 60 * train.minutes
         cost["steps"], cost["seconds"] = int(seconds / cost["seconds_per_step"]), seconds
-    processes, reason = choose_processes(job.model, job.settings, cost["seconds"])
     result = {
         **describe_plan(record, job.folder, job.windows[0]),
         "parameters": record.parameters,
         "paper_parameters": record.paper_parameters,
         "tokens": describe_tokens(record.settings.model, record.data[0].rate),
         **cost,
-        "processes": processes,
-        "one_process_since": reason,
     }
+    if train.devices == "auto":
+        processes, reason = choose_processes(job.model, job.settings, cost["seconds"])
+        result |= {"processes": processes, "one_process_since": reason}
     if job.search:
         seconds = cost["seconds_per_step"] * job.search.steps * len(job.search.rates)
         result["tuning"] = {
