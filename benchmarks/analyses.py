@@ -18,25 +18,23 @@ included.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import Row, make_parser, report
 
-from bitimely_core import report, workflows
+from bitimely_core import workflows
 from bitimely_core.insight.shapelet_mining import compute_distances, information_gain
+from bitimely_core.report import write_report
 
 STEP, LENGTH = 10, 100  # samples
-# times less CPU time than pyts; seconds of an analysis; seconds of a page
-LEAST, MOST, DRAWING = 40.0, 180.0, 5.0
 THEIRS = """
 import json, sys, time
 import numpy as np
@@ -65,25 +63,19 @@ def make_series(n: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 def search_shapelets(
     x: np.ndarray, y: np.ndarray, *, normalised: bool
-) -> tuple[dict[str, float], np.ndarray]:
+) -> tuple[float, float, np.ndarray]:
     """CPU seconds of the distances of every candidate to every series and of their information
-    gains, the best gain; and the distances.
+    gains, the best gain, and the distances.
     """
     begin = time.process_time()
     values = torch.from_numpy(x)
     candidates = values.unfold(1, LENGTH, STEP).reshape(-1, LENGTH)
     d, _ = compute_distances(values, candidates, normalised=normalised, placed=False)
     gain = float(information_gain(d, torch.from_numpy(y))[0].max())
-    return {
-        "cpu_seconds": time.process_time() - begin,
-        "best_gain": gain,
-        "candidates": len(candidates),
-    }, d.numpy()
+    return time.process_time() - begin, gain, d.numpy()
 
 
-def run_pyts(
-    python: str, x: np.ndarray, y: np.ndarray
-) -> tuple[dict[str, float], np.ndarray] | None:
+def run_pyts(python: str, x: np.ndarray, y: np.ndarray) -> tuple[float, float, np.ndarray] | None:
     """The same of pyts in its own interpreter, its distances the roots of mean squares; None where
     that has no pyts.
     """
@@ -109,24 +101,37 @@ def run_pyts(
             return None
         found = np.load(made)
         gain = float(information_gain(torch.from_numpy(found["d"]), torch.from_numpy(y))[0].max())
-        return {
-            "cpu_seconds": float(found["seconds"]),
-            "best_gain": gain,
-            "candidates": len(found["d"]),
-        }, found["d"]
+        return float(found["seconds"]), gain, found["d"]
 
 
-def time_call(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+def time_call(call: Callable[[], Any]) -> tuple[float, float, Any]:
     """Wall and CPU seconds of a call, and what it returned."""
     wall, cpu = time.perf_counter(), time.process_time()
     out = call()
-    return {
-        "wall_seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
-    }, out
+    return time.perf_counter() - wall, time.process_time() - cpu, out
 
 
-def time_analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
+def measure_shapelets(python: str, series: int, samples: int) -> Iterator[Row]:
+    """The search on raw and on standardised stretches beside that of pyts."""
+    x, y = make_series(series, samples)
+    pyts = run_pyts(python, x, y)
+    for name in ("raw", "standardised"):
+        seconds, gain, distance = search_shapelets(x, y, normalised=name == "standardised")
+        figure = f"search of {len(distance):,} {name} stretches"
+        yield Row(figure=figure, value=seconds, unit="CPU s")
+        if pyts is None:
+            continue
+        their_seconds, their_gain, theirs = pyts
+        yield Row(figure=figure, peer="pyts", value=their_seconds / seconds, least=40.0)
+        if name == "raw":
+            # all are near 1, but for a stretch and itself
+            far = float(np.abs(np.sqrt(distance / LENGTH) - theirs).max())
+            yield Row(figure="distances, difference from pyts", value=far, most=1e-2)
+            apart = abs(gain - their_gain)
+            yield Row(figure="best gain, difference from pyts", value=apart, most=1e-9)
+
+
+def measure_analyses(workspace: Path, *, quick: bool) -> Iterator[Row]:
     """Saliency and spectra of a barely trained model, through the same function as the command
     line.
     """
@@ -148,36 +153,33 @@ def time_analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]
             workspace=workspace,
         )
     torch.set_num_threads(2)
-    out: dict[str, dict[str, float]] = {}
-    for kind, sequences in {"saliency": 16 if quick else 256, "svd": 2 if quick else 32}.items():
-        out[kind], found = time_call(
-            lambda kind=kind, n=sequences: workflows.analyze(
-                kind, ["bench"], sequences=n, workspace=workspace
+    for kind, sequences in {"saliency": 2 if quick else 256, "svd": 2 if quick else 32}.items():
+        few = {"lengths": "1"} if quick and kind == "saliency" else {}
+        wall, cpu, found = time_call(
+            lambda kind=kind, n=sequences, few=few: workflows.analyze(
+                kind, ["bench"], sequences=n, options=few, workspace=workspace
             )
         )
-        looked = found["summary"]["options"]
-        out[kind]["sequences"] = (
-            looked["windows"] if kind == "saliency" else looked["runs"]["bench"]["sequences"]
-        )
+        figure = f"{kind} of {sequences} windows"
+        yield Row(figure=figure, value=wall, unit="s", most=180.0)
+        yield Row(figure=figure, value=cpu, unit="CPU s")
         with tempfile.TemporaryDirectory() as folder:
-            drawn, _ = time_call(
-                lambda page=found["page"], folder=folder: report.write_report(Path(folder), page)
+            page = found["page"]
+            _, drawing, _ = time_call(
+                lambda page=page, folder=folder: write_report(Path(folder), page)
             )
-        out[kind]["drawing_cpu_seconds"] = drawn["cpu_seconds"]
-    return out
+        yield Row(figure=f"page of {kind}", value=drawing, unit="CPU s", most=5.0)
+
+
+def measure(python: str, workspace: Path, *, quick: bool) -> Iterator[Row]:
+    """All rows."""
+    yield from measure_shapelets(python, *((8, 500) if quick else (32, 3000)))
+    yield from measure_analyses(workspace, quick=quick)
 
 
 def main() -> int:
-    """Measure and print; 1 where a bound is missed (not under --quick, whose sizes are too small
-    for them).
-    """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes: shows that it runs, not the bounds"
-    )
-    parser.add_argument("--json", action="store_true")
+    """Measure and print."""
+    parser = make_parser(__doc__, "small sizes")
     parser.add_argument(
         "--pyts", metavar="PYTHON", default=sys.executable, help="interpreter that has pyts"
     )
@@ -189,61 +191,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    x, y = make_series(*((8, 500) if options.quick else (32, 3000)))
-    pyts = run_pyts(options.pyts, x, y)
-    raw, distance = search_shapelets(x, y, normalised=False)
-    result: dict[str, Any] = {
-        "standardised": search_shapelets(x, y, normalised=True)[0],
-        "raw": raw,
-        "pyts": pyts and pyts[0],
-    }
-    if pyts is not None:
-        raw["farthest_from_pyts"] = float(
-            np.abs(np.sqrt(distance / LENGTH) - pyts[1]).max()
-        )  # all are near 1, but for a stretch and itself
     with tempfile.TemporaryDirectory() as folder:
-        result |= time_analyses(options.workspace or Path(folder), quick=options.quick)
-    failed = [
-        f"{kind}: {result[kind]['wall_seconds']:.0f} s"
-        for kind in ("saliency", "svd")
-        if result[kind]["wall_seconds"] > MOST
-    ]
-    failed += [
-        f"page of {kind}: {s:.1f} s"
-        for kind in ("saliency", "svd")
-        if (s := result[kind]["drawing_cpu_seconds"]) > DRAWING
-    ]
-    if result["pyts"]:
-        for name in ("standardised", "raw"):
-            times = result[name]["times_pyts"] = (
-                result["pyts"]["cpu_seconds"] / result[name]["cpu_seconds"]
-            )
-            failed += [f"shapelets, {name}: {times:.0f} times pyts"] if times < LEAST else []
-        if (
-            abs(raw["best_gain"] - result["pyts"]["best_gain"]) > 1e-9
-            or raw["farthest_from_pyts"] > 1e-2
-        ):
-            failed.append("the search on raw stretches is not that of pyts")
-    failed = [] if options.quick else failed
-    if options.json:
-        print(json.dumps({"torch": torch.__version__, **result, "missed": failed}))
-    else:
-        for name, row in result.items():
-            if row:
-                print(
-                    f"{name:14s}" + "   ".join(f"{key} {value:.4g}" for key, value in row.items())
-                )
-        print(
-            "bounds: "
-            + (
-                "not looked at"
-                if options.quick
-                else "; ".join(["missed", *failed])
-                if failed
-                else "held"
-            )
-        )
-    return int(bool(failed))
+        rows = measure(options.pyts, options.workspace or Path(folder), quick=options.quick)
+        return report("shapelets on one thread, analyses on two", rows, options)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from side_by_side import Row, make_parser, report
 
 CODES = 400  # distinct ICD-9 codes; every fifth belongs to no PheCode
 PER_SUBJECT = 40
@@ -253,11 +256,67 @@ def measure_child(name: str, folder: Path) -> None:
     print(json.dumps(cost | {"driver_gib": own.ru_maxrss / 2**20, "java_gib": java}))
 
 
-def main() -> None:
-    """Run the contestants one after another and print their ratios."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def run_contestant(name: str, folder: Path) -> dict[str, Any]:
+    """`measure_child` in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, __file__, "--child", name, "--folder", str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
+    costs: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return costs
+
+
+def compare(sizes: list[int], engines: list[str], others: list[str]) -> Iterator[Row]:
+    """Each engine on each number of rows, beside the others on the same and the first number."""
+    first: dict[str, dict[str, Any]] = {}
+    for rows in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            make_claims(Path(folder), rows)
+            costs = {name: run_contestant(name, Path(folder)) for name in [*engines, *others]}
+        for name, cost in costs.items():
+            yield from describe_contestant(name, rows, cost)
+        for name in engines:
+            for other in others:
+                yield from compare_costs(name, rows, costs[name], costs[other])
+            if name in first:
+                yield from compare_memory(name, rows, costs[name], sizes[0], first[name])
+        first = first or costs
+
+
+def describe_contestant(name: str, rows: int, cost: dict[str, Any]) -> Iterator[Row]:
+    """What it took; bounds are those of polars on 10 million rows."""
+    is_bound = (name, rows) == ("polars", 10_000_000)
+    figure = f"{name}, {rows:,} rows"
+    yield Row(figure=figure, value=cost["cpu"], unit="CPU s", most=16.0 if is_bound else None)
+    yield Row(figure=figure, value=cost["peak_gib"], unit="GiB", most=0.8 if is_bound else None)
+
+
+def compare_costs(
+    name: str, rows: int, cost: dict[str, Any], other: dict[str, Any]
+) -> Iterator[Row]:
+    """Time and memory beside another contestant's."""
+    for key, what in (("cpu", "CPU time"), ("peak_gib", "memory")):
+        times = other[key] / cost[key]
+        figure = f"{name}, {rows:,} rows, {what}"
+        yield Row(figure=figure, peer=other["name"], value=times, least=5.0)
+
+
+def compare_memory(
+    name: str, rows: int, cost: dict[str, Any], fewer: int, before: dict[str, Any]
+) -> Iterator[Row]:
+    """How the memory grows with the rows; of Spark that of its driver."""
+    keys = ("driver_gib", "java_gib") if name == "spark" else ("peak_gib",)
+    for key in keys:
+        figure = f"{name}, {key} at {rows:,} rows over that at {fewer:,}"
+        growth, most = cost[key] / before[key], 1.1 if key == "driver_gib" else None
+        yield Row(figure=figure, value=growth, most=most)
+
+
+def main() -> int:
+    """Run the contestants one after another."""
+    parser = make_parser(__doc__, "100,000 rows")
     parser.add_argument(
         "--rows",
         type=int,
@@ -267,44 +326,16 @@ def main() -> None:
     )
     parser.add_argument("--engines", nargs="+", default=["polars"])
     parser.add_argument("--skip", nargs="*", default=[])
-    parser.add_argument(
-        "--quick", action="store_true", help="300,000 rows: whether it runs, not how fast"
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child")
-    parser.add_argument("--folder", type=Path)
-    args = parser.parse_args()
-    if args.child:
-        measure_child(args.child, args.folder)
-        return
-    found = []
-    for rows in [300_000] if args.quick else args.rows:
-        with tempfile.TemporaryDirectory() as name:
-            make_claims(Path(name), rows)
-            for one in [*args.engines, *({"pandas"} - set(args.skip))]:
-                run = subprocess.run(
-                    [sys.executable, __file__, "--child", one, "--folder", name],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                )
-                found.append({"rows": rows, **json.loads(run.stdout.splitlines()[-1])})
-                print(
-                    "{rows:,} rows, {name}: {sequences:,} sequences, {cpu:.1f} s CPU, {wall:.1f} s, peak {peak_gib:.2f} GiB, its driver in "
-                    "Python {driver_gib:.3f} GiB, in Java {java_gib:.3f} GiB".format(**found[-1]),
-                    flush=True,
-                    file=sys.stderr if args.json else sys.stdout,
-                )
-    if args.json:
-        print(json.dumps(found))
-        return
-    base = found[0]
-    for other in found[1:]:
-        ratios = {key: other[key] / base[key] for key in ("rows", "cpu", "peak_gib")}
-        print(
-            f"{other['name']} / {base['name']}: rows {ratios['rows']:g}x, CPU {ratios['cpu']:.2f}x, memory {ratios['peak_gib']:.2f}x"
-        )
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        measure_child(options.child, options.folder)
+        return 0
+    sizes = [100_000] if options.quick else options.rows
+    others = [name for name in ("pandas",) if name not in options.skip]
+    return report("claims to sequences", compare(sizes, options.engines, others), options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

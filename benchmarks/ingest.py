@@ -14,32 +14,33 @@ compresses, writes and flushes.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import resource
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from itertools import count as count_up
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from side_by_side import Row, make_parser, report
 
 from bitimely_core import cache
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.types import Annotation
 
-TARGET = 6.0  # times the MB/s of mne.io.read_raw_edf(preload=True)
-FAST_TARGET = 2.0  # of the same with the three channels at 100 Hz alone
-PYEDFLIB_TARGET = 6.0  # of pyedflib's readSignal of all channels
-GROWTH_TARGET = 1.1  # exponent of CPU time over hours and over files: 1 is linear
-RECORDS_TARGET = 3.0  # times the records/s of wfdb.rdrecord, with two jobs
 LEADS = ("I", "II", "III", "AVR", "AVL", "AVF", "V1", "V2", "V3", "V4", "V5", "V6")
-MNE, MNE_FAST = "mne read_raw_edf(preload=True)", "mne, the three at 100 Hz (include=)"
-PYEDFLIB, CACHE = "pyedflib readSignal, all channels", "ingest and open_cache(verify=True)"
+CACHE = "ingest and open_cache(verify=True)"
+# peer -> the least ratio of its CPU time to that of a verified cache
+PEERS = {
+    "mne read_raw_edf(preload=True)": 6.0,
+    "mne, the three at 100 Hz": 2.0,
+    "pyedflib readSignal": 6.0,
+}
+MNE, MNE_FAST, PYEDFLIB = PEERS
 EEG = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
 SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")
 
@@ -284,104 +285,47 @@ def compare_records(count: int, rounds: int) -> dict[str, tuple[float, float]]:
         return {name: (count / wall, count / spent) for name, (wall, spent) in medians.items()}
 
 
-def main() -> None:
-    """Print the tables, or JSON with `--json`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--hours", type=float, default=24.0, help="0: leave the EDF file out")
+def measure_edf(hours: float, rounds: int) -> Iterator[Row]:
+    """The EDF files."""
+    found = compare(hours, rounds)
+    night = f"night of {found.pop('file MB'):.0f} MB to a verified cache"
+    for peer, least in PEERS.items():
+        yield Row(figure=night, peer=peer, value=found[CACHE] / found[peer], least=least)
+    for name, speed in found.items():
+        yield Row(figure=name, value=speed, unit="MB/s")
+    for name, slope in measure_growth(hours / 4, rounds).items():
+        yield Row(figure=f"exponent of CPU time over {name}", value=slope, most=1.1)
+    read, two = compare_nights(hours, min(rounds, 3))
+    yield Row(figure="four nights, ingest --jobs 2, wall time", peer=MNE, value=two / read)
+
+
+def measure_wfdb(count: int, rounds: int) -> Iterator[Row]:
+    """The folder of records."""
+    found = compare_records(count, rounds)
+    peer = "wfdb.rdrecord, in a loop"
+    wall, spent = found.pop(peer)
+    for name, (own_wall, own_spent) in found.items():
+        least = 3.0 if name == "ingest --jobs 2" else None
+        figure = f"{count:,} records, {name}"
+        yield Row(figure=f"{figure}, wall time", peer=peer, value=own_wall / wall, least=least)
+        yield Row(figure=f"{figure}, CPU time", peer=peer, value=own_spent / spent)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = make_parser(__doc__, "a quarter of an hour, 50 records, one round")
+    parser.add_argument("--hours", type=float, default=24.0, help="0: leave the EDF files out")
     parser.add_argument("--records", type=int, default=1500, help="0: leave the folder out")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="an hour, 600 records, three rounds: a look, not a figure to quote",
-    )
-    given = parser.parse_args()
-    if given.quick:
-        given.hours, given.records, given.rounds = (
-            min(given.hours, 1.0),
-            min(given.records, 600),
-            min(given.rounds, 3),
-        )
-    body = {
-        **(_measure_edf(given) if given.hours else {}),
-        **(_measure_wfdb(given) if given.records else {}),
-    }
-    if given.json:
-        print(json.dumps(body))
-
-
-def _measure_edf(given: argparse.Namespace) -> dict[str, object]:
-    """The EDF file; its table, unless JSON is wanted."""
-    found = compare(given.hours, given.rounds)
-    size = found.pop("file MB")
-    goals = {MNE: TARGET, MNE_FAST: FAST_TARGET, PYEDFLIB: PYEDFLIB_TARGET}
-    ratios = {name: found[CACHE] / found[name] for name in goals}
-    growth = measure_growth(given.hours / 4, given.rounds)
-    read, two = compare_nights(given.hours, min(given.rounds, 3))
-    if not given.json:
-        print(
-            f"EDF of {size:.1f} MB, {given.hours:g} h; median of {given.rounds} rounds, CPU time with children\n"
-        )
-        print(
-            f"| {'':36} | MB/s | verified cache is faster by | target |\n|{'-' * 38}|-----:|-----:|-----:|"
-        )
-        for name, speed in found.items():
-            goal = (
-                f"{goals[name]:g}: {'reached' if ratios[name] >= goals[name] else 'missed'}"
-                if name in goals
-                else ""
-            )
-            print(f"| {name:36} | {speed:4.0f} | {found[CACHE] / speed:9.1f} | {goal} |")
-        for name, slope in growth.items():
-            print(
-                f"CPU time grows with the power {slope:.2f} of the {name} (1, 2, 4 times {given.hours / 4:g} h), target {GROWTH_TARGET:g}"
-            )
-        print(
-            f"Four such recordings, wall time: MNE {read:.0f} MB/s, ingest --jobs 2 {two:.0f} MB/s, {two / read:.1f} times\n"
-        )
-    wall = {"mne": read, "ingest --jobs 2": two, "times_mne": two / read}
-    return {
-        "file_mb": round(size, 1),
-        "mb_per_cpu_second": found,
-        "times": ratios,
-        "targets": goals,
-        "reached": {name: ratios[name] >= goal for name, goal in goals.items()},
-        "growth": growth,
-        "growth_reached": max(growth.values()) <= GROWTH_TARGET,
-        "wall": wall,
-    }
-
-
-def _measure_wfdb(given: argparse.Namespace) -> dict[str, object]:
-    """The folder of records; its table, unless JSON is wanted."""
-    found = compare_records(given.records, given.rounds)
-    base, base_cpu = found["wfdb.rdrecord, in a loop"]
-    ratio = found["ingest --jobs 2"][0] / base
-    if not given.json:
-        print(
-            f"{given.records:,} WFDB records of 12 leads and 10 s at 100 Hz; median of {given.rounds} rounds\n"
-        )
-        print(
-            f"| {'':24} | records/s | times wfdb | records/s of CPU | times wfdb |\n|{'-' * 26}|---:|---:|---:|---:|"
-        )
-        for name, (wall, spent) in found.items():
-            print(
-                f"| {name:24} | {wall:9.0f} | {wall / base:10.1f} | {spent:16.0f} | {spent / base_cpu:10.1f} |"
-            )
-        print(
-            f"\nWFDB to cache, two jobs: {ratio:.1f} times wfdb, target {RECORDS_TARGET:g}: {'reached' if ratio >= RECORDS_TARGET else 'missed'}"
-        )
-    speeds = {name: {"wall": wall, "cpu": spent} for name, (wall, spent) in found.items()}
-    return {
-        "records_per_second": speeds,
-        "times_wfdb": ratio,
-        "target_wfdb": RECORDS_TARGET,
-        "reached_wfdb": ratio >= RECORDS_TARGET,
-    }
+    options = parser.parse_args()
+    if options.quick:
+        options.hours, options.records, options.rounds = 0.25, 50, 1
+    parts = [
+        *([measure_edf(options.hours, options.rounds)] if options.hours else []),
+        *([measure_wfdb(options.records, options.rounds)] if options.records else []),
+    ]
+    return report("files to a verified cache", chain.from_iterable(parts), options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

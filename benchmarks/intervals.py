@@ -11,16 +11,16 @@ subject's scores, two classes; the truth is that of 40,000 subjects.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from side_by_side import Row, make_parser, report
 
 from bitimely_core import evaluate
 from bitimely_core.claims.prevalence import compute_interval
@@ -89,92 +89,64 @@ def score_cohort(one: Cohort) -> dict[str, Any]:
     }
 
 
-def measure_coverage(cohorts: int, seed: int) -> bool:
-    """Print the share of intervals that hold the truth; whether all are within the target and its
-    simulation error.
+NOMINAL = "nominal 95 %"
+
+
+def make_coverage(figure: str, inside: list[bool], least: float, most: float | None = None) -> Row:
+    """The share of intervals that hold the truth; its bounds allow for the simulation's error."""
+    slack = 3 * np.sqrt(0.05 * 0.95 / max(len(inside), 1))
+    share = float(np.mean(inside)) if inside else float("nan")
+    highest = None if most is None else most + slack
+    return Row(figure=figure, peer=NOMINAL, value=share, least=least - slack, most=highest)
+
+
+def measure_coverage(cohorts: int, seed: int, largest: int) -> Iterator[Row]:
+    """Coverage of the scores' intervals in every setting; the truth is that of `largest`
+    subjects.
     """
-    good = True
-    print(
-        f"coverage of 95 % intervals, {cohorts} cohorts a cell\n{'':26s}"
-        + "".join(f"{m:>18s}" for m in METRICS)
-    )
     for setting in SETTINGS:
-        truth = {
-            m: v.value
-            for m, v in score_cohort(
-                draw_cohort(setting, 40_000, np.random.default_rng(seed))
-            ).items()
-        }
+        whole = score_cohort(draw_cohort(setting, largest, np.random.default_rng(seed)))
+        truth = {metric: found.value for metric, found in whole.items()}
         for subjects in SUBJECTS:
-            rng, inside = (
-                np.random.default_rng([seed, subjects, 1]),
-                {m: list[bool]() for m in METRICS},
-            )
+            rng = np.random.default_rng([seed, subjects, 1])
+            inside: dict[str, list[bool]] = {metric: [] for metric in METRICS}
             for _ in range(cohorts):
-                for m, v in score_cohort(draw_cohort(setting, subjects, rng)).items():
-                    if m in inside and v.lo is not None:
-                        inside[m].append(v.lo <= truth[m] <= v.hi)
-            line = []
-            for of in inside.values():
-                slack = 3 * np.sqrt(0.05 * 0.95 / max(len(of), 1))
-                low = bool(of) and float(np.mean(of)) < LOWEST[subjects] - slack
-                high = (
-                    setting in {"even", "wide"}
-                    and subjects > 5
-                    and bool(of)
-                    and float(np.mean(of)) > HIGHEST + slack
-                )
-                good &= not (low or high)
-                line.append(
-                    f"{np.mean(of):.3f}{'  OUTSIDE' if low or high else ''}" if of else "none"
-                )
-            print(
-                f"{setting:18s}{subjects:4d}    " + "".join(f"{one:>18s}" for one in line),
-                flush=True,
-            )
-    return good
+                for metric, v in score_cohort(draw_cohort(setting, subjects, rng)).items():
+                    if metric in inside and v.lo is not None:
+                        inside[metric].append(v.lo <= truth[metric] <= v.hi)
+            most = HIGHEST if setting in {"even", "wide"} and subjects > 5 else None
+            for metric, of in inside.items():
+                figure = f"{metric}, {setting}, {subjects} subjects"
+                yield make_coverage(figure, of, LOWEST[subjects], most)
 
 
-def measure_type_one(cohorts: int, seed: int) -> bool:
-    """Print how often two runs that err alike differ at 0.05; whether it is at most `TYPE_ONE` and
-    its simulation error.
-    """
-    good = True
-    print(f"\nshare of p <= 0.05 of two runs that err alike, {cohorts} cohorts a cell")
+def measure_type_one(cohorts: int, seed: int) -> Iterator[Row]:
+    """How often two runs that err alike differ at 0.05."""
+    slack = 3 * np.sqrt(0.05 * 0.95 / cohorts)
     for setting in ("even", "wide"):
         for subjects in SUBJECTS:
             rng, rejected = np.random.default_rng([seed, subjects, 2]), []
             for _ in range(cohorts):
                 one = draw_cohort(setting, subjects, rng)
-                logit = np.log(one.probability / (1 - one.probability))
-                runs = []
-                for _run in range(2):
-                    p = 1 / (
-                        1
-                        + np.exp(
-                            -(
-                                logit
-                                + 0.5 * rng.normal(size=subjects)[one.groups]
-                                + 0.7 * rng.normal(size=len(logit))
-                            )
-                        )
-                    )
-                    runs.append(
-                        Predictions(
-                            np.arange(len(p)), one.target, np.stack([1 - p, p], 1), one.groups
-                        )
-                    )
+                runs = [draw_run(one, subjects, rng) for _ in range(2)]
                 found = compare("classification", *runs, class_names=NAMES).metrics
                 rejected += [
                     d.p <= 0.05 for m in METRICS if m in found and (d := found[m]).p is not None
                 ]
-            share = float(np.mean(rejected))
-            bad = share > TYPE_ONE + 3 * np.sqrt(0.05 * 0.95 / cohorts)
-            good &= not bad
-            print(
-                f"{setting:18s}{subjects:4d}    {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True
+            yield Row(
+                figure=f"two runs that err alike, {setting}, {subjects} subjects",
+                peer="nominal 5 %",
+                value=float(np.mean(rejected)),
+                most=TYPE_ONE + slack,
             )
-    return good
+
+
+def draw_run(cohort: Cohort, subjects: int, rng: np.random.Generator) -> Predictions:
+    """Predictions with errors of their own, of subjects and of windows."""
+    logit = np.log(cohort.probability / (1 - cohort.probability))
+    own = 0.5 * rng.normal(size=subjects)[cohort.groups] + 0.7 * rng.normal(size=len(logit))
+    p = 1 / (1 + np.exp(-(logit + own)))
+    return Predictions(np.arange(len(p)), cohort.target, np.stack([1 - p, p], 1), cohort.groups)
 
 
 class Drawn(NamedTuple):
@@ -326,26 +298,19 @@ def measure_other(name: str, subjects: int, cohorts: int, seed: int = 0) -> tupl
     return float(np.mean(inside)) if inside else float("nan"), 1 - len(inside) / cohorts
 
 
-def measure_others(cohorts: int, seed: int, only: str = "") -> bool:
-    """Print the coverage of the other intervals; whether all are within the target."""
-    good = True
-    print(f"\ncoverage of other 95 % intervals, {cohorts} cohorts a cell")
+def measure_others(cohorts: int, seed: int, only: str = "") -> Iterator[Row]:
+    """Coverage of the other intervals."""
     for name in (name for name in OTHERS if only in name):
-        line = []
         for subjects in (8, 10, 20, 50):
             share, absent = measure_other(name, subjects, cohorts, seed)
-            bad = share < LOWEST[10] - 3 * np.sqrt(0.05 * 0.95 / cohorts)
-            good &= not bad
-            none = f" (none: {absent:.3f})" if absent else ""
-            line.append(f"{share:.3f}{none}{'  OUTSIDE' if bad else ''}")
-        print(f"{name:44s}{'   '.join(line)}", flush=True)
-    return good
+            none = f", none in {absent:.0%}" if absent else ""
+            least = LOWEST[10] - 3 * np.sqrt(0.05 * 0.95 / cohorts)
+            figure = f"{name}, {subjects} subjects{none}"
+            yield Row(figure=figure, peer=NOMINAL, value=share, least=least)
 
 
-def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5) -> bool:
-    """Print CPU seconds and memory of all scores with intervals of `rows` windows; whether within
-    60 s and 600 MiB.
-    """
+def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5) -> Iterator[Row]:
+    """All scores with intervals of `rows` windows, beside two constant baselines."""
     rng = np.random.default_rng(0)
     y, g = rng.integers(0, classes, rows), rng.integers(0, subjects, rows)
     p = rng.random((rows, classes), dtype=np.float32)
@@ -354,40 +319,35 @@ def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5)
     evaluate.score("classification", y[:999], p[:999], g[:999], class_names=list("abcde"))
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     evaluate.score("classification", y, p, g, class_names=list("abcde"), train_target=y)
-    seconds, memory = (
-        time.process_time() - started,
-        (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-    )
-    print(
-        f"{rows:,} windows, {subjects:,} subjects, {classes} classes, two constant baselines: {seconds:.1f} s of CPU time, {memory:.0f} MiB"
-    )
-    return seconds <= 60 and memory <= 600
+    seconds = time.process_time() - started
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    what = f"scores of {rows:,} windows"
+    yield Row(figure=what, value=seconds, unit="CPU s", most=60.0)
+    yield Row(figure=what, value=memory, unit="MiB", most=600.0)
+
+
+def measure(cohorts: int, seed: int, largest: int) -> Iterator[Row]:
+    """All rows but the cost."""
+    yield from measure_coverage(cohorts, seed, largest)
+    yield from measure_type_one(cohorts, seed)
+    yield from measure_others(cohorts, seed)
 
 
 def main() -> int:
-    """0 where everything is within the targets."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Measure and print."""
+    parser = make_parser(__doc__, "2 cohorts")
     parser.add_argument("--cohorts", type=int, default=400)
-    parser.add_argument(
-        "--quick", action="store_true", help="20 cohorts: it runs, bounds mean nothing"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="cost alone")
     parser.add_argument("--only", help="part of the name of one of the other intervals")
     given = parser.parse_args()
-    given.cohorts = 20 if given.quick else given.cohorts
+    cohorts, largest = (2, 400) if given.quick else (given.cohorts, 40_000)
     if given.cost:
-        return 0 if measure_cost() else 1
+        return report("cost of intervals", measure_cost(), given)
+    title = f"coverage of 95 % intervals and type I error, {cohorts} cohorts a row"
     if given.only is not None:
-        return 0 if measure_others(given.cohorts, given.seed, given.only) else 1
-    good = [
-        measure_coverage(given.cohorts, given.seed),
-        measure_type_one(given.cohorts, given.seed),
-        measure_others(given.cohorts, given.seed),
-    ]
-    return 0 if all(good) or given.quick else 1
+        return report(title, measure_others(cohorts, given.seed, given.only), given)
+    return report(title, measure(cohorts, given.seed, largest), given)
 
 
 if __name__ == "__main__":

@@ -5,27 +5,25 @@ over the same batches in the same process.
 
 The bare loop does what no training can do without: forward, backward, the norm of the gradient,
 AdamW. `fit` adds the prefetch, the schedule, checks for non-finite losses, the log and its
-averages. One thread for the operators, both interleaved, medians of the rounds. Ceiling 1.05; exit
-code 1 where it is missed (not under --quick).
+averages. One thread for the operators, both interleaved, medians of the rounds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 
 import torch
+from side_by_side import Row, make_parser, report
 
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig
 from bitimely_core.train.loop import fit, group_parameters
 from bitimely_core.types import Batch
 
-CEILING, ROWS, SAMPLES, CHANNELS = 1.05, 16, 3000, 2
+ROWS, SAMPLES, CHANNELS = 16, 3000, 2
 
 
 class RandomBatches:
@@ -80,35 +78,25 @@ def build_tiny() -> models.Model:
     return model
 
 
-def main() -> int:
-    """Measure and print."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--quick", action="store_true", help="2 rounds of 4 steps instead of 5 of 8"
-    )
-    arguments.add_argument(
-        "--json", action="store_true", help="one JSON object instead of the table"
-    )
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
-    rounds, steps = (2, 4) if options.quick else (5, 8)
+def measure(rounds: int, steps: int) -> Iterator[Row]:
+    """`fit` beside the bare loop; the first round warms up."""
     batches, config = RandomBatches(steps), TrainConfig(epochs=1, batch_size=ROWS, device="cpu")
     taken: dict[str, list[float]] = {"bare": [], "fit": []}
     for _ in range(rounds + 1):
-        taken["bare"].append(run_bare(batches, config) / steps)
-        taken["fit"].append(run_fit(batches, config) / steps)
-    # the first round warms up
-    median = {name: statistics.median(values[1:]) for name, values in taken.items()}
-    ratio = median["fit"] / median["bare"]
-    if options.json:
-        print(json.dumps({"seconds_a_step": median, "ratio": ratio, "ceiling": CEILING}))
-    else:
-        print(
-            f"bare {median['bare']:.3f} s a step, fit {median['fit']:.3f}: ratio {ratio:.3f} (<= {CEILING})"
-        )
-    return 0 if options.quick or ratio <= CEILING else 1
+        taken["bare"].append(run_bare(batches, config))
+        taken["fit"].append(run_fit(batches, config))
+    bare, fitted = (statistics.median(values[1:]) for values in taken.values())
+    yield Row(
+        figure="training loop, preset tiny", peer="bare loop", value=bare / fitted, least=0.95
+    )
+
+
+def main() -> int:
+    """Measure and print."""
+    options = make_parser(__doc__, "a round of 2 steps").parse_args()
+    torch.set_num_threads(1)
+    rounds, steps = (1, 2) if options.quick else (5, 8)
+    return report(f"{ROWS} windows a step, {steps} steps a round", measure(rounds, steps), options)
 
 
 if __name__ == "__main__":

@@ -20,21 +20,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from side_by_side import Row, make_parser, read_memory, report, reset_peak
+
 CHANNELS, LENGTH = 7, 1000
 COSTS = Path(__file__).parents[1] / "bitimely_core" / "models" / "costs.toml"
-
-
-def read_memory(field: str) -> float:
-    """MiB of this process: VmRSS now, VmHWM at most."""
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(field)
-    )
-    return int(line.split()[1]) / 1024
 
 
 def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
@@ -82,8 +75,7 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
         with torch.inference_mode():
             model(batch)
 
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    before = read_memory("VmRSS")
+    before = reset_peak()
     network.train()
     run_step()
     peak = read_memory("VmHWM") - before
@@ -105,75 +97,77 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
     }
 
 
-def main() -> None:
-    """Measure, print, and with --write keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def measure_model(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
+    """`measure_child` in a process of its own."""
+    arguments = ["--child", name, "--preset", preset, "--rows", str(rows), "--rounds", str(rounds)]
+    run = subprocess.run(
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
     )
+    if run.returncode:
+        raise SystemExit(f"{name}: {run.stderr.strip().splitlines()[-1]}")
+    costs: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return costs
+
+
+def compare(names: list[str], found: dict[str, dict[str, Any]], *size: Any) -> Iterator[Row]:
+    """Rows of each model beside GPT; its costs are added to `found`."""
+    for name in dict.fromkeys(["gpt", *names]):
+        found[name] = costs = measure_model(name, *size)
+        what = "sequences" if costs["events"] else "windows"
+        for key, of in (("train", "step"), ("infer", "forward pass")):
+            amount = f"{name}, {of}, per 1,000 {what}"
+            yield Row(figure=amount, value=costs[key], unit="CPU s")
+            if name != "gpt":
+                ratio = found["gpt"][key] / costs[key]
+                yield Row(figure=f"{name}, {of}", peer="gpt", value=ratio)
+        if name != "gpt":
+            ratio = found["gpt"]["mib"] / max(costs["mib"], 1)
+            least = 0.91 if (name, size[0]) == ("bitimelygpt", "18m") else None
+            yield Row(figure=f"{name}, peak memory of a step", peer="gpt", value=ratio, least=least)
+
+
+def write_costs(preset: str, found: dict[str, dict[str, Any]]) -> None:
+    """The table that `bitimely list models` shows."""
+    day = datetime.datetime.now(tz=datetime.UTC).date()
+    head = f"""# CPU seconds for 1,000 windows ({LENGTH} samples x {CHANNELS} channels; event models: 254 codes), one thread, float32.
+# Written by: python benchmarks/models.py --preset {preset} --write
+preset = "{preset}"
+date = "{day}"
+device = "one core, {platform.machine()}"
+"""
+    lines = [
+        f"\n[models.{json.dumps(name)}]\ntrain = {one['train']:.1f}\ninfer = {one['infer']:.1f}\n"
+        for name, one in found.items()
+    ]
+    COSTS.write_text(head + "".join(lines))
+
+
+def main() -> int:
+    """Measure, print, and with --write keep."""
+    parser = make_parser(__doc__, "two models, two rows")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="three models, two rows")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child")
-    args = parser.parse_args()
-    if args.child:
-        print(json.dumps(measure_child(args.child, args.preset, args.rows, args.rounds)))
-        return
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        size = (options.preset, options.rows, options.rounds)
+        print(json.dumps(measure_child(options.child, *size)))
+        return 0
     from bitimely_core import models, registry  # noqa: F401  registers the models
 
-    if args.quick:
-        args.models, args.rows, args.rounds = (
-            args.models or ["bitimelygpt", "patchtst", "lstm"],
-            2,
-            1,
-        )
-    names = args.models or list(registry.models)
+    names = options.models or list(registry.models)
+    if options.quick:
+        names, options.rows, options.rounds = options.models or ["bitimelygpt"], 2, 1
     found: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(["gpt", *names]):
-        line = [
-            sys.executable,
-            __file__,
-            "--child",
-            name,
-            "--preset",
-            args.preset,
-            "--rows",
-            str(args.rows),
-            "--rounds",
-            str(args.rounds),
-        ]
-        run = subprocess.run(line, capture_output=True, text=True, check=False)
-        if run.returncode:
-            print(f"{name}: failed: {run.stderr.strip().splitlines()[-1][:200]}", flush=True)
-            continue
-        found[name] = one = json.loads(run.stdout.splitlines()[-1])
-        gpt = found.get("gpt", one)
-        what = "sequences" if one["events"] else "windows"
-        print(
-            f"{name:12} {one['parameters']:>10,} parameters  train {one['train']:8.1f} s ({one['train'] / gpt['train']:5.2f}x gpt)  "
-            f"infer {one['infer']:7.1f} s  per 1,000 {what}, {one['mib']:7.0f} MiB ({one['mib'] / max(gpt['mib'], 1):5.2f}x)",
-            flush=True,
-            file=sys.stderr if args.json else sys.stdout,
-        )
-    if args.json:
-        print(json.dumps(found))
-    if args.write:
-        day = datetime.datetime.now(tz=datetime.UTC).date()
-        head = f"""# CPU seconds for 1,000 windows ({LENGTH} samples x {CHANNELS} channels; event models: 254 codes), one thread, float32.
-# Written by: python benchmarks/models.py --preset {args.preset} --write
-preset = "{args.preset}"
-date = "{day}"
-device = "one core, {platform.machine()}"
-"""
-        lines = [
-            f"\n[models.{json.dumps(name)}]\ntrain = {one['train']:.1f}\ninfer = {one['infer']:.1f}\n"
-            for name, one in found.items()
-        ]
-        COSTS.write_text(head + "".join(lines))
+    rows = compare(names, found, options.preset, options.rows, options.rounds)
+    code = report(f"preset {options.preset}, {options.rows} windows a step", rows, options)
+    if options.write:
+        write_costs(options.preset, found)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,18 +17,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from side_by_side import Row, make_parser, report, skip, time_calls
 from torch import Tensor, nn
 
 from bitimely_core import models, objectives
@@ -37,7 +35,7 @@ from bitimely_core.types import Batch
 from bitimely_core.zoo.gru_d import carry_forward, compute_gaps
 from bitimely_core.zoo.ts2vec import compute_hierarchical_loss
 
-CHANNELS, BOUND = 7, 1.0  # the least ratio
+CHANNELS = 7
 # what is trained, its loss, its forward pass
 Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]
 
@@ -258,9 +256,7 @@ PEERS = {
 
 
 def measure_sides(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
-    """Median CPU milliseconds of a step and of a forward pass of each side, and the ratios theirs /
-    ours.
-    """
+    """Median CPU seconds of a step and of a forward pass of each side."""
     calls: dict[str, Callable[[], object]] = {}
     for whose, (module, loss, forward) in zip(("ours", "theirs"), sides, strict=True):
         optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)
@@ -277,44 +273,14 @@ def measure_sides(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
                 forward()
 
         calls |= {f"{whose} step": step, f"{whose} forward": infer}
-    taken: dict[str, list[float]] = {key: [] for key in calls}
-    for _ in range(rounds + 1):
-        for key, call in calls.items():
-            begun = time.process_time()
-            call()
-            taken[key].append(time.process_time() - begun)
-    found = {key: 1000 * statistics.median(values[1:]) for key, values in taken.items()}
-    return found | {
-        what: found[f"theirs {what}"] / found[f"ours {what}"] for what in ("step", "forward")
-    }
+    return time_calls(calls, rounds)
 
 
-def main() -> None:
-    """Measure what is installed; exit code 1 where a reference is faster."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--models", nargs="*")
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--length", type=int, default=500)
-    parser.add_argument("--layers", type=int, help="instead of the preset's")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="two rows, one round")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    if args.quick:
-        args.rows, args.rounds = 2, 1
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.environ["HOME"] = tempfile.mkdtemp()  # PyPOTS writes a file there when it is imported
-    found: dict[str, dict[str, float]] = {}
-    for package, peers in PEERS.items():
-        if importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed: pip install 'bitimely[parity]'", file=sys.stderr)
-            continue
-        for name, made in peers.items():
-            if args.models and name not in args.models:
+def compare(packages: list[str], options: argparse.Namespace) -> Iterator[Row]:
+    """A step and a forward pass of each model beside its reference."""
+    for package in packages:
+        for name, make in PEERS[package].items():
+            if options.models and name not in options.models:
                 continue
             torch.manual_seed(0)
             with (
@@ -322,20 +288,34 @@ def main() -> None:
                 contextlib.redirect_stdout(nowhere),
                 contextlib.redirect_stderr(nowhere),
             ):
-                sides = made(args, torch.randn(args.rows, args.length, CHANNELS))
-            found[name] = one = measure_sides(sides, args.rounds)
-            print(
-                f"{name:10} step {one['ours step']:8.1f} ms, {package} {one['theirs step']:8.1f} ms ({one['step']:5.2f}x)   "
-                f"forward {one['ours forward']:8.1f} ms, {one['theirs forward']:8.1f} ms ({one['forward']:5.2f}x)",
-                flush=True,
-                file=sys.stderr if args.json else sys.stdout,
-            )
-    if args.json:
-        print(json.dumps(found))
-    sys.exit(
-        not args.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values())
-    )
+                sides = make(options, torch.randn(options.rows, options.length, CHANNELS))
+            seconds = measure_sides(sides, options.rounds)
+            for what in ("step", "forward"):
+                times = seconds[f"theirs {what}"] / seconds[f"ours {what}"]
+                yield Row(figure=f"{name}, {what}", peer=package, value=times, least=1.0)
+
+
+def main() -> int:
+    """Measure what is installed."""
+    parser = make_parser(__doc__, "two rows, one round")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, default=500)
+    parser.add_argument("--layers", type=int, help="instead of the preset's")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    if options.quick:
+        options.rows, options.rounds = 2, 1
+    packages = [name for name in PEERS if importlib.util.find_spec(name) is not None]
+    if not packages:
+        return skip(f"{' and '.join(PEERS)} are not installed: pip install 'bitimely[parity]'")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ["HOME"] = tempfile.mkdtemp()  # PyPOTS writes a file there when it is imported
+    title = f"preset {options.preset}, {options.rows} windows of {options.length} samples a step"
+    return report(title, compare(packages, options), options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,25 +6,22 @@ plain loop over chunks.
 Forward + backward in float32, 8 heads of key width 40 and value width 80 (preset 18m), softmax
 attention with heads of width 48 (the transformers of the paper's table). CPU time of one thread,
 all candidates of a case interleaved, medians of the rounds: only ratios inside one run mean
-anything. Peak memory above the inputs, one fresh process a case. Exit code 1 where a floor is
-missed.
+anything. Peak memory above the inputs, one fresh process a case.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from side_by_side import Row, make_parser, read_memory, report, reset_peak, time_calls
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -34,32 +31,30 @@ H, K, V, ATTENTION = 8, 40, 80, 48
 DECAY = torch.log1p(-torch.exp(torch.linspace(-math.log(32), -math.log(512), H)))
 LENGTHS = (1024, 2048, 4096, 8192, 16384)  # of the slopes, B = 1
 
-# row of the table: (case, slow candidate, fast candidate, floor of slow / fast)
-FASTER = {
-    "parallel": ("B16 N752", "parallel", "chunkwise", 5.0),
-    "parallel, irregular clock": (
-        "B16 N752",
-        "parallel, irregular clock",
-        "chunkwise, irregular clock",
-        6.0,
-    ),
-    "loop over chunks": ("B16 N752", "loop over chunks", "chunkwise", None),
-    "softmax": ("B16 N752", "softmax", "chunkwise", 1.4),
-    "softmax, N4096": ("B1 N4096", "softmax", "chunkwise", 5.5),
-    "softmax, bf16 core": ("B16 N752 bf16", "softmax", "chunkwise", None),
+CASES = {  # rows, length, precision
+    "batch": (16, 752, torch.float32),
+    "long": (1, 4096, torch.float32),
+    "bf16": (16, 752, torch.bfloat16),
 }
-# (case, candidate, ceiling of candidate / plain chunkwise)
-NO_DEARER = {
-    "backward direction": ("B16 N752", "chunkwise, backward", 1.1),
-    "irregular clock": ("B16 N752", "chunkwise, irregular clock", 1.1),
-}
-SLOPE, SHARE, ERRORS = 1.15, 1 / 3, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
+QUICK_CASES = {case: (1, 256, dtype) for case, (*_, dtype) in CASES.items()}
+# (case, candidate, its peer, the least cost of the peer over it)
+FASTER = (
+    ("batch", "chunkwise", "parallel", 5.0),
+    ("batch", "chunkwise, irregular clock", "parallel, irregular clock", 6.0),
+    ("batch", "chunkwise", "loop over chunks", None),
+    ("batch", "chunkwise", "softmax", 1.4),
+    ("long", "chunkwise", "softmax", 5.5),
+    ("bf16", "chunkwise", "softmax", None),
+    ("batch", "chunkwise, backward", "chunkwise", 0.9),
+    ("batch", "chunkwise, irregular clock", "chunkwise", 0.9),
+)
+SLOPE, ERRORS = 1.15, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
 
 
 # heads, widths of keys and values, of presets tiny and 18m, on short sequences
 SHORT = {"4 heads of 16 / 32": (4, 16, 32), "8 heads of 40 / 80": (8, 40, 80)}
 SHORT_LENGTHS = (32, 64, 125, 188, 250)
-CHOICE = 1.25  # ceiling of the form that `auto` takes over the faster one
+CHOICE = 0.8  # floor of the faster form over the one that `auto` takes
 
 FLOPS = 0.81e6  # of the chunkwise form a token, forward + backward, chunks of 64
 SQUARE = 2048  # of the matrix product that stands for the machine's peak
@@ -124,30 +119,11 @@ def make_candidates(
     }
 
 
-def time_calls(
-    run: dict[str, Callable[[], Any]], rounds: int, repeats: dict[str, int] | None = None
-) -> dict[str, float]:
-    """Median CPU seconds of each function: one warm-up, then rounds in which each of them runs
-    (`repeats` times).
-    """
-    taken: dict[str, list[float]] = {name: [] for name in run}
-    for once in run.values():
-        once()
-    for _ in range(rounds):
-        for name, once in run.items():
-            times = (repeats or {}).get(name, 1)
-            begin = time.process_time()
-            for _ in range(times):
-                once()
-            taken[name].append((time.process_time() - begin) / times)
-    return {name: statistics.median(each) for name, each in taken.items()}
-
-
-def time_short(rounds: int) -> dict[str, dict[str, float]]:
+def time_short(lengths: tuple[int, ...], rounds: int) -> dict[str, dict[str, float]]:
     """Case -> median CPU seconds of `auto` and of both forms, 1,500 tokens a call."""
     taken = {}
     for name, (heads, keys, values) in SHORT.items():
-        for length in SHORT_LENGTHS:
+        for length in lengths:
             torch.manual_seed(0)
             q, k, v, do = (
                 torch.randn(1500 // length, length, heads, width, requires_grad=True)
@@ -165,19 +141,12 @@ def time_short(rounds: int) -> dict[str, dict[str, float]]:
     return taken
 
 
-def read_memory(field: str) -> float:
-    """`VmRSS` or `VmHWM` of this process in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
-
-
 def measure_peak_here(B: int, N: int, name: str) -> float:
     """Peak MiB above the inputs of one forward + backward; for a fresh process."""
     small = make_candidates(1, 256)
     small[name]()  # code and thread-local buffers are loaded
     run = make_candidates(B, N)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    before = read_memory("VmRSS")
+    before = reset_peak()
     kept = run[name]()
     peak = read_memory("VmHWM") - before
     del kept
@@ -245,143 +214,76 @@ def measure_error(core: str) -> float:
     return worst
 
 
-def measure(*, quick: bool) -> dict[str, Any]:
-    """All figures: `rows` of the table and the absolute numbers behind them."""
-    rounds = 3 if quick else 7
-    cases = {
-        "B16 N752": (16, 752, torch.float32),
-        "B1 N4096": (1, 4096, torch.float32),
-        "B16 N752 bf16": (16, 752, torch.bfloat16),
-    }
-    wanted = {case: {"chunkwise", "matrix product"} for case in cases}
-    for case, slow, fast, _ in FASTER.values():
-        wanted[case] |= {slow, fast}
-    for case, name, _ in NO_DEARER.values():
-        wanted[case].add(name)
-    taken = {
-        case: time_calls(
-            {n: f for n, f in make_candidates(*cases[case]).items() if n in wanted[case]}, rounds
-        )
-        for case in cases
-    }
+def compare_candidates(
+    cases: dict[str, tuple[int, int, torch.dtype]], rounds: int
+) -> Iterator[Row]:
+    """Chunkwise retention beside its peers, and its share of the rate of a matrix product."""
+    for case, (B, N, dtype) in cases.items():
+        of = f"B {B}, N {N:,}{', bf16 core' if dtype == torch.bfloat16 else ''}"
+        pairs = [pair[1:] for pair in FASTER if pair[0] == case]
+        names = {"matrix product", *(name for pair in pairs for name in pair[:2])}
+        candidates = make_candidates(B, N, dtype)
+        seconds = time_calls({name: candidates[name] for name in names}, rounds)
+        for name, peer, least in pairs:
+            times = seconds[peer] / seconds[name]
+            yield Row(figure=f"{name}, {of}", peer=peer, value=times, least=least)
+        rate = B * N * FLOPS / seconds["chunkwise"]
+        peak = 2 * SQUARE**3 / seconds["matrix product"]
+        yield Row(figure=f"share of a matrix product's rate, {of}", value=rate / peak)
 
-    rows: list[dict[str, Any]] = []
 
-    def add_row(
-        name: str, value: float, *, floor: float | None = None, ceiling: float | None = None
-    ) -> None:
-        good = (floor is None or value >= floor) and (ceiling is None or value <= ceiling)
-        rows.append(
-            {"name": name, "value": value, "floor": floor, "ceiling": ceiling, "pass": good}
-        )
-
-    for name, (case, slow, fast, floor) in FASTER.items():
-        add_row(f"time, {name} / chunkwise", taken[case][slow] / taken[case][fast], floor=floor)
-    for name, (case, candidate, ceiling) in NO_DEARER.items():
-        add_row(
-            f"time, {name} / chunkwise",
-            taken[case][candidate] / taken[case]["chunkwise"],
-            ceiling=ceiling,
-        )
-    for case in ("B16 N752", "B16 N752 bf16"):
-        rate, peak_rate = (
-            16 * 752 * FLOPS / taken[case]["chunkwise"],
-            2 * SQUARE**3 / taken[case]["matrix product"],
-        )
-        add_row(f"share of the rate of a matrix product, {case}", rate / peak_rate)
-
-    short = time_short(rounds)
-    for name, seconds in short.items():
+def compare_forms(lengths: tuple[int, ...], rounds: int) -> Iterator[Row]:
+    """The form that `auto` takes on short sequences."""
+    for name, seconds in time_short(lengths, rounds).items():
         best = min(seconds["parallel"], seconds["chunkwise"])
-        add_row(f"time, auto / faster form, {name}", seconds["auto"] / best, ceiling=CHOICE)
-        add_row(f"time, parallel / chunkwise, {name}", seconds["parallel"] / seconds["chunkwise"])
+        times = best / seconds["auto"]
+        yield Row(figure=f"auto, {name}", peer="the faster form", value=times, least=CHOICE)
+        times = seconds["parallel"] / seconds["chunkwise"]
+        yield Row(figure=f"chunkwise, {name}", peer="parallel", value=times)
 
-    runs = {str(n): make_candidates(1, n)["chunkwise"] for n in LENGTHS}
-    by_length = {
-        int(n): s
-        for n, s in time_calls(runs, rounds, {str(n): LENGTHS[-1] // n for n in LENGTHS}).items()
-    }
-    add_row(f"slope of time, N {LENGTHS[0]} to {LENGTHS[-1]}", fit_slope(by_length), ceiling=SLOPE)
 
-    mebibytes = {name: measure_peak(16, 752, name) for name in ("chunkwise", "parallel", "softmax")}
-    add_row(
-        "peak memory, chunkwise / parallel",
-        mebibytes["chunkwise"] / mebibytes["parallel"],
-        ceiling=SHARE,
-    )
-    add_row("peak memory, chunkwise / softmax", mebibytes["chunkwise"] / mebibytes["softmax"])
-    memory_by_length = {n: measure_peak(1, n, "chunkwise") for n in LENGTHS}
-    add_row(
-        f"slope of memory, N {LENGTHS[0]} to {LENGTHS[-1]}",
-        fit_slope(memory_by_length),
-        ceiling=SLOPE,
-    )
-    for core, ceiling in ERRORS.items():
-        add_row(f"relative error, {core} core", measure_error(core), ceiling=ceiling)
-    return {
-        "torch": torch.__version__,
-        "rounds": rounds,
-        "rows": rows,
-        "cpu_seconds": taken,
-        "cpu_seconds_short": short,
-        "cpu_seconds_by_length": by_length,
-        "peak_mebibytes": mebibytes,
-        "peak_mebibytes_by_length": memory_by_length,
-    }
+def measure_growth(lengths: tuple[int, ...], rounds: int) -> Iterator[Row]:
+    """Slopes of time and memory over the length."""
+    runs = {str(n): make_candidates(1, n)["chunkwise"] for n in lengths}
+    seconds = time_calls(runs, rounds, {str(n): lengths[-1] // n for n in lengths})
+    of = f"N {lengths[0]:,} to {lengths[-1]:,}"
+    slope = fit_slope({int(n): one for n, one in seconds.items()})
+    yield Row(figure=f"exponent of time, {of}", value=slope, most=SLOPE)
+    slope = fit_slope({n: measure_peak(1, n, "chunkwise") for n in lengths})
+    yield Row(figure=f"exponent of memory, {of}", value=slope, most=SLOPE)
+
+
+def compare_memory(B: int, N: int) -> Iterator[Row]:
+    """Peaks beside those of the peers."""
+    peak = {name: measure_peak(B, N, name) for name in ("chunkwise", "parallel", "softmax")}
+    for peer, least in (("parallel", 3.0), ("softmax", None)):
+        times = peak[peer] / peak["chunkwise"]
+        yield Row(figure=f"peak memory, B {B}, N {N}", peer=peer, value=times, least=least)
+
+
+def measure(*, quick: bool) -> Iterator[Row]:
+    """All rows."""
+    rounds = 1 if quick else 7
+    yield from compare_candidates(QUICK_CASES if quick else CASES, rounds)
+    yield from compare_forms(SHORT_LENGTHS[:1] if quick else SHORT_LENGTHS, rounds)
+    yield from measure_growth(LENGTHS[:2] if quick else LENGTHS, rounds)
+    yield from compare_memory(*((1, 256) if quick else (16, 752)))
+    for core, most in ERRORS.items():
+        error = measure_error(core)
+        yield Row(figure=f"relative error to float64, {core} core", value=error, most=most)
 
 
 def main() -> int:
-    """Measure, print, and say whether all floors hold."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument("--quick", action="store_true", help="3 rounds instead of 7")
-    arguments.add_argument(
-        "--json", action="store_true", help="one JSON object instead of the table"
-    )
-    arguments.add_argument("--peak", nargs=3, metavar=("B", "N", "NAME"), help=argparse.SUPPRESS)
-    options = arguments.parse_args()
+    """Measure and print."""
+    parser = make_parser(__doc__, "short sequences, one round")
+    parser.add_argument("--peak", nargs=3, metavar=("B", "N", "NAME"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
         print(measure_peak_here(int(options.peak[0]), int(options.peak[1]), options.peak[2]))
         return 0
-    result = measure(quick=options.quick)
-    good = all(row["pass"] for row in result["rows"])
-    if options.json:
-        print(json.dumps(result))
-        return 0 if good else 1
-    print(
-        f"retention, {H} heads of {K} / {V}, forward + backward, one thread, torch {result['torch']}, {result['rounds']} rounds"
-    )
-    for row in result["rows"]:
-        bound = (
-            f">= {row['floor']:.3g}"
-            if row["floor"]
-            else f"<= {row['ceiling']:.3g}"
-            if row["ceiling"]
-            else ""
-        )
-        print(
-            f"{row['name']:52s} {row['value']:10.3g}   {bound:10s} {('PASS' if row['pass'] else 'MISSED') if bound else ''}"
-        )
-    milliseconds = {
-        case: ", ".join(f"{n} {s * 1e3:.0f}" for n, s in each.items())
-        for case, each in result["cpu_seconds"].items()
-    }
-    for case, text in milliseconds.items():
-        print(f"{case}, CPU ms: {text}")
-    print(
-        "B1 chunkwise, CPU ms and peak MiB: "
-        + ", ".join(
-            f"N{n} {s * 1e3:.0f} {result['peak_mebibytes_by_length'][n]:.0f}"
-            for n, s in result["cpu_seconds_by_length"].items()
-        )
-    )
-    print(
-        "B16 N752, peak MiB: "
-        + ", ".join(f"{n} {m:.0f}" for n, m in result["peak_mebibytes"].items())
-    )
-    return 0 if good else 1
+    title = f"retention, {H} heads of {K} / {V}, forward and backward"
+    return report(title, measure(quick=options.quick), options)
 
 
 if __name__ == "__main__":

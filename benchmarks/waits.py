@@ -8,30 +8,25 @@
   this process, the latter beside a memory map.
 * Figures as SVG beside the same data drawn with matplotlib, interleaved, medians of CPU time.
 * The page of a workspace with 500 runs: read for the first time, and after one run has changed.
-
-Exit code 1 where a bound is missed (not under --quick).
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import Row, make_parser, report, time_calls
 from torch.utils.data import DataLoader, Dataset
 
 from bitimely_core.cache import open_cache
@@ -43,20 +38,6 @@ from bitimely_core.workflows.dashboard import dashboard
 
 RATE, SECONDS = 100, 10
 CLASSES = ["W", "N1", "N2", "N3", "R"]
-
-
-class Bound(NamedTuple):
-    """A measured value with what it must not pass."""
-
-    name: str
-    value: float
-    limit: float
-    is_floor: bool = False
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the value is on the right side."""
-        return self.value >= self.limit if self.is_floor else self.value <= self.limit
 
 
 def write_records(folder: Path, count: int) -> None:
@@ -90,36 +71,28 @@ def run_verb(*arguments: str) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def time_calls(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median CPU seconds of each call, in turns, after one that does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            begin = time.process_time()
-            call()
-            taken[name].append(time.process_time() - begin)
-    return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}
-
-
-def measure_recordings(home: Path, count: int) -> list[Bound]:
+def measure_recordings(home: Path, count: int) -> Iterator[Row]:
     """The verbs on `count` and four times as many records."""
-    rows: dict[str, list[tuple[float, float]]] = {}
+    measured: dict[str, list[tuple[float, float]]] = {}
     for n in (count, 4 * count):
         raw, workspace = home / f"raw{n}", str(home / f"workspace{n}")
         write_records(raw, n)
         for name in ("ingest", "ingest again"):
-            rows.setdefault(name, []).append(run_verb("ingest", "wfdb", str(raw), "-w", workspace))
-        rows.setdefault("tokenize", []).append(run_verb("tokenize", "wfdb", "-w", workspace))
+            measured.setdefault(name, []).append(
+                run_verb("ingest", "wfdb", str(raw), "-w", workspace)
+            )
+        measured.setdefault("tokenize", []).append(run_verb("tokenize", "wfdb", "-w", workspace))
+    ceilings = {"ingest": 4.0, "ingest again": 2.0, "tokenize": 1.2}  # CPU ms a record
+    for name, ((small, _), (large, peak)) in measured.items():
+        exponent = math.log(large / small, 4)
+        yield Row(figure=f"{name}: exponent of the time", value=exponent, most=1.15)
+        spent = 250 * large / count
+        yield Row(figure=f"{name}: a record", value=spent, unit="CPU ms", most=ceilings[name])
+        yield Row(figure=f"{name}: peak memory", value=peak, unit="MiB", most=400.0)
     cache = home / f"workspace{4 * count}" / "cache" / "wfdb"
     opening = time_calls({"open": lambda: open_cache(cache)}, 5)["open"]
-    bounds = []
-    limits = {"ingest": 4.0, "ingest again": 2.0, "tokenize": 1.2}  # CPU ms a record
-    for name, ((small, _), (large, peak)) in rows.items():
-        bounds.append(Bound(f"{name}: exponent of the time", math.log(large / small, 4), 1.15))
-        bounds.append(Bound(f"{name}: CPU ms a record", 250 * large / count, limits[name]))
-        bounds.append(Bound(f"{name}: peak MiB", peak, 400.0))
-    tokens = home / f"workspace{4 * count}" / "tokens" / "wfdb"
-    return [*bounds, Bound("open_cache: CPU s", opening, 0.3), *measure_loader(tokens)]
+    yield Row(figure="open_cache", value=opening, unit="CPU s", most=0.3)
+    yield from measure_loader(home / f"workspace{4 * count}" / "tokens" / "wfdb")
 
 
 class MappedRows(Dataset[torch.Tensor]):
@@ -150,7 +123,7 @@ class SingleRows(Dataset[torch.Tensor]):
         return self.windows[row]
 
 
-def measure_loader(folder: Path) -> list[Bound]:
+def measure_loader(folder: Path) -> Iterator[Row]:
     """Windows that torch's loader reads in shuffled batches of 64."""
     windows = open_tokens(folder, verify=False)
     assert isinstance(windows, Windows)
@@ -163,13 +136,11 @@ def measure_loader(folder: Path) -> list[Bound]:
     }
     calls = {name: partial(read_batches, rows) for name, rows in sets.items()}
     seconds = time_calls(calls, 3)
-    speed, of_map = len(windows) / seconds["batches"], seconds["map"] / seconds["batches"]
-    of_rows = seconds["rows"] / seconds["batches"]
-    return [
-        Bound("loader: windows a CPU second", speed, 75_000, is_floor=True),
-        Bound("loader: tokens over a naive memory map", of_map, 0.6, is_floor=True),
-        Bound("loader: batches over single rows", of_rows, 3.0, is_floor=True),
-    ]
+    speed = len(windows) / seconds["batches"]
+    yield Row(figure="DataLoader, windows a CPU second", value=speed, least=75_000)
+    for peer, name, least in (("naive memory map", "map", 0.6), ("single rows", "rows", 3.0)):
+        times = seconds[name] / seconds["batches"]
+        yield Row(figure="DataLoader over tokens", peer=peer, value=times, least=least)
 
 
 def read_batches(rows: Dataset[Any]) -> int:
@@ -207,21 +178,19 @@ def draw_peer(draw: Callable[[Any], object]) -> None:
     canvas.savefig(io.BytesIO(), format="svg")
 
 
-def measure_figures(rounds: int) -> list[Bound]:
+def measure_figures(rounds: int) -> Iterator[Row]:
     """How many times as long matplotlib takes."""
-    bounds = []
     for name, (figure, peer) in list_figures().items():
         calls: dict[str, Callable[[], object]] = {
             "ours": partial(draw_figure, figure),
             "matplotlib": partial(draw_peer, peer),
         }
         seconds = time_calls(calls, rounds)
-        ratio = seconds["matplotlib"] / seconds["ours"]
-        bounds.append(Bound(f"{name}: matplotlib / bitimely", ratio, 5.0, is_floor=True))
-    return bounds
+        times = seconds["matplotlib"] / seconds["ours"]
+        yield Row(figure=f"figure: {name}", peer="matplotlib", value=times, least=5.0)
 
 
-def measure_dashboard(home: Path, runs: int, rounds: int) -> list[Bound]:
+def measure_dashboard(home: Path, runs: int, rounds: int) -> Iterator[Row]:
     """The page of a workspace whose runs are all new, and after a change of one."""
     workspace = home / "dashboard"
     run_verb("ingest", "synthetic", "--size", "small", "-w", str(workspace))
@@ -243,42 +212,29 @@ def measure_dashboard(home: Path, runs: int, rounds: int) -> list[Bound]:
         dashboard(workspace=workspace)
 
     seconds = time_calls({"all": read_all, "changed": read_changed}, rounds)
-    ratio = seconds["all"] / seconds["changed"]
-    return [
-        Bound(f"page of {runs} runs after one changed: CPU s", seconds["changed"], 0.3),
-        Bound(f"page of {runs} runs: all read / one read", ratio, 2.0, is_floor=True),
-    ]
+    page = f"page of {runs} runs after one changed"
+    yield Row(figure=page, value=seconds["changed"], unit="CPU s", most=0.3)
+    times = seconds["all"] / seconds["changed"]
+    yield Row(figure=page, peer="reading all of them", value=times, least=2.0)
+
+
+def measure(home: Path, count: int, runs: int, rounds: int) -> Iterator[Row]:
+    """All rows."""
+    yield from measure_figures(rounds)
+    yield from measure_dashboard(home, runs, rounds)
+    yield from measure_recordings(home, count)
 
 
 def main() -> int:
     """Measure and print."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument("--quick", action="store_true", help="100 records, 20 runs, 1 round")
-    arguments.add_argument("--json", action="store_true")
-    arguments.add_argument("--recordings", type=int, default=2500)
-    options = arguments.parse_args()
-    count, runs, rounds = (100, 20, 1) if options.quick else (options.recordings, 500, 7)
+    parser = make_parser(__doc__, "25 and 100 records, 20 runs, one round")
+    parser.add_argument("--recordings", type=int, default=2500)
+    options = parser.parse_args()
+    count, runs, rounds = (25, 20, 1) if options.quick else (options.recordings, 500, 7)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        bounds = [
-            *measure_figures(rounds),
-            *measure_dashboard(home, runs, rounds),
-            *measure_recordings(home, count),
-        ]
-    if options.json:
-        print(
-            json.dumps(
-                {bound.name: {"value": bound.value, "bound": bound.limit} for bound in bounds}
-            )
-        )
-    else:
-        for bound in bounds:
-            sign, missed = ">=" if bound.is_floor else "<=", "" if bound.is_kept else "  missed"
-            print(f"{bound.name:<46} {bound.value:9.3f}   bound {sign} {bound.limit:g}{missed}")
-    return 0 if options.quick or all(bound.is_kept for bound in bounds) else 1
+        rows = measure(Path(folder), count, runs, rounds)
+        return report(f"{count:,} and {4 * count:,} records", rows, options)
 
 
 if __name__ == "__main__":

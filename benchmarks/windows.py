@@ -4,17 +4,15 @@ map and a Parquet file of lists.
     python benchmarks/windows.py [--quick] [--json]
 
 CPU time of one thread, all sources in one process, interleaved, medians. Every source gives the
-same normalised float32 values, which is checked; the memory map uses the same conversion. Floors:
-0.8 of the memory map, 20 times the Parquet file, and a first batch within a second of opening the
-tokens (100,000 windows, 4.2 GB in a temporary folder; 2,000 with --quick).
+same normalised float32 values, which is checked; the memory map uses the same conversion. 100,000
+windows, 4.2 GB in a temporary folder; 500 with --quick.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from side_by_side import Row, make_parser, report
 
 from bitimely_core import data, registry, tokens
 from bitimely_core.registry import DatasetFacts, View
@@ -117,7 +116,7 @@ def read_lists(path: Path, group: int, rows: np.ndarray) -> np.ndarray:
     return x
 
 
-def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
+def measure(count: int, rounds: int, home: Path) -> Iterator[Row]:
     """Make `count` windows, read them in every way."""
     view = View(channels=NAMES, rate=RATE, window=LENGTH)
     facts = DatasetFacts(
@@ -167,47 +166,30 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
             if name == "parquet lists" and i % 10:  # slow, and steady
                 continue
             taken[name].append(time_call(lambda way=way, rows=rows: way(rows))[0])  # type: ignore[misc]
-    speed = {name: BATCH / statistics.median(times) for name, times in taken.items()}
-    return {
-        "windows": count,
-        "windows_per_cpu_second": speed,
-        "ratio": {
-            name: {"tokens over it": speed["tokens"] / speed[name], "floor": floor}
-            for name, floor in FLOORS.items()
-        },
-        "first_batch": {"cpu_seconds": first, "wall_seconds": wall, "limit": 1.0},
-        "opening_cpu_seconds": opening,
-        "building_windows_per_cpu_second": count / build,
-    }
+    seconds = {name: statistics.median(times) for name, times in taken.items()}
+    for name, least in FLOORS.items():
+        times = seconds[name] / seconds["tokens"]
+        yield Row(figure="random minibatches from tokens", peer=name, value=times, least=least)
+    what = f"first batch of {count:,} windows after opening"
+    yield Row(figure=what, value=first, unit="CPU s", most=1.0)
+    yield Row(figure=what, value=wall, unit="s", most=1.0)
+    yield Row(figure="opening the tokens", value=opening, unit="CPU s")
+    yield Row(figure="building tokens, windows a CPU second", value=count / build)
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument(
-        "--quick",
-        action="store_true",
-        help="2,000 windows: shows that it runs; all of it stays in the page cache",
-    )
-    arguments.add_argument("--json", action="store_true")
-    options = arguments.parse_args()
+    options = make_parser(__doc__, "500 windows, all in the page cache").parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
+    count, rounds = (500, 10) if options.quick else (100_000, 300)
     with tempfile.TemporaryDirectory() as home:
-        found = measure(*((2000, 50) if options.quick else (100_000, 300)), Path(home))
-    if options.json:
-        print(json.dumps(found))
-        return
-    for name, speed in found["windows_per_cpu_second"].items():
-        print(f"{name:14s} {speed:9.0f} windows/s")
-    for name, ratio in found["ratio"].items():
-        print(f"tokens over {name:14s} {ratio['tokens over it']:7.2f} x   floor {ratio['floor']}")
-    first = found["first_batch"]
-    print(
-        f"first batch of {found['windows']:,}: {first['cpu_seconds']:.2f} s CPU, {first['wall_seconds']:.2f} s   limit 1 s"
-    )
-    print(f"building: {found['building_windows_per_cpu_second']:.0f} windows/s")
+        return report(
+            f"minibatches of {BATCH} windows of {LENGTH:,} samples, {CHANNELS} channels",
+            measure(count, rounds, Path(home)),
+            options,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,7 +20,6 @@ from bitimely_cli.following import name_next
 from bitimely_cli.options import (
     BuildOptions,
     CommonOptions,
-    Devices,
     OptionGroup,
     Out,
     Run,
@@ -54,7 +53,10 @@ class RecipeOptions(OptionGroup):
         Option(help="Only trainings whose row or data hold this text; may be repeated."),
     ] = None
     jobs: Annotated[int, Option(min=1, max=1024, help="Cells at a time.")] = 1
-    devices: Devices = None
+    devices: Annotated[
+        int | None,
+        Option(min=1, max=1024, help="Number of processes of a training (one per device)."),
+    ] = None
     part: Annotated[
         str | None, Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
     ] = None

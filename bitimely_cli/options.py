@@ -44,7 +44,7 @@ def declare_setting(
     field = section.model_fields[key]
     # a flag has none
     choices = [] if bool in get_args(field.annotation) else _list_choices(field.annotation)
-    names = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
+    names = f"{', '.join(choices[:-1])} or {choices[-1]}. " if len(choices) > 1 else ""
     return Option(
         f"--{key.replace('_', '-')}",
         help=f"{names}{field.description}{note}",
@@ -102,7 +102,7 @@ Set = Annotated[
     ),
 ]
 Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
-Devices = Annotated[int | None, declare_setting(TrainConfig, "devices")]
+Devices = Annotated[str | None, declare_setting(TrainConfig, "devices", metavar="N|auto")]
 Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
 Out = Annotated[Path | None, Option("--out", help="Where to write.")]
 

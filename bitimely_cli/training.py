@@ -275,19 +275,17 @@ def pretrain(
         data={"names": source.data},
         **training.sections(),
     )
-    _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
-        result = workflows.pretrain(
-            preset=source.preset,
-            budget=source.budget,
-            flags=flags,
-            init=source.init,
-            progress=progress,
-            say=screen.announce,
-            **start.collect(),
-        )
+    call = partial(
+        workflows.pretrain,
+        preset=source.preset,
+        budget=source.budget,
+        flags=flags,
+        init=source.init,
+        **start.collect(),
+    )
+    result = _train_here_or_launch(call, training.devices)
     return _show_training(result, start.workspace, start.dry_run)
 
 
@@ -307,18 +305,10 @@ def finetune(
     choices = head.collect()
     fraction = choices.pop("fraction", None)
     flags = collect_settings(finetune=choices, data={"fraction": fraction}, **training.sections())
-    _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
-        result = workflows.finetune(
-            source,
-            data=data,
-            flags=flags,
-            progress=progress,
-            say=screen.announce,
-            **start.collect(),
-        )
+    call = partial(workflows.finetune, source, data=data, flags=flags, **start.collect())
+    result = _train_here_or_launch(call, training.devices)
     return _show_training(result, start.workspace, start.dry_run)
 
 
@@ -357,21 +347,19 @@ def train(
         data={"fraction": head.fraction},
         **training.sections(),
     )
-    _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
-        result = workflows.train(
-            model,
-            data=data,
-            folds=head.folds,
-            seeds=head.seeds,
-            preset=head.preset,
-            flags=flags,
-            progress=progress,
-            say=screen.announce,
-            **start.collect(),
-        )
+    call = partial(
+        workflows.train,
+        model,
+        data=data,
+        folds=head.folds,
+        seeds=head.seeds,
+        preset=head.preset,
+        flags=flags,
+        **start.collect(),
+    )
+    result = _train_here_or_launch(call, training.devices)
     if "members" in result:
         return _show_members(result, start.workspace)
     return _show_training(result, start.workspace, start.dry_run)
@@ -773,11 +761,25 @@ def report(
     return Exit.OK
 
 
-def _launch_processes(devices: int | None) -> None:
+def _train_here_or_launch(call: partial[TrainingResult], devices: str | None) -> TrainingResult:
+    """The result of a verb that trains, here or in as many processes as `--devices` says."""
+    if devices == "auto" and "WORLD_SIZE" not in os.environ and not call.keywords.get("dry_run"):
+        with screen.progress() as progress:
+            plan = call(dry_run=True, progress=progress)
+        devices = str(plan.get("processes", 1))
+        if reason := plan.get("one_process_since"):
+            screen.announce(f"one process: {reason}")
+    if devices is not None and devices.isdecimal():
+        _launch_processes(int(devices))
+    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
+        return call(progress=progress, say=screen.announce)
+
+
+def _launch_processes(devices: int) -> None:
     """`--devices N`: the same command line again in N processes; this one waits and passes their
     exit code on.
     """
-    if devices is None or devices < 2:
+    if devices < 2:
         return
     from bitimely_core.train.distributed import LAUNCHED, get_world_size, launch
 

@@ -238,11 +238,17 @@ class TrainConfig(Section):
         "fp32", description="Arithmetic of the retention core under precision bf16."
     )
     device: str = Field("auto", description="auto, cpu, cuda or mps.")
-    devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
+    devices: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        1,
+        description="Number of processes (one per device); "
+        "auto: as many as a CPU has free cores, in a training that takes minutes "
+        "and whose curve stays the same.",
+    )
     compile: bool | Literal["auto"] = Field(
         "auto",
         description="Use torch.compile, of a stack for one layer after the other; "
-        "auto: for stacks on CUDA with Triton.",
+        "auto: for stacks on CUDA with Triton. "
+        "Refused on a CPU for retention on more than 128 tokens, which it slows down.",
     )
     resident: bool | Literal["auto"] = Field(
         "auto",

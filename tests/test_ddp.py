@@ -655,6 +655,38 @@ def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
     assert err == ""
 
 
+AUTOMATIC = """
+import sys
+from bitimely_core.train import devices
+devices.WORTH_PROCESSES = 0.0
+devices.count_free_cores = lambda: 2
+from bitimely_cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_free_cores_are_used_with_the_curve_of_one_process(tmp_path: Path) -> None:
+    home = small.copy_data(tmp_path / "home")
+    ours = "pretrain --preset tiny --data generic/classification --batch-size 8 --steps 4 --device cpu --set train.log_every=1 --set model.layers=2 --set model.dim=8 --set model.tokenizer=patch"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    for run, devices in (("one", "1"), ("two", "auto")):
+        words = [*ours.split(), "--run", run, "--devices", devices, "-w", str(home)]
+        subprocess.run([sys.executable, "-c", AUTOMATIC, *words], env=environment, check=True)
+    records = [RunRecord.load(home / "runs" / run / "run.json") for run in ("one", "two")]
+    environments = [record.environment for record in records]
+    assert [place and place.processes for place in environments] == [1, 2]
+    assert records[1].settings.train.devices == "auto"
+    one, two = (metrics_log.read_metrics(home / "runs" / run) for run in ("one", "two"))
+    for line, other in zip(one, two, strict=True):
+        assert line["step"] == other["step"]
+        assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
 @pytest.mark.slow
 def test_two_nodes_train_a_contrastive_objective_with_a_short_last_batch(tmp_path: Path) -> None:
     """23 windows in batches of ten: of the last three, one process would have one window, which has

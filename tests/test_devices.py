@@ -4,6 +4,7 @@ pretended device: test_device_rules.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import planted
@@ -13,10 +14,12 @@ from test_train import Outcome, Rows, Tiny, config, squares, weights
 from torch import nn
 
 from bitimely_core import models, objectives
+from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import operator
-from bitimely_core.train import loop
+from bitimely_core.train import devices, loop
 from bitimely_core.train.devices import (
+    refuse_slow_compile,
     resolve_compile,
     resolve_precision,
     select_device,
@@ -151,6 +154,63 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
             == []
         )
         monkeypatch.delenv("CXX", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "train", "expected"),
+    [
+        ("bitimelygpt", {}, {"batch_size": 32}, 4),
+        ("gpt", {}, {"batch_size": 6}, 3),  # of four free cores
+        ("gpt", {}, {"batch_size": 7}, 1),
+        # draws and statistics of a process
+        ("bitimelygpt", {"dropout": 0.1}, {}, 1),
+        ("bitimelygpt", {"temporal_conv": "causal"}, {}, 1),
+        ("bitimelygpt", {"tokenizer": "patch-cnn"}, {}, 1),
+        ("resnet", {}, {}, 1),
+    ],
+)
+def test_auto_takes_as_many_processes_as_keep_the_curve(
+    name: str,
+    model: dict[str, Any],
+    train: dict[str, Any],
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "count_free_cores", lambda: 4)
+    tokens = {} if name == "resnet" else {"tokenizer": "conv"}
+    built = models.build(name, preset="tiny", channels=1, length=300, **{**tokens, **model})
+    settings = Settings(model=built.config, train=loop.TrainConfig(device="cpu", **train))
+    count, reason = devices.choose_processes(built, settings, 1000.0)
+    assert count == expected
+    assert (reason is None) == (count > 1)
+    assert devices.choose_processes(built, settings, 30.0)[0] == 1
+    monkeypatch.setattr(devices, "count_free_cores", lambda: -2)  # others work here
+    assert devices.choose_processes(built, settings, 1000.0)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "refused"),
+    [
+        ("bitimelygpt", {"tokenizer": "conv"}, True),  # 750 tokens
+        ("bitimelygpt", {"tokenizer": "patch", "patch": 23}, True),  # 130
+        ("bitimelygpt", {"tokenizer": "patch", "patch": 24}, False),  # 125
+        ("gpt", {"tokenizer": "conv"}, False),
+        ("resnet", {}, False),
+    ],
+)
+def test_what_is_slower_compiled_is_refused_on_a_cpu(
+    name: str, settings: dict[str, Any], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_model_config(name, "tiny", channels=1, length=3000, **settings)
+    for chosen in (False, "auto"):
+        refuse_slow_compile(loop.TrainConfig(compile=chosen, device="cpu"), model)
+    with pytest.raises(UserError) if refused else nullcontext() as caught:
+        refuse_slow_compile(loop.TrainConfig(compile=True, device="cpu"), model)
+    if caught is not None:
+        assert caught.value.exit_code == Exit.USAGE
+        assert "train.compile" in str(caught.value)
+    monkeypatch.setattr(devices, "select_device", lambda name: torch.device("cuda"))
+    refuse_slow_compile(loop.TrainConfig(compile=True), model)
 
 
 def test_compiled_during_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:

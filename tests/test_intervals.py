@@ -1,9 +1,9 @@
 """Intervals against their definitions, and how often they hold the truth in simulated cohorts."""
 
 import ast
-import importlib.util
 from pathlib import Path
 
+import intervals as simulation  # of benchmarks/
 import numpy as np
 import pytest
 from scipy import stats
@@ -11,12 +11,6 @@ from scipy import stats
 from bitimely_core import evaluate
 from bitimely_core.evaluate import score
 from bitimely_core.evaluate.intervals import average_rate
-
-SPEC = importlib.util.spec_from_file_location(
-    "benchmark_intervals", Path(__file__).parent.parent / "benchmarks" / "intervals.py"
-)
-simulation = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(simulation)
 
 
 @pytest.mark.parametrize("name", simulation.OTHERS)

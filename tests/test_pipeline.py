@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from small import SMALL_RECIPE
 
 from bitimely_core import catalog, pipeline, registry
@@ -21,6 +22,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline import workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
+from bitimely_core.train.devices import use_threads
 
 TINY = (
     'title = "Two cells"'
@@ -560,6 +562,21 @@ def test_each_process_has_gpus_among_those_that_were_given(
     gpus = workers.list_gpus()
     assert [workers.choose_gpus(gpus, number, devices) for number in range(1, 5)] == expected
     assert workers.choose_gpus(["0"], 1, 1) == workers.choose_gpus([], 1, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "chosen", "expected"), [(1, None, 2), (2, None, 1), (5, None, 1), (5, "2", 2)]
+)
+def test_processes_beside_each_other_have_one_thread(
+    monkeypatch: pytest.MonkeyPatch, jobs: int, chosen: str | None, expected: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    with use_threads(2):
+        with workers.limit_threads(jobs):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 2
 
 
 def test_a_stage_of_several_devices_trains_under_a_launcher(

@@ -45,18 +45,17 @@ def start_processes(jobs: int, call: Callable[[], object], devices: int) -> Iter
 
 @contextmanager
 def limit_threads(jobs: int) -> Iterator[None]:
-    """This process with its share of the cores."""
-    if jobs == 1:
+    """This process with one thread where others work beside it, or with $OMP_NUM_THREADS.
+
+    Processes use cores better than threads do, and the digits do not depend on their number.
+    """
+    if jobs == 1 or "OMP_NUM_THREADS" in os.environ:
         yield
         return
     from bitimely_core.train.devices import use_threads
 
-    with use_threads(_threads_per_process(jobs)):
+    with use_threads(1):
         yield
-
-
-def _threads_per_process(jobs: int) -> int:
-    return max(1, (os.cpu_count() or 1) // jobs)
 
 
 def list_gpus() -> list[str]:
@@ -82,14 +81,15 @@ def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:
 
 
 def _run_process(jobs: int, gpus: Sequence[str], call: Callable[[], object]) -> None:
-    """One further process: GPUs and a share of the cores of its own, nothing on the screen;
-    failures are stored with the stage.
+    """One further process: GPUs of its own, nothing on the screen; failures are stored with the
+    stage.
     """
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    os.environ["OMP_NUM_THREADS"] = str(_threads_per_process(jobs))
     try:
         with limit_threads(jobs):
+            # of what it starts
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
             call()
     except (UserError, KeyboardInterrupt):
         pass

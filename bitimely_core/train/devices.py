@@ -14,12 +14,24 @@ import torch
 from torch import nn
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, TrainConfig, check_device_name, missing_device
+from bitimely_core.config import (
+    ModelConfig,
+    Settings,
+    TrainConfig,
+    check_device_name,
+    missing_device,
+)
 from bitimely_core.errors import Finding, Reason, input_warning, usage_error
 from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops import operator
+from bitimely_core.preparation import find_token_grid
 from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.train.distributed import get_world_size
+
+# from which retention in a compiled graph is the chunkwise operator, whose backward on a CPU
+# repeats the forward
+COMPILED_TOKENS = 128
+WORTH_PROCESSES = 120.0  # seconds of a training; processes take up to ten to start
 
 
 @contextmanager
@@ -142,6 +154,24 @@ def resolve_compile(
     return config.model_copy(update={"compile": False}), [finding]
 
 
+def refuse_slow_compile(config: TrainConfig, model: ModelConfig) -> None:
+    """Raises UserError (config, exit 2) where a compiled step would be slower than one that is not:
+    of retention on long windows on a CPU (`python benchmarks/precision.py`).
+    """
+    tokens = model.length // find_token_grid(model)[0]
+    is_retention = registry.models[model.name].facts.family == "retention"
+    if config.compile is not True or not is_retention or tokens <= COMPILED_TOKENS:
+        return
+    if select_device(config.device).type == "cpu":
+        raise usage_error(
+            f"{tokens} tokens a window on a CPU",
+            f"expected at most {COMPILED_TOKENS}: "
+            "a compiled step of 750 takes 1.15 times as long as one that is not compiled",
+            "Leave --compile out",
+            field="train.compile",
+        )
+
+
 def _find_missing_compiler(where: torch.device) -> tuple[str, str] | None:
     """What torch.compile needs on a device and this machine lacks, and what to install."""
     if where.type == "cuda":
@@ -156,16 +186,20 @@ def resolve_arithmetic(settings: Settings) -> Settings:
     precision of [train].
     """
     train, model = resolve_precision(settings.train), settings.model
-    stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {
-        "retention",
-        "attention",
-    }
-    train = resolve_compile(
-        train, torch.device("cuda" if _is_on_cuda(train) else "cpu"), stack=stack
-    )[0]
+    where = torch.device("cuda" if _is_on_cuda(train) else "cpu")
+    train = resolve_compile(train, where, stack=is_stack(model))[0]
     if "core_precision" in type(model).model_fields:
         model = model.model_copy(update={"core_precision": train.core_precision})
     return settings.model_copy(update={"train": train, "model": model})
+
+
+def is_stack(model: ModelConfig) -> bool:
+    """Whether a model is a stack of layers of retention or attention."""
+    families = {"retention", "attention"}
+    return (
+        isinstance(model, BidirectionalConfig)
+        and registry.models[model.name].facts.family in families
+    )
 
 
 @contextmanager
@@ -191,6 +225,50 @@ def use_arithmetic(where: torch.device, precision: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def choose_processes(
+    model: nn.Module, settings: Settings, seconds: float
+) -> tuple[int, str | None]:
+    """What `--devices auto` stands for, and why where it is one process: the most for which a CPU
+    has free cores and that divide the rows of a batch.
+
+    One for a training that takes `seconds` below `WORTH_PROCESSES`, whose start is what they save,
+    and one where the curve would change by more than rounding.
+    """
+    train = settings.train
+    if select_device(train.device).type != "cpu":
+        return 1, "it is for CPUs"
+    if seconds < WORTH_PROCESSES:
+        return 1, f"the training takes less than {WORTH_PROCESSES / 60:g} minutes"
+    if not _has_one_curve(model, settings):
+        return 1, "dropout, batch norms or the objective would change the curve"
+    fitting = [n for n in range(2, count_free_cores() + 1) if train.batch_size % n == 0]
+    if not fitting:
+        return 1, "no more cores are free that divide the rows of a batch"
+    return max(fitting), None
+
+
+def _has_one_curve(model: nn.Module, settings: Settings) -> bool:
+    """Whether each row of a batch is trained as it would be beside any others: in a stack without
+    dropout and batch norms, by an objective that compares no rows.
+    """
+    config = settings.model
+    shared = (
+        settings.objective.least_rows > 1,
+        config.dropout > 0,
+        config.target == "tokens",
+        getattr(config, "temporal_conv", "off") != "off",  # has dropout of its own
+        any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()),
+        any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()),
+    )
+    return is_stack(config) and not any(shared)
+
+
+def count_free_cores() -> int:
+    """Cores that this process may use and that had nothing to do in the last minute."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return len(usable) - round(os.getloadavg()[0])
 
 
 @contextmanager

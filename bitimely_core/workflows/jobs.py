@@ -129,6 +129,8 @@ class TrainingResult(TypedDict, total=False):
     final: dict[str, object] | None  # last logged loss and rel
     seconds: float  # of a dry run: of all trainings
     trainings: int  # of a dry run over folds or seeds
+    processes: int  # of a dry run: what `--devices auto` stands for
+    one_process_since: str | None  # why it takes no more
     members: list[str]  # over folds or seeds: the runs that are pooled
     scores: dict[str, object]  # over folds or seeds, as scores.json
 
@@ -136,7 +138,13 @@ class TrainingResult(TypedDict, total=False):
 def finish_job(
     job: TrainingJob, *, dry_run: bool, force_new: bool, progress: Progress | None, say: Say | None
 ) -> TrainingResult:
-    """Train the job, or in a dry run say what it would take."""
+    """Train the job, or in a dry run say what it would take.
+
+    Raises UserError (config, exit 2) as `refuse_slow_compile`.
+    """
+    from bitimely_core.train.devices import refuse_slow_compile
+
+    refuse_slow_compile(job.settings.train, job.settings.model)
     if dry_run:
         return summarize_job(job)
     return run_job(job, force_new=force_new, progress=progress, say=say)
@@ -402,6 +410,7 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate
     search apart.
     """
+    from bitimely_core.train.devices import choose_processes
     from bitimely_core.train.loop import require_validation
     from bitimely_core.train.step_cost import estimate
 
@@ -429,6 +438,9 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
         "tokens": describe_tokens(record.settings.model, record.data[0].rate),
         **cost,
     }
+    if train.devices == "auto":
+        processes, reason = choose_processes(job.model, job.settings, cost["seconds"])
+        result |= {"processes": processes, "one_process_since": reason}
     if job.search:
         seconds = cost["seconds_per_step"] * job.search.steps * len(job.search.rates)
         result["tuning"] = {

@@ -124,7 +124,10 @@ def _train_again(
     """Train under `name` with the settings of `record`, on a device that this machine has."""
     stored = record.to_json()["settings"]
     sections = {key: stored[key] for key in ("model", "objective", "data", "train")}
-    sections["train"]["device"] = _select_device(record).type
+    device = _select_device(record).type
+    sections["train"]["device"] = device
+    if record.environment is None or record.environment.device != device:
+        sections["train"]["compile"] = "auto"
     common: Flags = {
         "run": name,
         "workspace": workspace,
