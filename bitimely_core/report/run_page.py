@@ -288,7 +288,9 @@ def folds_page(
     for number, run in enumerate(runs, 1):
         key, steps, losses = read_curve(run.folder, "train")
         lines.append(Line(f"fold {number}", steps, losses))
-    page.figure("curves", "Training of each fold", CURVES, LinePlot(lines, "optimizer step", key))
+    if not record.is_method:  # which is fitted at once
+        plot = LinePlot(lines, "optimizer step", key)
+        page.figure("curves", "Training of each fold", CURVES, plot)
     return rename_units(page.finish(verdict_text(scores), scores.to_json()), rows.subject_unit)
 
 
