@@ -69,13 +69,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     table, scored = _compare_runs(folders, margin), list(map(Scores.load_shared, folders))
     names = ", ".join(scores.run for scores in scored)
     page = PageBuilder(f"Comparison of {names if len(scored) <= FEW else f'{len(scored)} runs'}")
-    for folder, scores in zip(folders, scored, strict=True):
-        page.notice(*describe_changes(folder))
-        page.notice(*(f"{scores.run}: {line}" for line in list_reproductions(folder)))
-    for scores in scored:
-        page.notice(*scores.notices)
-    for result in table.results.values():
-        page.notice(*result.remarks)
+    _add_notices(page, table, folders, scored)
     page.add_facts(_list_facts(table))
     page.fact("Seed", ", ".join(map(str, sorted({run.seed for run in table.found}))))
     main = _list_main(table, scored)
@@ -95,6 +89,19 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     summary["baseline_differences"] = nest_baselines(table)
     verdict = " ".join(filter(None, sentences))
     return rename_units(page.finish(verdict, summary), table.unit())
+
+
+def _add_notices(
+    page: PageBuilder, table: ResultTable, folders: list[Path], scored: Sequence[Scores]
+) -> None:
+    """Caveats of all runs, those on altered files and on reproductions first."""
+    for folder, scores in zip(folders, scored, strict=True):
+        page.notice(*describe_changes(folder))
+        page.notice(*(f"{scores.run}: {line}" for line in list_reproductions(folder)))
+    for scores in scored:
+        page.notice(*scores.notices)
+    for result in table.results.values():
+        page.notice(*result.remarks)
 
 
 def _list_facts(table: ResultTable) -> dict[str, str]:
@@ -177,7 +184,8 @@ def _list_main(table: ResultTable, scored: Sequence[Scores]) -> dict[str, Metric
         values[row] = members[0].metrics.get(name, MetricValue())
         if len(members) > 1:
             runs = [runs_by_name[scores.run]._replace(row=row) for scores in members]
-            values[row] = result_table.compare_column(column, runs, row).cells[row]
+            pooled = result_table.compare_column(column, runs, row).cells
+            values[row] = pooled.get(row, MetricValue())
     return values
 
 
@@ -194,8 +202,8 @@ def _score_figures(
     figure = Figure(
         "scores",
         f"{evaluate.name_metric(name, first=True)} on {first.data}",
-        f"The score on the split; lines: 95 % CI over {table.unit(first.data)}s. Overlapping "
-        f"intervals do not rank the runs. {verdict}".rstrip(),
+        "The score on the split, of several seeds their mean; lines: 95 % CI over "
+        f"{table.unit(first.data)}s. Overlapping intervals do not rank the runs. {verdict}".strip(),
         BarPlot.from_metrics(bars, evaluate.name_metric(name)),
     )
     return [figure] if is_defined else []

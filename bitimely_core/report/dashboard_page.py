@@ -555,12 +555,11 @@ def make_key_figure(scores: Sequence[ScoreLine]) -> Figure:
     """The scores of the best runs with their intervals."""
     first = scores[0]
     words = NAMES.get(first.metric, first.metric)
+    title = words[:1].upper() + words[1:]
     part = f" The best {SHOWN} of {len(scores)} runs." if len(scores) > SHOWN else ""
-    caption = (
-        f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{part}"
-    )
+    caption = f"{title} on {first.data}, split {first.split}, with 95 % CI.{part}"
     bars: dict[str, MetricLike] = {score.run: score.value for score in scores[:SHOWN]}
     if first.baseline:
         bars[f"best baseline: {first.baseline.name}"] = first.baseline
     data = BarPlot.from_metrics(bars, words)
-    return Figure("scores", f"{words} of {first.run}", caption, data)
+    return Figure("scores", f"{title} of {first.run}", caption, data)

@@ -219,8 +219,14 @@ def summarize_baselines(table: ResultTable) -> str:
     a verdict; empty where none.
     """
     families = _group_by_cell(table)
-    if len(families) == 1 and (sentence := _describe_closest(table, *families.items())):
-        return sentence
+    alone = _describe_closest(table, *families.items()) if len(families) == 1 else ""
+    return alone or _summarize_cases(table, families)
+
+
+def _summarize_cases(
+    table: ResultTable, families: Mapping[Key, Mapping[str, CorrectedDifference]]
+) -> str:
+    """How many rows compare with their closest baseline in which way, and which they are."""
     named: dict[str, list[str]] = {}
     for cell, family in families.items():
         sign = _find_sign(table, cell[1])
