@@ -22,7 +22,7 @@ def main() -> None:
         made = Path(folder, "demo")
         verb = f"from bitimely_cli.main import main; main(['demo', '--out', {str(made)!r}])"
         subprocess.run([sys.executable, "-c", verb], check=True)
-        shutil.copy(made / "night" / "SYN001" / "night.svg", IMAGES)
+        shutil.copyfile(made / "night" / "SYN001" / "night.svg", IMAGES / "night.svg")
         page = made / "runs" / "features-staging" / "report.html"
         picture = f"--screenshot={IMAGES / 'report.png'}"
         subprocess.run([*BROWSER, picture, page.as_uri()], check=True)
