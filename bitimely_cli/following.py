@@ -74,13 +74,16 @@ def _find_better_method(folder: Path) -> str:
 
 
 def _list_rivals(record: RunRecord, others: Mapping[str, RunRecord], workspace: Path) -> list[str]:
-    """The evaluated runs on the data of a run, the oldest first."""
+    """The evaluated runs on the data of a run, the oldest first, without those of a pooled run."""
     task = record.is_finetuned, record.data[0].name
+    pooled = {
+        name for run in (record, *others.values()) if run.members for name in run.members.runs
+    }
     return [
         name
         for name, other in others.items()
         if (other.is_finetuned, other.data[0].name) == task
-        and not other.members
+        and name not in pooled
         and has_result(workspace / "runs" / name / "scores.json")
     ]
 

@@ -189,6 +189,19 @@ class NightPlot:
 
 
 @dataclass(frozen=True, eq=False)
+class PointPlot:
+    """True and predicted classes of points of a recording, such as beats, below their signal."""
+
+    times: npt.NDArray[Any]  # [n] seconds from the start of the recording
+    true: npt.NDArray[Any]  # [n] numbers of classes
+    predicted: npt.NDArray[Any]  # [n]
+    classes: Sequence[str]
+    signal: Trace  # NaN: between the windows
+    start: float  # seconds, of the signal
+    rate: float  # Hz, of the signal
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """Events of one subject: times and the number of the group of each."""
 
@@ -281,6 +294,7 @@ FigureData = (
     | Hypnogram
     | DensityPlot
     | NightPlot
+    | PointPlot
     | TimelinePlot
     | ScatterPlot
     | ForestPlot

@@ -14,6 +14,7 @@ without a record.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tomllib
 from functools import partial
@@ -30,6 +31,7 @@ RECORDS, PAGE, LEDGER, RESULTS = (
     DOCS / "claims.toml",
     DOCS / "results-full.md",
 )
+REGISTERED = ("open", "models")  # recipes with families of tests, decisions 007 and 009
 NOT_COMPLETE = "family not complete"
 SIDES = {"better": 1, "worse": -1}  # verdict -> for or against the claim
 NEAR = 0.03  # share by which a number of sequences may differ from the paper's
@@ -102,9 +104,9 @@ def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | Non
     """The verdict of the registered test of a claim's difference, NOT_COMPLETE before its family
     is, None where none is registered.
     """
-    page = workspace / "reports" / "open" / "summary.json"
-    found = json.loads(page.read_bytes())["tests"] if page.is_file() else []
-    tests = [test for test in found if not test.get("descriptive")]  # those have no verdict
+    pages = [workspace / "reports" / name / "summary.json" for name in REGISTERED]
+    found = [json.loads(page.read_bytes())["tests"] for page in pages if page.is_file()]
+    tests = [test for test in itertools.chain(*found) if not test.get("descriptive")]
     wanted = {"data": claim["column"], "row": claim["row"], "rival": claim["rival"]}
     return next(
         (test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None
@@ -112,16 +114,16 @@ def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | Non
 
 
 def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a registered test from the table of families in docs/results-full.md, None where it
-    is not there.
+    """The record of a registered test from the tables of families in docs/results-full.md, None where
+    it is not there.
     """
     wanted = [claim.get(key) for key in ("column", "row", "rival")]
-    table = (
-        RESULTS.read_text("utf-8")
-        .partition("<!-- open-families -->")[2]
-        .partition("<!-- end of")[0]
-    )
-    for line in table.splitlines():
+    text = RESULTS.read_text("utf-8")
+    tables = [
+        text.partition(f"<!-- {name}-families -->")[2].partition("<!-- end of")[0]
+        for name in REGISTERED
+    ]
+    for line in itertools.chain(*map(str.splitlines, tables)):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[1:4] == wanted:
             own, other, difference, interval, verdict = cells[4:]

@@ -17,12 +17,14 @@ from bitimely_core.page import (
     Hypnogram,
     Line,
     LinePlot,
+    PointPlot,
     ScatterPanel,
     ScatterPlot,
     StageTrack,
+    Trace,
 )
 from bitimely_core.report import plain_figures
-from bitimely_core.report.canvas import MUTED, SEQUENTIAL, SERIES
+from bitimely_core.report.canvas import MUTED, RULE, SEQUENTIAL, SERIES
 from bitimely_core.report.svg import draw_figure
 
 CLASSES = ["W", "N1", "N2", "N3", "R"]
@@ -130,6 +132,30 @@ def test_points_are_at_their_places_in_the_colour_of_their_group():
     assert np.corrcoef(across, x[group == -1])[0, 1] == pytest.approx(1.0, abs=1e-5)
     dots = list_paths(svg, f"stroke:{SERIES[0]};stroke-width:2.6")
     assert dots[0].count("M") == (group == 0).sum()
+
+
+def test_found_missed_and_extra_points_differ_in_shape_and_stand_at_their_times():
+    times, true = np.arange(8) * 1.5 + 3, np.array([0, 1, 1, 2, 0, 1, 2, 0])
+    predicted = np.array([0, 1, 0, 2, 1, 1, 2, 0])
+    signal = Trace("II", np.sin(np.arange(1400)))
+    svg = draw(PointPlot(times, true, predicted, ("N", "V", "S"), signal, 2.5, 100.0))
+    paths = {
+        mark: "".join(list_paths(svg, style))
+        for mark, style in (
+            ("found", f"stroke:{SERIES[0]};stroke-width:6.4"),
+            ("missed", f"stroke:{SERIES[1]};stroke-width:1.4"),
+            ("extra", f"stroke:{SERIES[6]};stroke-width:1.4"),
+        )
+    }
+    in_legend = 1
+    assert paths["found"].count("M") == (true == predicted).sum() + in_legend
+    assert paths["missed"].count("M") == (true != predicted).sum() + in_legend
+    assert paths["extra"].count("M") == 2 * ((true != predicted).sum() + in_legend)  # a cross
+    guides = list_paths(svg, f"stroke:{RULE}")[0].split("M")[1:9]
+    across = [float(guide.split()[0]) for guide in guides]
+    assert np.corrcoef(across, times)[0, 1] == pytest.approx(1.0, abs=1e-6)
+    first = float(paths["found"][1:].split()[0])
+    assert first == pytest.approx(across[0], abs=0.06)
 
 
 def test_ticks_are_round_few_and_inside():

@@ -114,6 +114,29 @@ def test_windows_around_points_are_those_of_evaluate(
     require_equal(scored, frame)
 
 
+def test_a_page_of_scores_shows_true_and_predicted_beats(home: Path) -> None:
+    run = home / "ws" / "runs" / "beats"
+    shown = pl.read_parquet(run / "points.parquet")
+    stored = pl.read_parquet(run / "predictions.parquet")
+    names = ["N", "V"]
+    kinds = pl.concat_list("p_N", "p_V").list.arg_max()
+    found = stored.select(
+        pl.col("start") + 0.3,
+        true=pl.col("target").cast(int).replace_strict(dict(enumerate(names)), default=None),
+        predicted=kinds.replace_strict(dict(enumerate(names)), default=None),
+    ).sort("start")
+    first = int((found["start"] - shown["seconds"][0]).abs().arg_min() or 0)
+    assert 2 <= len(shown) <= 12
+    assert shown["true"].n_unique() == 2
+    same = found[first : first + len(shown)]
+    assert np.allclose(shown["seconds"], same["start"])
+    for column in ("true", "predicted"):
+        assert shown[column].to_list() == same[column].to_list()
+    report = (run / "report.html").read_text("utf-8")
+    assert "Beats: true and predicted" in report
+    assert "Detection of" not in report
+
+
 def write_times(folder: Path, way: str, seconds: np.ndarray, name: str) -> Path:
     """A file with the times, in one of the forms that people have."""
     rows = seconds.tolist()

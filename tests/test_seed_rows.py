@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from test_dashboard import list_rows
 from test_results import planted
@@ -41,6 +42,12 @@ def find_best(home: Path) -> tuple[float, str]:
     )
 
 
+def find_right(frame: pl.DataFrame) -> np.ndarray:
+    """Which predictions are right."""
+    predicted = frame.select(pl.concat_list(pl.selectors.starts_with("p_")).list.arg_max())
+    return (frame["target"].cast(int) == predicted.to_series().cast(int)).to_numpy()
+
+
 def test_a_comparison_has_one_row_for_seeds(home: Path) -> None:
     page = comparison_page([home / "runs" / name for name in ("a0", "a1", "a2", "b")])
     table = next(b for b in page.blocks if isinstance(b, Table) and b.name == "all-scores")
@@ -64,6 +71,29 @@ def test_a_comparison_has_one_row_for_seeds(home: Path) -> None:
         )
     )
     assert "best baseline" in page.verdict
+
+
+def test_the_score_of_several_seeds_has_an_interval_over_subjects(home: Path) -> None:
+    runs = [home / "runs" / f"a{seed}" for seed in range(3)]
+    page = comparison_page(runs)
+    figure = page.blocks[0]
+    assert isinstance(figure, Figure)
+    low, high = figure.data.lo[0], figure.data.hi[0]
+    frames = [pl.read_parquet(run / "predictions.parquet") for run in runs]
+    right = np.mean([find_right(frame) for frame in frames], axis=0)
+    people = frames[0]["subject_id"].to_numpy()
+    rng, names = np.random.default_rng(0), np.unique(people)
+    sums, counts = (
+        np.array([np.sum(values[people == name]) for name in names])
+        for values in (right, np.ones(len(right)))
+    )
+    draws = rng.integers(0, len(names), (4000, len(names)))
+    resampled = sums[draws].sum(1) / counts[draws].sum(1)
+    assert figure.data.values[0] == pytest.approx(right.mean())
+    assert low < np.quantile(resampled, 0.16) < np.quantile(resampled, 0.84) < high
+    assert high - low < 8 * resampled.std()
+    assert f"(95 % CI {low:.3f} to {high:.3f})" in page.verdict
+    assert figure.data.lo[-1] is not None, "that of the best baseline"
 
 
 def test_the_dashboard_has_one_row_for_seeds_and_leads_to_each(home: Path) -> None:

@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from small import RATE, VIEW, copy_data, write_raw
 
 import bitimely as bt
+from bitimely_cli.following import name_next
 from bitimely_cli.main import main
 from bitimely_core import registry, tokens
 from bitimely_core.errors import UserError
@@ -176,6 +177,8 @@ def test_seeds_are_averaged_as_one_row(home, capsys):
     scores = Scores.load(home / "runs" / result["run"] / "scores.json")
     for name, metric in scores.metrics.items():
         assert metric.value == pytest.approx(np.mean([s.metrics[name].value for s in each]))
+    following = name_next(result["run"], home).split()
+    assert not set(following) & set(result["members"]), "no comparison with its own seeds"
     code, _, _ = call(capsys, home, "report", result["run"])
     assert code == 0
     page = (home / "reports" / f"compare-{result['run']}" / "report.html").read_text()

@@ -307,11 +307,11 @@ def test_a_difference_that_is_withheld_says_nothing_about_baselines():
         baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()},
         name=str,
         metric=lambda column: "accuracy",
-        unit=lambda: "subject",
+        unit=lambda data=None: "subject",
     )
     assert (
         differences.summarize_baselines(table)
-        == "A baseline beats 1 of 1 models (Holm-corrected over 3 comparisons with baselines): B on D (features)."
+        == "B is worse than the features baseline on D: −20.0 points (95 % confidence interval −30.0 to −10.0, Holm-corrected; 53 subjects, 5 seeds)."
     )
     (page,) = differences.baseline_difference_table(table)
     assert [row[2] for row in page.rows] == ["kernels", "kernels", "features (best)"]

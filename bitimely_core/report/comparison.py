@@ -14,8 +14,17 @@ from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.metrics import is_lower_better
-from bitimely_core.evaluate.result_table import ResultTable
-from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, Table, make_table, rename_units
+from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    MetricLike,
+    Page,
+    PageBuilder,
+    Table,
+    make_table,
+    rename_units,
+)
 from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.dashboard_page import identify_arm
 from bitimely_core.report.differences import (
@@ -46,10 +55,10 @@ from bitimely_core.report.run_page import (
     run_facts,
 )
 from bitimely_core.report.text import text_cell
-from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import MetricValue, Scores
 
 Arm = tuple[str, str]  # row, data
+COMMON_FACTS = ("Data", "Split", "Versions", "Computed on", "Fingerprint of the data")
 FEW = 4  # runs that the title names, each with its loss curves
 
 
@@ -60,22 +69,19 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     table, scored = _compare_runs(folders, margin), list(map(Scores.load_shared, folders))
     names = ", ".join(scores.run for scores in scored)
     page = PageBuilder(f"Comparison of {names if len(scored) <= FEW else f'{len(scored)} runs'}")
-    for folder, scores in zip(folders, scored, strict=True):
-        page.notice(*describe_changes(folder))
-        page.notice(*(f"{scores.run}: {line}" for line in list_reproductions(folder)))
-    for scores in scored:
-        page.notice(*scores.notices)
-    for result in table.results.values():
-        page.notice(*result.remarks)
-    page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
-    page.fact("Reference of the differences", table.reference)
+    _add_notices(page, table, folders, scored)
+    page.add_facts(_list_facts(table))
+    page.fact("Seed", ", ".join(map(str, sorted({run.seed for run in table.found}))))
+    main = _list_main(table, scored)
+    page.add(*_score_figures(table, scored[0], main))
     _add_blocks(page, table, folders, scored)
     summary: dict[str, object] = {
         scores.run: {name: metric.value for name, metric in scores.metrics.items()}
         for scores in scored
     }
-    sentences = [summarize_baselines(table), _describe_scores(table, scored)]
+    sentences = [summarize_baselines(table), _describe_scores(table, scored, main)]
     if table.differences:
+        page.fact("Reference of the differences", table.reference)
         by_column = itertools.groupby(table.differences.items(), key=lambda pair: pair[0][1])
         columns = {key: {row: d for (row, _), d in group} for key, group in by_column}
         summary["differences"] = {"reference": table.reference, **columns}
@@ -83,6 +89,26 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     summary["baseline_differences"] = nest_baselines(table)
     verdict = " ".join(filter(None, sentences))
     return rename_units(page.finish(verdict, summary), table.unit())
+
+
+def _add_notices(
+    page: PageBuilder, table: ResultTable, folders: list[Path], scored: Sequence[Scores]
+) -> None:
+    """Caveats of all runs, those on altered files and on reproductions first."""
+    for folder, scores in zip(folders, scored, strict=True):
+        page.notice(*describe_changes(folder))
+        page.notice(*(f"{scores.run}: {line}" for line in list_reproductions(folder)))
+    for scores in scored:
+        page.notice(*scores.notices)
+    for result in table.results.values():
+        page.notice(*result.remarks)
+
+
+def _list_facts(table: ResultTable) -> dict[str, str]:
+    """Facts of the first run; of several rows those that they have in common."""
+    first = table.found[0]
+    common = {k: text for k, text in run_facts(first.record).items() if k in COMMON_FACTS}
+    return common if len(table.rows) > 1 else run_facts(first.runs[0].record) | common
 
 
 def _compare_runs(folders: list[Path], margin: float | None) -> ResultTable:
@@ -110,7 +136,7 @@ def _add_blocks(
 ) -> None:
     """Figures and tables in reading order."""
     root = folders[0].parent.parent
-    page.add(*_score_figures(table, scored), *_score_tables(table, scored))
+    page.add(*_score_tables(table, scored))
     if table.differences:
         page.add(*difference_figure(table), difference_table(table))
     page.add(*baseline_difference_table(table))
@@ -145,46 +171,53 @@ def _group_seeds(table: ResultTable, scored: Sequence[Scores]) -> dict[Arm, list
 
 
 def _list_main(table: ResultTable, scored: Sequence[Scores]) -> dict[str, MetricValue]:
-    """The main metric of the first run, of all on its data; of several seeds their mean."""
+    """The main metric of the first run, of all on its data; of several seeds their mean, with its
+    interval over subjects.
+    """
     first, name = scored[0], main_metric(scored[0])
+    runs_by_name = {run.name: run for run in table.found}
+    column = ScoreColumn(f"{first.data}:{name}", first.data, name, None, first.task or "")
     values = {}
-    for (row, data), runs in _group_seeds(table, scored).items():
-        metrics = [scores.metrics.get(name, MetricValue()) for scores in runs]
-        if data == first.data:
-            values[row] = metrics[0] if len(runs) == 1 else _average_seeds(metrics)
+    for (row, data), members in _group_seeds(table, scored).items():
+        if data != first.data:
+            continue
+        values[row] = members[0].metrics.get(name, MetricValue())
+        if len(members) > 1:
+            runs = [runs_by_name[scores.run]._replace(row=row) for scores in members]
+            pooled = result_table.compare_column(column, runs, row).cells
+            values[row] = pooled.get(row, MetricValue())
     return values
 
 
-def _average_seeds(metrics: Sequence[MetricValue]) -> MetricValue:
-    """The mean over seeds, without an interval: that of the differences is in their table."""
-    values = [metric.value for metric in metrics if metric.value is not None]
-    return MetricValue(value=fmean(values) if values else None)
-
-
-def _score_figures(table: ResultTable, scored: Sequence[Scores]) -> list[Figure]:
-    """The main score of all runs on the data of the first, beside its baselines."""
-    first, name = scored[0], main_metric(scored[0])
-    bars = _list_main(table, scored)
+def _score_figures(
+    table: ResultTable, first: Scores, main: Mapping[str, MetricValue]
+) -> list[Figure]:
+    """The main score of all runs on the data of the first, beside its best baseline."""
+    name = main_metric(first)
+    bars: dict[str, MetricLike] = dict(main)
     is_defined = any(metric.value is not None for metric in bars.values())
     if best := first.find_best_baseline(name, lower=is_lower_better(name)):
-        bars[f"best baseline: {best[0]}"] = MetricValue(value=best[1])
+        bars[f"best baseline: {best.name}"] = best
+    verdict = summarize_differences(table) if table.differences else ""
     figure = Figure(
         "scores",
         f"{evaluate.name_metric(name, first=True)} on {first.data}",
-        f"The score on the split; lines: 95 % CI over {table.unit(first.data)}s. Overlapping "
-        "intervals do not rank the runs; see the paired differences.",
+        "The score on the split, of several seeds their mean; lines: 95 % CI over "
+        f"{table.unit(first.data)}s. Overlapping intervals do not rank the runs. {verdict}".strip(),
         BarPlot.from_metrics(bars, evaluate.name_metric(name)),
     )
     return [figure] if is_defined else []
 
 
-def _describe_scores(table: ResultTable, scored: Sequence[Scores]) -> str:
+def _describe_scores(
+    table: ResultTable, scored: Sequence[Scores], main: Mapping[str, MetricValue]
+) -> str:
     """The scores without a best one: which it is may be another for other seeds or threads;
     differences have their own sentence.
     """
     first, name = scored[0], main_metric(scored[0])
     text = f"{evaluate.name_metric(name)} is undefined for all runs"
-    if reached := _list_values(name, _list_main(table, scored)):
+    if reached := _list_values(name, main):
         trained = [run for run in scored if run.data == first.data]
         words = evaluate.name_metric(name, first=True)
         text = f"{words} of {len(trained)} trained models: {reached}"
@@ -202,10 +235,17 @@ def _list_values(name: str, metrics: Mapping[str, MetricValue]) -> str:
     if not values:
         return ""
     places = max(find_places(name, metrics[run]) for run in values)
-    text = ", ".join(f"{value:.{places}f} ({run})" for run, value in values.items())
+    text = ", ".join(f"{run} {_show_interval(metrics[run], places)}" for run in values)
     if len(values) > DESCRIBED:
         text = f"{min(values.values()):.{places}f} to {max(values.values()):.{places}f}"
     return text
+
+
+def _show_interval(metric: MetricValue, places: int) -> str:
+    """A value with its interval, where it has one."""
+    if metric.lo is None:
+        return f"{metric.value:.{places}f}"
+    return f"{metric.value:.{places}f} (95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f})"
 
 
 def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
@@ -230,7 +270,7 @@ def _score_table(table: ResultTable, members: Sequence[Scores], title: str) -> T
     for (name, data), runs in _group_seeds(table, members).items():
         cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
         rows.append([name, data, *cells, _show_baseline(runs[0])])
-    columns = ["run", "data", *(name.replace("_", " ") for name in metrics), "best baseline"]
+    columns = ["run", "data", *map(evaluate.name_metric, metrics), "best baseline"]
     caption = (
         "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
         "baseline: in the main metric on the same windows. A dash: undefined or not measured."
@@ -251,4 +291,4 @@ def _show_baseline(scores: Scores) -> dict[str, float | str | None] | None:
     """The cell of the best baseline in the main metric."""
     metric = main_metric(scores)
     best = scores.find_best_baseline(metric, lower=is_lower_better(metric))
-    return None if best is None else text_cell(best[1], f"{best[1]:.3f}", best[0])
+    return None if best is None else text_cell(best.value, f"{best.value:.3f}", best.name)

@@ -31,6 +31,7 @@ from bitimely_core.page import (
     BarPlot,
     Figure,
     Link,
+    MetricLike,
     Page,
     PageBuilder,
     Sparkline,
@@ -42,7 +43,7 @@ from bitimely_core.report.text import text_cell
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.schemas.scores import MetricValue, Scores
+from bitimely_core.schemas.scores import BestBaseline, MetricValue, Scores
 from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import NOUNS, FolderKind
@@ -54,12 +55,12 @@ SHOWN = 8  # runs of the key figure
 RUN_COLUMNS = (
     "run",
     "state",
-    "model",
-    "data",
-    "curve",
     "score",
     "best baseline",
     "metric",
+    "curve",
+    "model",
+    "data",
     "leak-free",
     "parameters",
 )
@@ -74,7 +75,7 @@ class ScoreLine:
     split: str
     metric: str
     value: MetricValue
-    baseline: tuple[str, float] | None = None  # the best one on the same windows
+    baseline: BestBaseline | None = None  # the best one on the same windows
 
 
 Cell = Link | Sparkline | dict[str, float | str | None] | bool | int | float | str | None
@@ -195,12 +196,12 @@ class WorkspaceReader:
         cells: list[Cell] = [
             self.link(folder, "report.html", "model_card.md"),
             state,
-            ", ".join(filter(None, (record.model, record.preset))),
-            ", ".join(data.name for data in record.data),
-            read_curves(folder),
             score.value.model_dump(include={"value", "lo", "hi"}) if score and is_defined else None,
             show_baseline(score),
             words,
+            read_curves(folder),
+            ", ".join(filter(None, (record.model, record.preset))),
+            ", ".join(data.name for data in record.data),
             stamps.get(record.leak_free, record.leak_free),
             record.parameters,
         ]
@@ -278,8 +279,8 @@ def show_baseline(score: ScoreLine | None) -> dict[str, float | str | None] | No
     """The cell of the best baseline beside a score."""
     if score is None or score.baseline is None:
         return None
-    name, value = score.baseline
-    return text_cell(value, f"{value:.3f}", name)
+    best = score.baseline
+    return text_cell(best.value, f"{best.value:.3f}", best.name)
 
 
 def identify_arm(record: RunRecord) -> str:
@@ -545,8 +546,8 @@ def describe_best(scores: Sequence[ScoreLine]) -> list[str]:
         rank = f"{order} {words} of {len(scores)} runs"
     reached = f"the {rank} is {value.value:.3f}{interval}, of {first.run}"
     if first.baseline:
-        name, baseline = first.baseline
-        reached += f"; the best baseline, {name}, reaches {baseline:.3f}"
+        best = first.baseline
+        reached += f"; the best baseline, {best.name}, reaches {best.value:.3f}"
     return [f"On {first.data} ({first.split}) {reached}."]
 
 
@@ -554,13 +555,11 @@ def make_key_figure(scores: Sequence[ScoreLine]) -> Figure:
     """The scores of the best runs with their intervals."""
     first = scores[0]
     words = NAMES.get(first.metric, first.metric)
+    title = words[:1].upper() + words[1:]
     part = f" The best {SHOWN} of {len(scores)} runs." if len(scores) > SHOWN else ""
-    caption = (
-        f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{part}"
-    )
-    bars = {score.run: score.value for score in scores[:SHOWN]}
+    caption = f"{title} on {first.data}, split {first.split}, with 95 % CI.{part}"
+    bars: dict[str, MetricLike] = {score.run: score.value for score in scores[:SHOWN]}
     if first.baseline:
-        name, baseline = first.baseline
-        bars[f"best baseline: {name}"] = MetricValue(value=baseline)
+        bars[f"best baseline: {first.baseline.name}"] = first.baseline
     data = BarPlot.from_metrics(bars, words)
-    return Figure("scores", f"{words} of {first.run}", caption, data)
+    return Figure("scores", f"{title} of {first.run}", caption, data)

@@ -8,7 +8,7 @@ of its task, `data:metric` for another one, `data:label` for the AUPRC of one la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bitimely_core import evaluate
@@ -219,6 +219,14 @@ def summarize_baselines(table: ResultTable) -> str:
     a verdict; empty where none.
     """
     families = _group_by_cell(table)
+    alone = _describe_closest(table, *families.items()) if len(families) == 1 else ""
+    return alone or _summarize_cases(table, families)
+
+
+def _summarize_cases(
+    table: ResultTable, families: Mapping[Key, Mapping[str, CorrectedDifference]]
+) -> str:
+    """How many rows compare with their closest baseline in which way, and which they are."""
     named: dict[str, list[str]] = {}
     for cell, family in families.items():
         sign = _find_sign(table, cell[1])
@@ -237,6 +245,21 @@ def summarize_baselines(table: ResultTable) -> str:
             counted = f"{len(names)} of {len(families)} {models}{'' if sentences else over}"
             sentences.append(f"{words} {counted}: {_list_some(names)}.")
     return " ".join(sentences)
+
+
+def _describe_closest(
+    table: ResultTable, family: tuple[Key, Mapping[str, CorrectedDifference]]
+) -> str:
+    """The difference of the only row to its closest baseline; empty for too few seeds."""
+    (row, key), differences = family
+    metric = verdicts.PrintedMetric(table.metric(key))
+    _, baseline = verdicts.find_closest(differences, metric.sign)
+    d, data = differences[baseline], key.partition(":")[0]
+    pair = (table.name(row), f"the {baseline} baseline")
+    text = verdicts.describe_difference(
+        pair, table.name(key), d, metric._replace(target=d.unit), table.unit(data)
+    )
+    return text if d.seeds[0] else ""
 
 
 def summarize_differences(table: ResultTable) -> str:

@@ -197,6 +197,12 @@ def _(data: page.NightPlot) -> Columns:
 
 
 @list_columns.register
+def _(data: page.PointPlot) -> Columns:
+    classes = to_texts(data.classes)
+    return {"seconds": data.times, "true": classes[data.true], "predicted": classes[data.predicted]}
+
+
+@list_columns.register
 def _(data: page.TimelinePlot) -> Columns:
     groups = to_texts(data.groups)
     return {

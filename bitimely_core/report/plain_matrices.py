@@ -283,8 +283,13 @@ def _draw_points(
 def add_glyphs(svg: ET.Element, points: Array, group: int) -> None:
     """The mark of a group at each point [n, 2]; -1: in none."""
     shape = group % len(GLYPHS) if group >= 0 else 0
-    pen = np.vstack([GLYPHS[shape], [(math.nan, math.nan)]]) * (RADIUS, -RADIUS)
     colour, opacity = (SERIES[group % len(SERIES)], 0.9) if group >= 0 else (MUTED, 0.35)
     line = stroke(colour, 0.8 if shape else 2.6)
     style = f"{line};stroke-opacity:{opacity};stroke-linecap:round"
-    add_path(svg, trace_line((points[:, None] + pen).reshape(-1, 2)), style)
+    add_path(svg, trace_glyphs(points, shape, RADIUS), style)
+
+
+def trace_glyphs(points: Array, shape: int, radius: float) -> str:
+    """The path of one of `GLYPHS` at each point [n, 2]."""
+    pen = np.vstack([GLYPHS[shape], [(math.nan, math.nan)]]) * (radius, -radius)
+    return trace_line((points[:, None] + pen).reshape(-1, 2))

@@ -288,7 +288,9 @@ def folds_page(
     for number, run in enumerate(runs, 1):
         key, steps, losses = read_curve(run.folder, "train")
         lines.append(Line(f"fold {number}", steps, losses))
-    page.figure("curves", "Training of each fold", CURVES, LinePlot(lines, "optimizer step", key))
+    if not record.is_method:  # which is fitted at once
+        plot = LinePlot(lines, "optimizer step", key)
+        page.figure("curves", "Training of each fold", CURVES, plot)
     return rename_units(page.finish(verdict_text(scores), scores.to_json()), rows.subject_unit)
 
 
@@ -307,7 +309,7 @@ def _fold_table(runs: Sequence[ScoredRun]) -> Table:
         "Each fold by itself",
         "Folds differ in their subjects; the spread between them is no standard error. The scores "
         "above are of all folds together.",
-        [*columns, *(name.replace("_", " ") for name in names)],
+        [*columns, *map(evaluate.name_metric, names)],
         table,
     )
 
@@ -363,9 +365,8 @@ def describe_baselines(scores: Scores, metric: str) -> str:
     best = scores.find_best_baseline(metric, lower=is_lower_better(metric))
     if best is None:
         return ""
-    name, value = best
     places = find_places(metric, scores.metrics.get(metric, MetricValue()))
-    return f"; the best baseline, {name}, reaches {value:.{places}f}"
+    return f"; the best baseline, {best.name}, reaches {best.value:.{places}f}"
 
 
 def baseline_values(scores: Scores, metric: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ from bitimely_core import evaluate
 from bitimely_core.evaluate import endpoints
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, print_bounds
+from bitimely_core.formats.wfdb_annotations import BEATS
 from bitimely_core.page import (
     Figure,
     HeatMap,
@@ -21,10 +22,12 @@ from bitimely_core.page import (
     Line,
     LinePlot,
     PageBuilder,
+    PointPlot,
     ScatterPanel,
     ScatterPlot,
     StageTrack,
     Table,
+    Trace,
     make_table,
     make_tables,
 )
@@ -44,6 +47,8 @@ from bitimely_core.schemas.scores import (
 )
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from bitimely_core.tokens import Windows
 
 AGREEMENT = (
@@ -62,6 +67,7 @@ SHOWN_ENDPOINTS = (
     "sleep_onset_latency",
     "wake_after_sleep_onset",
 )
+STRETCH = 12  # points that a figure shows
 TRAINING = "training windows"  # a column
 UNDEFINED = " A dash: not defined; the remark has the reason."
 # task -> columns of the table of classes that it does not have
@@ -115,15 +121,16 @@ def add_score_blocks(
             HeatMap(matrix, "predicted", "true", row_names=names, column_names=names),
         )
     if rows.task == "classification" and len(columns.get("target", ())):
-        page.add(*_hypnogram_figures(rows, columns))
+        draw = _draw_points if rows.options.points else _hypnogram_figures
+        page.add(*draw(rows, columns))
     if scores.nights is not None:
         _add_nights(page, scores.nights, rows, columns)
     if events := scores.events:
         page.table(
             "events",
-            "Detection of events",
-            "Successive windows of the second class are one event; it is found where any predicted "
-            "event overlaps it, and predicted events that overlap none are false alarms: "
+            f"Detection of {rows.class_names[1]}",
+            f"Successive windows of {rows.class_names[1]} are one event; it is found where any "
+            "predicted event overlaps it, and predicted events that overlap none are false alarms: "
             f"{events.false_alarms:,} in {events.hours:.3g} h. 95 % CI over subjects.",
             ["measure", "events", "value"],
             [
@@ -386,7 +393,66 @@ def _hypnogram_figures(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -
         "the tables cover all subjects.",
         Hypnogram(rows.length / rows.rate, tracks, list(rows.class_names)),
     )
-    return [figure] if len(keep) >= 10 and not rows.options.points else []
+    return [figure] if len(keep) >= 10 else []
+
+
+def _draw_points(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
+    """True and predicted classes of some successive points, below the signal around them."""
+    target, prediction = columns["target"], columns["prediction"].argmax(1)
+    chosen = choose_stretch(rows.index, target, prediction)
+    starts, length = rows.index["start"].to_numpy()[chosen], rows.length
+    values = join_windows(starts, rows.values(rows.rows[chosen])[:, :, 0], rows.rate)
+    are_beats = all(name in BEATS or "beat" in name.lower() for name in rows.class_names)
+    points, channel = "beats" if are_beats else "points", rows.channel_names[0]
+    plot = PointPlot(
+        times=starts + length / rows.rate / 2,
+        true=target[chosen],
+        predicted=prediction[chosen],
+        classes=rows.class_names,
+        signal=Trace(channel, values),
+        start=float(starts[0]),
+        rate=rows.rate,
+    )
+    right = int(np.sum(plot.true == plot.predicted))
+    caption = (
+        f"{len(chosen)} successive {points} of one recording, {right} of them right. Of all such "
+        f"stretches with several true classes it is the one with the median share of right {points}"
+        f", the first among equals. The times of {points} are given, and the model names their "
+        "classes. Missed: of the class of the row, but called another. Extra: called so, but of "
+        "another. The signal is the first channel as the model reads it, in its windows of "
+        f"{length / rows.rate:g} s."
+    )
+    title = f"{points.capitalize()}: true and predicted"
+    return [Figure("points", title, caption, plot)]
+
+
+def choose_stretch(
+    index: pl.DataFrame, target: npt.NDArray[Any], prediction: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Positions of successive points with the median share of right classes, among stretches with
+    several true classes, where there are any.
+    """
+    stretches = [
+        recording[first : first + STRETCH]
+        for recording in endpoints.list_recordings(index)
+        for first in range(0, len(recording), STRETCH)
+    ]
+    mixed = [stretch for stretch in stretches if len(set(target[stretch].tolist())) > 1]
+    stretches = mixed or stretches
+    shares = [float(np.mean(target[part] == prediction[part])) for part in stretches]
+    order = sorted(range(len(stretches)), key=shares.__getitem__)
+    return stretches[order[(len(order) - 1) // 2]]
+
+
+def join_windows(
+    starts: npt.NDArray[Any], windows: npt.NDArray[Any], rate: float
+) -> npt.NDArray[Any]:
+    """The signal of windows [n, T] that begin at ascending seconds; NaN between them."""
+    places = np.rint((starts - starts[0]) * rate).astype(int)
+    signal = np.full(places[-1] + windows.shape[1], np.nan)
+    for place, window in zip(places.tolist(), windows, strict=True):
+        signal[place : place + len(window)] = window
+    return signal
 
 
 def _add_nights(

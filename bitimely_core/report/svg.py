@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+import bitimely_core.report.point_figure  # noqa: F401  # register
 from bitimely_core.page import Figure, HeatMap
 from bitimely_core.report import figures, figures_in_time, night_figure  # noqa: F401  # register
 from bitimely_core.report.canvas import COLOURS, STYLE, draw_data

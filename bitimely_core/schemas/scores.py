@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -389,6 +389,15 @@ class EvaluationSettings(Part):
     calibrated_on: str | None = omit_none("Whose labels the risks were recalibrated on.")
 
 
+class BestBaseline(NamedTuple):
+    """The best value that a baseline reaches, with its interval."""
+
+    value: float
+    name: str  # in words
+    lo: float | None
+    hi: float | None
+
+
 class TaskScores(Part):
     """Scores of predictions on the rows of one split. Rows of `confusion` are true classes."""
 
@@ -405,17 +414,17 @@ class TaskScores(Part):
     folds: int | None = omit_none("test folds, each predicted by a model of its own")
     remarks: list[str] = []
 
-    def find_best_baseline(self, metric: str, *, lower: bool) -> tuple[str, float] | None:
-        """The baseline with the best value of a metric, in words, with that value; None: none has
-        one. `lower`: lower is better.
+    def find_best_baseline(self, metric: str, *, lower: bool) -> BestBaseline | None:
+        """The baseline with the best value of a metric; None: none has one. `lower`: lower is
+        better.
         """
         reached = [
-            (value, name.replace("_", " "))
+            BestBaseline(row.value, name.replace("_", " "), row.lo, row.hi)
             for name, baseline in self.baselines.items()
-            if (value := baseline.metrics.get(metric, MetricValue()).value) is not None
+            if (row := baseline.metrics.get(metric, MetricValue())).value is not None
         ]
-        value, name = (min if lower else max)(reached, default=(None, ""))
-        return None if value is None else (name, value)
+        choose = min if lower else max
+        return choose(reached, key=lambda best: best[:2], default=None)
 
 
 class Scores(TaskScores, ResultRecord):

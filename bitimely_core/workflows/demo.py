@@ -40,5 +40,4 @@ def describe_score(scores: Scores) -> str:
     best = scores.find_best_baseline(metric, lower=False)
     if best is None:
         return f"{reached}."
-    name, value = best
-    return f"{reached}; best of {len(scores.baselines)} baselines: {name}, {value:.3f}."
+    return f"{reached}; best of {len(scores.baselines)} baselines: {best.name}, {best.value:.3f}."

@@ -548,8 +548,8 @@ def score_endpoints(
         points = EXACT_POINTS if options.small_counts else CURVE_POINTS
         groups = scoring.survival.describe_groups(target, prediction, names, points)
         return {"risk_groups": groups}
-    if windows.task != "classification" or windows.vocabulary:
-        return {}
+    if windows.task != "classification" or windows.vocabulary or options.points:
+        return {}  # points are scored one by one
     classes, unit = prediction.argmax(1), windows.subject_unit
     if endpoints.is_staging(names) and options.epoch is not None:
         nights = endpoints.summarize_nights(

@@ -431,7 +431,7 @@ def _pool_seeds(record: RunRecord, runs: list[ScoredRun]) -> tuple[Scores, Page]
     }
     scores = first.model_copy(update=update)
     page = comparison_page([run.folder for run in runs])
-    return scores, replace(page, title=f"Scores of {row}: {len(runs)} seeds")
+    return scores, replace(page, title=f"Scores of {row}")
 
 
 def _average_baseline(name: str, runs: list[ScoredRun]) -> object:
