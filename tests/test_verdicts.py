@@ -2,11 +2,12 @@
 not true.
 """
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import verdicts as simulation  # of benchmarks/
 from pydantic import ValidationError
 from scipy import stats
 from test_results import planted, write
@@ -41,6 +42,13 @@ from bitimely_core.schemas.scores import (
     MetricValue,
     Scores,
 )
+
+# tests/ has a module of that name, too
+SPEC = importlib.util.spec_from_file_location(
+    "benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py"
+)
+simulation = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(simulation)
 
 COHORTS = {"maps: any of eight heads": 30}
 CHEAP = ("the gap", "margin")
