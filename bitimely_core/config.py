@@ -11,9 +11,11 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -601,8 +603,15 @@ def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S
         return kind.model_validate(values)
     except ValidationError as error:
         items = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        findings = (_describe_config_error(kind, item, file) for item in items)
-        raise join_findings(findings) from error
+        by_setting: dict[str, Finding] = {}
+        for item in items:
+            finding = _describe_config_error(kind, item, file)
+            setting = _name_setting(kind, item["loc"])
+            if first := by_setting.get(setting):
+                other = finding.requirement.removeprefix("expected ")
+                finding = replace(first, requirement=f"{first.requirement}, or {other}")
+            by_setting[setting] = replace(finding, field=setting)
+        raise join_findings(by_setting.values()) from error
 
 
 SYNONYMS = {
@@ -662,6 +671,18 @@ def _find_owner(kind: type[BaseModel], place: Sequence[str | int]) -> type[BaseM
             )
         owner = next(sections, owner)
     return owner
+
+
+def _name_setting(kind: type[BaseModel], place: Sequence[str | int]) -> str:
+    """The dotted name of the setting that is wrong, without the kind of value that it failed to be:
+    a number or "auto" has an error for each.
+    """
+    holder = str(place[-2]) if len(place) > 1 else ""
+    field = _find_owner(kind, place[:-2]).model_fields.get(holder)
+    annotation = field.annotation if field else None
+    is_union = get_origin(annotation) in {Union, UnionType}
+    names = place[:-1] if is_union and not any(_list_sections(annotation)) else place
+    return ".".join(map(str, names))
 
 
 def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> Finding:

@@ -14,7 +14,7 @@ from test_train import Outcome, Rows, Tiny, config, squares, weights
 from torch import nn
 
 from bitimely_core import models, objectives
-from bitimely_core.config import Settings, build_model_config
+from bitimely_core.config import Settings, build_model_config, validate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import operator
 from bitimely_core.train import devices, loop
@@ -149,6 +149,8 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
             loop.TrainConfig(compile=True), torch.device("cpu"), stack=True
         )
         assert (settings.compile, len(findings)) == (False, 1)
+        wanted = Settings(train=loop.TrainConfig(compile=True, device="cpu"))
+        assert devices.resolve_arithmetic(wanted).train.compile, "the training has to warn"
         assert (
             resolve_compile(loop.TrainConfig(compile="auto"), torch.device("cpu"), stack=True)[1]
             == []
@@ -320,3 +322,13 @@ def test_recomputed_layers_train_to_the_same_bits(name: str, options: dict[str, 
         torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values(), strict=True)
     )
     assert kept[1] < 0.6 * kept[0]
+
+
+@pytest.mark.parametrize(("key", "text"), [("devices", "some"), ("compile", "perhaps")])
+def test_a_setting_of_two_kinds_is_refused_in_one_line(key: str, text: str) -> None:
+    with pytest.raises(UserError) as refused:
+        validate(Settings, {"train": {key: text}})
+    (line,) = str(refused.value).splitlines()
+    assert f"train.{key}: found '{text}'" in line
+    assert line.count("expected") == 1
+    assert line.rstrip(".").endswith("or 'auto'")

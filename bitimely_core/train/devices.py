@@ -187,7 +187,8 @@ def resolve_arithmetic(settings: Settings) -> Settings:
     """
     train, model = resolve_precision(settings.train), settings.model
     where = torch.device("cuda" if _is_on_cuda(train) else "cpu")
-    train = resolve_compile(train, where, stack=is_stack(model))[0]
+    resolved, missing = resolve_compile(train, where, stack=is_stack(model))
+    train = train if missing else resolved  # the training says what it misses
     if "core_precision" in type(model).model_fields:
         model = model.model_copy(update={"core_precision": train.core_precision})
     return settings.model_copy(update={"train": train, "model": model})
