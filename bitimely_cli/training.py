@@ -317,9 +317,10 @@ def train(
     model: Annotated[
         str | None,
         Argument(
-            help="See: bitimely list models (default: resnet for signals, gru-d for samples at "
-            "irregular times, trees for histories). Methods without a network: kernels, "
-            "features, signal, counts, trees.",
+            help="See: bitimely list models (default: rates for signals whose label is a rate a "
+            "minute, resnet for others, gru-d for samples at irregular times, trees for "
+            "histories). Methods without a network: kernels, features, signal, rates, counts, "
+            "trees.",
             metavar="MODEL",
             autocompletion=complete("models"),
         ),

@@ -17,7 +17,7 @@ import bitimely
 from bitimely_cli.main import main
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
-from bitimely_core.methods import classifiers, contract, kernels, lengths, linear
+from bitimely_core.methods import classifiers, contract, kernels, lengths, linear, rates
 from bitimely_core.records import read_result_table
 from bitimely_core.registry import methods
 from bitimely_core.schemas.runs import RunRecord
@@ -189,6 +189,50 @@ def test_a_fitted_method_is_stored_as_arrays_and_text(tmp_path):
         contract.load(tmp_path)
 
 
+# --- rates
+
+
+class Beats:
+    """Windows of a beat with two harmonics in noise, and their rates a minute."""
+
+    name, task, inputs, class_names = "beats", "regression", "signals", ()
+    target_unit, label_scales, length, rate, channels = "/min", "rate", 1000, 50.0, 1
+
+    def __init__(self, labels):
+        draw = np.random.default_rng(len(labels))
+        self.labels, self.rows = labels, np.arange(len(labels))
+        phase = draw.uniform(0, 2 * np.pi, (len(labels), 1))
+        turns = 2 * np.pi * labels[:, None] / 60 * np.arange(1000) / 50 + phase
+        waves = 0.5 * np.cos(turns) + np.cos(2 * turns) + 0.5 * np.cos(3 * turns)
+        self.samples = (waves + draw.normal(size=waves.shape))[..., None].astype(np.float32)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def values(self, rows):
+        return self.samples[rows]
+
+    def targets(self, rows):
+        return self.labels
+
+
+def test_rates_are_found_below_stronger_multiples_and_at_rates_between_those_of_the_training():
+    few = Beats(np.repeat([40.0, 55.0, 85.0, 120.0], 50))
+    new = Beats(np.linspace(45.0, 110.0, 60))
+    config = contract.make_config("rates", few)
+    rows = contract.MethodRows(few), contract.MethodRows(Beats(np.zeros(0)))
+    fitted = contract.fit_method(config, contract.MethodFit(*rows, 0))
+    errors = np.abs(fitted.predict(contract.MethodRows(new)) / new.labels - 1)
+    assert np.median(errors) < 0.02
+    assert np.mean(errors < 0.05) > 0.9
+
+
+def test_spectra_of_a_wave_are_highest_at_its_cycles():
+    time = np.arange(1000) / 1000
+    x = np.cos(2 * np.pi * 20 * time)[None, :, None]
+    assert rates.CYCLES[rates.compute_spectra(x)[0, 0].argmax()] == pytest.approx(20, rel=0.015)
+
+
 # --- as runs
 
 
@@ -293,6 +337,7 @@ def test_the_same_command_again_does_nothing_and_reproduce_gives_the_same_bits(h
         (["train", "kernels", *VIEW, "--preset", "tiny"], "has no network"),
         (["train", "kernals", *VIEW], "kernels"),
         (["train", "counts", *VIEW], "expected one of features, kernels, signal"),
+        (["train", "rates", *VIEW], "expected one of features, kernels, signal"),
         (["train", "signal", *VIEW, "--set", "model.measure=peaks"], "band-powers"),
         (["embed", "features-staging"], "has no network"),
         (["finetune", "features-staging", *VIEW], "has no network"),
@@ -311,7 +356,7 @@ def test_calibration_is_analyzed_and_methods_are_listed(home, capsys):
     assert code == 0, err
     listed = call(capsys, home, "list", "models")[1]
     rows = {row["name"]: row for row in listed["models"]}
-    for name in ("kernels", "features", "signal", "counts", "trees"):
+    for name in ("kernels", "features", "signal", "rates", "counts", "trees"):
         assert rows[name]["family"] == "no network"
 
 

@@ -221,7 +221,8 @@ def test_tokenize_names_a_command_that_works(home, capsys):
 
 def test_the_model_without_a_name_is_that_of_the_kind_of_data(tmp_path):
     kinds = {
-        "bidmc/hr": "signals",
+        "bidmc/hr": "rates",
+        "bidmc/spo2": "signals",
         "physionet-2012/mortality": "irregular",
         "physionet-2012/mortality-grid": "signals",
         "synthetic-claims": "histories",

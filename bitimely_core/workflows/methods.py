@@ -65,7 +65,7 @@ def resolve_method(
             raise usage_error(
                 f"{name} has no network, so it does not read this",
                 "expected its own settings",
-                f"Leave it out, see: bitimely train --help and docs/settings.md, {name}",
+                f"Leave it out, or name a network such as resnet; see: docs/settings.md, {name}",
                 field=f"{section}.{field}",
             )
     return settings

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bitimely_core import registry
 from bitimely_core.config import Settings, load_preset, merge_layers, parse_assignments
 from bitimely_core.errors import unknown_name_error
+from bitimely_core.methods.rates import is_rate
 from bitimely_core.recipe import Recipe
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 PRESET = "tiny"
 # kind of data -> the model or method that is trained where none is named; docs/pophr.md has the
-# measurement of histories
-RECOMMENDED = {"signals": "resnet", "irregular": "gru-d", "histories": "trees"}
+# measurement of histories, docs/models/methods.md that of rates
+RECOMMENDED = {"signals": "resnet", "rates": "rates", "irregular": "gru-d", "histories": "trees"}
 # of AdamW, one cycle: the rate rises over the warm-up and falls as a cosine to 0
 BUDGET: Flags = {
     "steps": 3000,
@@ -144,7 +145,9 @@ def find_kind(name: str, workspace: Path) -> str:
     if manifest.is_file():
         options = WindowManifest.read(manifest.parent).options
         is_irregular = options.irregular
-    return "irregular" if is_irregular else "signals"
+    if is_irregular:
+        return "irregular"
+    return "rates" if is_rate(view) else "signals"
 
 
 def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> TrainingResult:
