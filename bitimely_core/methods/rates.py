@@ -54,7 +54,7 @@ class RatesConfig(MethodConfig):
     """Settings of rates: none."""
 
 
-def resolve(config: RatesConfig, windows: object) -> RatesConfig:
+def require_rates(config: RatesConfig, windows: object) -> RatesConfig:
     """The settings. Raises UserError (config, exit 2) for labels that are no rates a minute."""
     if not is_rate(windows):
         raise usage_error(
@@ -108,7 +108,7 @@ def find_median(chances: Array, rates: Array) -> Array:
     return np.array([np.exp(np.interp(0.5, middle, np.log(rates))) for middle in middles])
 
 
-def score(fitted: FittedMethod, rows: MethodRows) -> Array:
+def predict_rates(fitted: FittedMethod, rows: MethodRows) -> Array:
     """The rate of each row."""
     places, rates = fitted.arrays["places"], fitted.arrays["rates"]
     (trees,) = unpack_classifiers(fitted.arrays)
@@ -122,7 +122,11 @@ def score(fitted: FittedMethod, rows: MethodRows) -> Array:
 
 @methods(
     MethodFacts(
-        config=RatesConfig, input=("signals",), tasks=("regression",), score=score, resolve=resolve
+        config=RatesConfig,
+        input=("signals",),
+        tasks=("regression",),
+        score=predict_rates,
+        resolve=require_rates,
     )
 )
 def rates(config: RatesConfig, inputs: MethodFit) -> Arrays:
