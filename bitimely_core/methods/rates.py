@@ -3,7 +3,7 @@
 Candidates are steps of a logarithmic grid of frequencies. What is read of a candidate are the
 powers at it and at fixed multiples of it. Where all times are stretched, spectrum and rate move
 together and these numbers stay. So the trees learn how a pulse or a breath looks in spectra, and
-cannot learn which person has which rate.
+hardly learn which person has which rate.
 
 Spectra are those of each channel and of the size of its steps from sample to sample, which follows
 beats and their strength. The prediction is the median of the candidates by their probabilities.
