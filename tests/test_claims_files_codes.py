@@ -190,7 +190,7 @@ def test_cases_11_deaths_that_are_missing(ingest: Ingest, case: str) -> None:
     assert ("1900-01-01, which stands for an unknown date" in outcome.screen) == (case[2] == "b")
 
 
-def test_case_09c_placeholders_of_uk_biobank(ingest: Ingest) -> None:
+def test_case_09c_special_days_of_uk_biobank(ingest: Ingest) -> None:
     outcome = ingest("09c_ukb_realistic", "--col", "subject=eid", "--keep-dates")
     special = {"1900-01-01", "1901-01-01", "1902-02-02", "1903-03-03", "2037-07-07"}
     rows = [row for row in read_case("09c_ukb_realistic") if row["date"] not in special]
@@ -609,7 +609,7 @@ def to_days(*texts: str) -> list[int]:
     return [(date.fromisoformat(text) - date(1970, 1, 1)).days for text in texts]
 
 
-def test_placeholders_lie_far_from_other_dates() -> None:
+def test_special_days_lie_far_from_other_dates() -> None:
     usual = dict.fromkeys(range(*to_days("2005-01-01", "2007-01-01")), 5)
     special = to_days("1900-01-01", "1753-01-01", "9999-12-31", "2037-07-07")
     assert set(special) <= unknown_dates.find_unknown_days(usual)

@@ -150,13 +150,7 @@ def clean_rows(
         life_dates: subject_id, birth_day, optional death_day, index_day; Int32, nullable.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
     """
-    _require_texts(frame)
-    texts = {
-        name: _number_column(frame, name, default)
-        for name, default in (("code", None), ("vocab", form.vocab), ("source", form.source))
-    }
-    if isinstance(frame.schema["date"], pl.String | pl.Categorical):
-        texts["date"] = _number_column(frame, "date", None)
+    texts = _number_columns(frame, form)
     if "row" not in frame.columns:
         frame = frame.with_columns(row=pl.int_range(1, pl.len() + 1, dtype=pl.Int64))
     cells, cell_index = _read_codes(texts["vocab"], texts["code"], book)
@@ -167,19 +161,8 @@ def clean_rows(
         texts = {name: text._replace(number=text.number[row]) for name, text in texts.items()}
     positions = np.array([reading.position for reading in readings], np.int32)
     day, unknown = _read_days(frame, texts, form.unknown_days)
-    table = frame.select(
-        "subject_id",
-        day.alias("day"),
-        pl.Series("code", positions[reading_index]),
-        texts["source"]
-        .map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
-        .alias("source"),
-        "row",
-        *(name for name in ("value", *reversals.KINDS) if name in frame.columns),
-    )
-    if form.minutes:
-        minute = dates.read_minutes(pl.col("date").cast(pl.String))
-        table = table.hstack(frame.select(minute=minute))
+    code = pl.Series("code", positions[reading_index])
+    table = _tabulate(frame, day.alias("day"), code, texts["source"], minutes=form.minutes)
     columns = table.columns
     if life_dates is not None:
         table = _join_life_dates(table, life_dates)
@@ -198,6 +181,28 @@ def clean_rows(
     for position, n in count_integers(valid["code"]).items():
         account.steps[book.codes[position].step] += n
     return valid, account
+
+
+def _number_columns(frame: pl.DataFrame, form: RowForm) -> dict[str, _NumberedTexts]:
+    """The columns of text by their distinct texts. Raises ValueError: as `_require_texts`."""
+    _require_texts(frame)
+    defaults = {"code": None, "vocab": form.vocab, "source": form.source}
+    if isinstance(frame.schema["date"], pl.String | pl.Categorical):
+        defaults["date"] = None
+    return {name: _number_column(frame, name, default) for name, default in defaults.items()}
+
+
+def _tabulate(
+    frame: pl.DataFrame, day: pl.Series, code: pl.Series, source: _NumberedTexts, *, minutes: bool
+) -> pl.DataFrame:
+    """The rows as integers, with `minute` on request."""
+    optional = [name for name in ("value", *reversals.KINDS) if name in frame.columns]
+    kinds = source.map(lambda text: SOURCES.index(text if text in SOURCES else "other"), pl.Int8)
+    table = frame.select("subject_id", day, code, kinds.alias("source"), "row", *optional)
+    if not minutes:
+        return table
+    minute = dates.read_minutes(pl.col("date").cast(pl.String))
+    return table.hstack(frame.select(minute=minute))
 
 
 def _join_life_dates(table: pl.DataFrame, life_dates: pl.DataFrame) -> pl.DataFrame:

@@ -1,6 +1,6 @@
-"""Finds texts and days that stand for an unknown date: words of programs, and placeholders.
+"""Finds texts and days that stand for an unknown date: words of programs, and special days.
 
-A placeholder is a day on which nothing happened: a code of UK Biobank, the first or last day of a
+On a special day nothing happened: it is a code of UK Biobank, the first or last day of a
 calendar, or a day far from all others on which many rows lie.
 """
 

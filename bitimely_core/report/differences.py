@@ -227,13 +227,7 @@ def _summarize_cases(
     table: ResultTable, families: Mapping[Key, Mapping[str, CorrectedDifference]]
 ) -> str:
     """How many rows compare with their closest baseline in which way, and which they are."""
-    named: dict[str, list[str]] = {}
-    for cell, family in families.items():
-        sign = _find_sign(table, cell[1])
-        case, baseline = verdicts.find_closest(family, sign)
-        if case == "unclear" and sign * (family[baseline].difference or 0.0) > 0:
-            case = "ahead"
-        named.setdefault(case, []).append(f"{_name_cell(table, cell)} ({baseline})")
+    named = _name_cases(table, families)
     is_replicated = any(d.seeds[0] for d in table.baseline_differences.values())
     models = "models" if is_replicated else "trained models"
     if len({(row, key.partition(":")[0]) for row, key in families}) < len(families):
@@ -245,6 +239,20 @@ def _summarize_cases(
             counted = f"{len(names)} of {len(families)} {models}{'' if sentences else over}"
             sentences.append(f"{words} {counted}: {_list_some(names)}.")
     return " ".join(sentences)
+
+
+def _name_cases(
+    table: ResultTable, families: Mapping[Key, Mapping[str, CorrectedDifference]]
+) -> dict[str, list[str]]:
+    """Case -> the rows with it, each with its closest baseline."""
+    named: dict[str, list[str]] = {}
+    for cell, family in families.items():
+        sign = _find_sign(table, cell[1])
+        case, baseline = verdicts.find_closest(family, sign)
+        if case == "unclear" and sign * (family[baseline].difference or 0.0) > 0:
+            case = "ahead"
+        named.setdefault(case, []).append(f"{_name_cell(table, cell)} ({baseline})")
+    return named
 
 
 def _describe_closest(
@@ -283,15 +291,21 @@ def summarize_differences(table: ResultTable) -> str:
     if clauses:
         text = f"{reference} is {' and '.join(clauses)}"
         sentences.append(f"{text} (the Holm-corrected 95 % CI excludes 0).")
+    sentences += _count_undecided(table, sum(map(len, named.values())))
+    return " ".join([*sentences, *_summarize_margins(table)])
+
+
+def _count_undecided(table: ResultTable, significant: int) -> list[str]:
+    """How many differences beside the significant ones are not, and how many have no verdict."""
+    total, sentences = len(table.differences), []
     reasons = Counter(filter(None, map(evaluate.explain_no_verdict, table.differences.values())))
-    rest = total - sum(map(len, named.values())) - reasons.total()
-    if rest:
+    if rest := total - significant - reasons.total():
         counted = f"{rest} of {total} comparisons"
         sentences.append(f"No significant difference in {counted} after Holm correction.")
     for reason, count in reasons.items():
         text = reason.removeprefix("no CI: ")
         sentences.append(f"No verdict in {count} of {total} comparisons: {text}.")
-    return " ".join([*sentences, *_summarize_margins(table)])
+    return sentences
 
 
 def _summarize_margins(table: ResultTable) -> list[str]:

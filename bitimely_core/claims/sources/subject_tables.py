@@ -224,10 +224,10 @@ def _complete_births(texts: pl.Series, file: str, accounts: TableAccounts) -> pl
 def _blank_unknown_dates(
     texts: pl.Series, name: str, file: str, accounts: TableAccounts
 ) -> pl.Series:
-    """A column of dates without words for a missing one and without placeholders, which a warning
-    names.
+    """A column of dates without words for a missing one and without days that stand for none,
+    which a warning names.
 
-    Deaths and observation periods have all known placeholders, births those far from others.
+    Of deaths and observation periods all such days are left out, of births those far from others.
     """
     counts = unknown_dates.count_days(texts)
     unknown = unknown_dates.find_unknown_days(counts)
