@@ -74,7 +74,7 @@ SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
 FEW_SHARDS = 8  # shards
 KEY = 32  # bytes
 UNMAPPED_LISTED = 50  # codes without PheCode that are listed
-WORK_FORMAT = 4  # of unfinished work
+WORK_FORMAT = 5  # of unfinished work
 # options that do not change the cache, or only through the key
 RUN_ONLY = ("keep_ids", "engine", "id_key", "for_cohort")
 
