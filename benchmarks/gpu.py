@@ -144,10 +144,8 @@ def measure_size(batch: int, length: int, rounds: int) -> Iterator[Row]:
         for direction in ("forward", "backward", "both")
         for name, t in (("regular", None), ("irregular", times))
     }
-    former = functools.partial(
-        retention._chunkwise_with_masks, backward=False, chunk=64, core=torch.bfloat16
-    )
-    calls["without kernels"] = lambda: former(*inputs, decay, clock)
+    way = retention._Pass(backward=False, chunk=64, core=torch.bfloat16)
+    calls["without kernels"] = lambda: retention._chunkwise_with_masks(*inputs, decay, clock, way)
     calls["softmax"] = lambda: scaled_dot_product_attention(*softmax, is_causal=True)
     if importlib.util.find_spec("fla") is not None:
         from fla.ops.simple_gla import chunk_simple_gla

@@ -122,7 +122,7 @@ def compile_case(arch: int, core: str, key: int, value: int) -> dict[str, list[f
     triton.runtime.driver.set_active(PretendDriver(arch))
     kernels = {
         name: CompiledKernel(getattr(triton_retention, name), arch, found)
-        for name in triton_retention.BLOCKS[core][1]
+        for name in ("_turn_rows", *triton_retention.BLOCKS[core][1])
     }
     with mock.patch.multiple(
         triton_retention, find_generation=lambda device: arch // 10, **kernels

@@ -37,8 +37,9 @@ class Noise:
 def trained(
     device: str, folder: Path | None = None, **options: Any
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """With tokens without dropout, whose draws are those of a device."""
     torch.manual_seed(0)
-    model = models.build("bitimelygpt", preset="tiny", channels=2, length=1200)
+    model = models.build("bitimelygpt", preset="tiny", channels=2, length=1200, tokenizer="conv")
     config = loop.TrainConfig(epochs=2, device=device, batch_size=4, **options)
     return model, loop.fit(
         model, Noise(), objectives.get("next-previous-strict"), config=config, folder=folder

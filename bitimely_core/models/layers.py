@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -595,7 +596,9 @@ def compile_layers(model: nn.Module) -> Iterator[None]:
     for part in parts:
         part.compile()
     try:
-        yield
+        with warnings.catch_warnings():  # fp32 is float32: TF32 is another precision of [train]
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+            yield
     finally:
         for part in parts:
             part._compiled_call_impl = None

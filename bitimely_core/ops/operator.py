@@ -5,9 +5,10 @@ It has gradients, fake tensors for torch.compile, and Triton kernels on CUDA.
     retention(q, k, v, log_decay, times?, mask?, rotation?, direction, chunk, core) -> o
 
 Arguments as those of `ops.retention.retention`; `rotation` is a table of `rotary.make_rotation`.
-Without a kernel (a CPU, or CUDA without Triton) the operator calls the forms of `ops.retention`,
-and its backward repeats them. It is registered with `torch.library.Library`, because
-`torch.library.custom_op` imports the compiler with every program that uses a model.
+Without a kernel (a CPU, or CUDA without Triton), and with kernels that are wrong on this GPU
+(`trial`), the operator calls the forms of `ops.retention`, and its backward repeats them. It is
+registered with `torch.library.Library`, because `torch.library.custom_op` imports the compiler with
+every program that uses a model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import importlib.util
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, cast
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from bitimely_core.errors import usage_error
+from bitimely_core.ops import trial
 
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
@@ -34,24 +36,24 @@ OPTIONS = "str direction, int chunk, str core"
 WIDEST = 128  # K of a head; states of wider ones are left to matrix products
 # of C, with which Triton builds the launcher of a kernel
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+TRITON = importlib.util.find_spec("triton") is not None
 LIBRARY = torch.library.Library("bitimely", "FRAGMENT")
 
 
-@functools.cache
 def find_backend() -> str:
     """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton or the C
     compiler that it needs is missing.
     """
-    return "triton" if COMPILER and importlib.util.find_spec("triton") is not None else "torch"
+    return "triton" if COMPILER and TRITON else "torch"
 
 
 def is_used(device: torch.device) -> bool:
     """Whether retention is the operator on a device: in graphs of torch.compile, and on CUDA where
     it has kernels (if `fits_kernels`).
     """
-    if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
-    return has_kernels(device)
+    if torch.compiler.is_dynamo_compiling():  # where torch 2.11 takes every graph for an export
+        return True
+    return has_kernels(device) and not torch.compiler.is_exporting()
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -97,7 +99,7 @@ def _run(
     compute: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *arguments: Any
 ) -> Tensor:
     """The operator."""
-    if fits_kernels(q, k, v):
+    if _has_right_kernels(compute, q, k, v, arguments):
         return cast(Tensor, _load_kernels().forward(q, k, v, *arguments))
     # whether the clocks learn is not known here: tensors of a compiled graph do not say
     fixed = (x.detach() if isinstance(x, Tensor) else x for x in arguments)
@@ -116,7 +118,7 @@ def _run_backward(
     *options: Any,
 ) -> list[Tensor]:
     """Gradients of q, k, v, log_decay and times (empty without)."""
-    if fits_kernels(q, k, v):
+    if _has_right_kernels(compute, q, k, v, options):
         return cast(
             list[Tensor], _load_kernels().backward(grad, q, k, v, log_decay, times, *options)
         )
@@ -145,6 +147,16 @@ def _run_backward(
         for x, slope in itertools.zip_longest(inputs, slopes)
     ]
     return gradients if len(inputs) > 4 else [*gradients, q.new_empty(0)]
+
+
+def _has_right_kernels(
+    compute: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, options: Sequence[Any]
+) -> bool:
+    """Whether kernels read the tensors and have passed their trial on this device."""
+    if not fits_kernels(q, k, v):
+        return False
+    tiles = trial.Tiles(q.device, q.dtype, q.shape[-1], v.shape[-1], *options[-3:])
+    return trial.is_right(_load_kernels(), compute, tiles)
 
 
 def _list_inputs(

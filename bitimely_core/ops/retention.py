@@ -895,13 +895,20 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _compute_chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *options: Any) -> Tensor:
-    """The chunkwise form outside of graphs, as the operator computes it where it has no kernel.
+    """The chunkwise form, as the operator computes it where it has no kernel that is right.
 
     The options are those of the operator, in its order.
     """
-    names = ("times", "mask", "rotation", "direction", "chunk", "core_precision")
-    named = dict(zip(names, options, strict=True))
-    return retention(q, k, v, log_decay=log_decay, form="chunkwise", **named)
+    times, mask, rotation, direction, chunk, core_precision = options
+    if not q.shape[0] * q.shape[1]:
+        return v.clone()
+    core = _choose_core(_choose_precision(core_precision, log_decay, times), q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        if rotation is not None:
+            q, k = apply_rotation(q, rotation), apply_rotation(k, rotation)
+        passes = [_Pass(backward, chunk, core) for backward in BACKWARD[direction]]
+        o = _add_passes(_chunkwise, q, _apply_mask(k, mask), v, log_decay, times, passes)
+    return o.to(v.dtype)
 
 
 operator.register(_compute_chunkwise)

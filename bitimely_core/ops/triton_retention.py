@@ -19,8 +19,9 @@ With S_c the state entering chunk c (referenced to the row of the chunk that is 
 Every exponent is g times a number >= 0: no guard, no overflow, any gap. Times are float64
 differences, as high + low float32. States are computed again in the backward pass; nothing N x N
 and no [C, C] is in device memory. `both` is forward plus a backward pass without its diagonal.
-Rotation turns the pairs of q and k where they are loaded, and dq and dk back where they are stored;
-masked keys are loaded as 0.
+Before them `_turn_rows` copies q and k with their pairs rotated and masked keys set to 0, and it
+turns dq and dk back afterwards. Inside the kernels this was 20 times slower on an H200 in training,
+since each tile did it again, and some tiles of Triton 3.6 then multiplied wrongly.
 
 On a CPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1); it cannot run
 `triton.autotune`, so the blocks are a table.
@@ -81,30 +82,27 @@ def find_generation(device: torch.device) -> int:
 
 
 @triton.jit
-def _turn(
-    x,
-    COS,
-    rows,
-    ok,
-    kk,
-    stride,
-    b,
-    DK: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BACK: tl.constexpr,
-):
-    """The pairs of x [C, BK] rotated by the table [B or 1, N, DK / 2, 2], or with BACK by its
-    inverse.
+def _turn_rows(X, MASK, COS, OUT, rows, row, N, H, turn, DK: tl.constexpr, BK: tl.constexpr,
+               C: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
+               BACK: tl.constexpr):  # fmt: skip
+    """C rows of x [B, N, H, K], its tokens `row` numbers apart, into OUT: their pairs rotated by
+    the table [B or 1, N, K / 2, 2], or with BACK by its inverse, and 0 where masked.
     """
-    half = tl.arange(0, BK // 2)
-    pair = COS + b * stride + (rows[:, None] * (DK // 2) + half[None, :]) * 2
-    inside = ok[:, None] & (half[None, :] < DK // 2)
-    cos, sin = tl.load(pair, inside, 0.0), tl.load(pair + 1, inside, 0.0)
-    if BACK:
-        sin = -sin
-    even, odd = tl.split(tl.reshape(x, (C, BK // 2, 2)))
-    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (C, BK))
+    place = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)  # of [B, N, H]
+    kk = tl.arange(0, BK)
+    token, ok = place // H, place < rows
+    keep = ok
+    if MASKED:
+        keep = ok & (tl.load(MASK + token, ok, 0) != 0)
+    inside = keep[:, None] & (kk[None, :] < DK)
+    base = X + (token * row + place % H * DK)[:, None]
+    x = tl.load(base + kk[None, :], inside, 0.0).to(tl.float32)
+    if ROTATED:
+        other = tl.load(base + (kk ^ 1)[None, :], inside, 0.0).to(tl.float32)
+        pair = COS + (token // N * turn + token % N * DK)[:, None] + (kk // 2 * 2)[None, :]
+        cos, sin = tl.load(pair, inside, 0.0), tl.load(pair + 1, inside, 0.0)
+        x = x * cos + tl.where((kk % 2 == 0)[None, :] != BACK, -other, other) * sin
+    tl.store(OUT + (place * DK)[:, None] + kk[None, :], x, ok[:, None] & (kk[None, :] < DK))
 
 
 @triton.jit
@@ -138,23 +136,13 @@ def _find_rows(REL, LOW, b, h, c, N, H, clock, C: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr,
-               MASKED: tl.constexpr, ROTATED: tl.constexpr, DK: tl.constexpr, C: tl.constexpr,
-               BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
-    """Rows of q or (KEY) k [C, BK], `row` numbers apart: rotated, 0 where masked, in the precision
-    of the products.
-    """
-    keep = ok
-    if KEY and MASKED:
-        keep = ok & (tl.load(MASK + b * N + rows, ok, 0) != 0)
-    x = tl.load(
+def _load_keys(X, row, h, rows, ok, kk, b, N, DK: tl.constexpr):
+    """Rows of q or k [C, BK], `row` numbers apart."""
+    return tl.load(
         X + b * N * row + (rows * row + h * DK)[:, None] + kk[None, :],
-        keep[:, None] & (kk[None, :] < DK),
+        ok[:, None] & (kk[None, :] < DK),
         0.0,
-    ).to(tl.float32)
-    if ROTATED:
-        x = _turn(x, COS, rows, ok, kk, turn, b, DK, C, BK, False)
-    return x.to(CORE)
+    )
 
 
 @triton.jit
@@ -169,11 +157,10 @@ def _decay_pairs(rel, low, cc, g, BACKWARD: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops, turn,
+def _scan_states(X, V_, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops,
                  DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
                  BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
-                 ADJOINT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
-                 CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 ADJOINT: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of
     it from q (X) and do, the other way.
     """
@@ -187,26 +174,7 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
         c = i if BACKWARD == ADJOINT else NC - 1 - i
         rows, ok, _, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
         hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
-        x = _load_keys(
-            X,
-            MASK,
-            COS,
-            xr,
-            h,
-            rows,
-            ok,
-            kk,
-            b,
-            N,
-            turn,
-            not ADJOINT,
-            MASKED,
-            ROTATED,
-            DK,
-            C,
-            BK,
-            tl.float32,
-        )
+        x = _load_keys(X, xr, h, rows, ok, kk, b, N, DK).to(tl.float32)
         v = tl.load(
             V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :],
             ok[:, None] & (vv[None, :] < DV),
@@ -226,11 +194,10 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
 
 
 @triton.jit
-def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock,
-                   turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+def _write_outputs(Q, K_, V_, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock,
+                   DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
                    BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
-                   MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+                   CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that
     of the first.
     """
@@ -245,12 +212,8 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, 
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
     rows, ok, slots, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(
-        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
-    )
-    k = _load_keys(
-        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
-    )
+    q = _load_keys(Q, qr, h, rows, ok, kk, b, N, DK).to(CORE)
+    k = _load_keys(K_, kr, h, rows, ok, kk, b, N, DK).to(CORE)
     v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
     s = tl.load(
         S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :],
@@ -267,11 +230,10 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, 
 
 
 @triton.jit
-def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr, kr, N, H, NC,
-                           scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr,
+def _write_value_gradients(Q, K_, DO, REL, LOW, HOP, G, DS, DVAL, qr, kr, N, H, NC,
+                           scale, clock, hops, DK: tl.constexpr, DV: tl.constexpr,
                            C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-                           BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr,
-                           ROTATED: tl.constexpr, CORE: tl.constexpr,
+                           BACKWARD: tl.constexpr, STRICT: tl.constexpr, CORE: tl.constexpr,
                            PRECISION: tl.constexpr):  # fmt: skip
     """Dv of one chunk and tile; with STRICT added to that of the first pass."""
     tiles: tl.constexpr = (DV + BV - 1) // BV
@@ -286,12 +248,8 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
     rows, ok, slots, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(
-        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
-    )
-    k = _load_keys(
-        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
-    )
+    q = _load_keys(Q, qr, h, rows, ok, kk, b, N, DK).to(CORE)
+    k = _load_keys(K_, kr, h, rows, ok, kk, b, N, DK).to(CORE)
     do = tl.load(DO + b * N * H * DV + slots[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
     following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
     top = tl.where((following >= 0) & (following < NC), DK, 0)
@@ -313,11 +271,10 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
 
 
 @triton.jit
-def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr,
-                         kr, vr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
+def _write_key_gradients(Q, K_, V_, DO, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr,
+                         kr, vr, N, H, NC, scale, clock, hops, DK: tl.constexpr,
                          DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-                         BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr,
-                         ROTATED: tl.constexpr, CORE: tl.constexpr,
+                         BACKWARD: tl.constexpr, STRICT: tl.constexpr, CORE: tl.constexpr,
                          PRECISION: tl.constexpr):  # fmt: skip
     """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since
     with more sums the registers spill.
@@ -357,12 +314,8 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     far = (hop - rel) + (hop_low - low)
     dq *= (tl.exp(g * rel) * scale)[:, None]
     dk *= tl.exp(tl.minimum(g * far, 0.0))[:, None]
-    q = _load_keys(
-        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
-    )
-    k = _load_keys(
-        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
-    )
+    q = _load_keys(Q, qr, h, rows, ok, kk, b, N, DK).to(CORE)
+    k = _load_keys(K_, kr, h, rows, ok, kk, b, N, DK).to(CORE)
     dg = (
         tl.sum(rel * tl.sum(q * dq, 1))
         + tl.sum(tl.where(ok, far, 0.0) * tl.sum(k * dk, 1))
@@ -374,14 +327,9 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     inner = p.to(CORE)
     dq += tl.dot(inner, k, input_precision=PRECISION)
     dk += tl.dot(tl.trans(inner), q, input_precision=PRECISION)
-    if MASKED:
-        dk = tl.where((tl.load(MASK + b * N + rows, ok, 0) != 0)[:, None], dk, 0.0)
     dt = g * (tl.sum(q * dq, 1) - tl.sum(k * dk, 1))
     if BACKWARD:
         dt = -dt
-    if ROTATED:
-        dq = _turn(dq, COS, rows, ok, kk, turn, b, DK, C, BK, True)
-        dk = _turn(dk, COS, rows, ok, kk, turn, b, DK, C, BK, True)
     wk, place = ok[:, None] & (kk[None, :] < DK), slots[:, None] * DK + kk[None, :]
     if STRICT:
         dq += tl.load(DQ + b * N * H * DK + place, wk, 0.0)
@@ -444,22 +392,14 @@ def choose_operands(core):
 class _Call:
     """Arguments common to the kernels of one direction."""
 
-    def __init__(self, q, v, log_decay, times, mask, rotation, chunk, core, *, backward, strict):
+    def __init__(self, q, v, log_decay, times, chunk, core, *, backward, strict):
         self.batch, length, self.heads, width = q.shape
         on_hopper = core == "bf16" and find_generation(q.device) == 9
         most, self.blocks = BLOCKS["bf16 on Hopper" if on_hopper else core]
         rows = min(most, max(16, triton.next_power_of_2(min(chunk, length))))
         self.chunks, self.decay = triton.cdiv(length, rows), log_decay
-        rel, low, self.hop = make_clock(times, length, rows, backward, q.device)
-        self.clock = (
-            rel if mask is None else mask.contiguous().view(torch.uint8),
-            rel if rotation is None else rotation.contiguous(),
-            rel,
-            low,
-        )
-        strides = (length, self.chunks) if rel.shape[0] > 1 else (0, 0)
-        by_row = rotation is not None and rotation.dim() == 4 and rotation.shape[0] > 1
-        self.turn = rotation[0].numel() if by_row else 0
+        *self.clock, self.hop = make_clock(times, length, rows, backward, q.device)
+        strides = (length, self.chunks) if self.hop.shape[0] > 1 else (0, 0)
         self.sizes = length, self.heads, self.chunks, width**-0.5, *strides
         operands, precision = choose_operands(core)
         self.options = {
@@ -469,8 +409,6 @@ class _Call:
             "BK": max(16, triton.next_power_of_2(width)),
             "BACKWARD": backward,
             "STRICT": strict,
-            "MASKED": mask is not None,
-            "ROTATED": rotation is not None,
             "CORE": operands,
             "PRECISION": precision,
         }
@@ -507,7 +445,6 @@ class _Call:
             lambda tiles: tiles * self.batch * self.heads,
             *(x, v, *self.clock, self.hop, self.decay, S, x.stride(1), v.stride(1)),
             *self.sizes,
-            self.turn,
             ADJOINT=adjoint,
         )
         return S
@@ -520,29 +457,28 @@ class _Call:
             lambda tiles: tiles * self.chunks * self.batch * self.heads,
             *(q, k, v, *self.clock, self.decay, S, o, q.stride(1), k.stride(1), v.stride(1)),
             *self.sizes[:-1],
-            self.turn,
         )
 
     def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
         """Into dq, dk, dv, the shares of the chunks dg [B, H, n] and of the heads dt [B, N, H]."""
         S, dS = self.scan(k, v, adjoint=False), self.scan(q, do, adjoint=True)
-        clock, sizes = (*self.clock, self.hop, self.decay), (*self.sizes, self.turn)
+        clock = (*self.clock, self.hop, self.decay)
         programs = self.chunks * self.batch * self.heads
         self.run(
             _write_value_gradients,
             lambda tiles: tiles * programs,
             *(q, k, do, *clock, dS, dv, q.stride(1), k.stride(1)),
-            *sizes,
+            *self.sizes,
         )
         self.run(
             _write_key_gradients,
             lambda _: programs,
             *(q, k, v, do, *clock, S, dS, dq, dk, dg, dt, q.stride(1), k.stride(1), v.stride(1)),
-            *sizes,
+            *self.sizes,
         )
 
 
-def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
+def _list_calls(q, v, log_decay, times, direction, chunk, core):
     ways = {
         "forward": [(False, False)],
         "backward": [(True, False)],
@@ -550,7 +486,7 @@ def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
     }[direction]
     log_decay = log_decay.float().contiguous()
     return [
-        _Call(q, v, log_decay, times, mask, rotation, chunk, core, backward=back, strict=strict)
+        _Call(q, v, log_decay, times, chunk, core, backward=back, strict=strict)
         for back, strict in ways
     ]
 
@@ -570,28 +506,67 @@ def _align_rows(x):
 _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
-def forward(q, k, v, *arguments):
+def _turn(x, mask, rotation, dtype, *, back=False):
+    """X [B, N, H, K] rotated by the table, or with `back` by its inverse, and 0 in masked rows, in
+    `dtype`; x itself where there is neither.
+    """
+    if mask is None and rotation is None:
+        return x
+    batch, length, heads, width = x.shape
+    by_row = rotation is not None and rotation.dim() == 4 and rotation.shape[0] > 1
+    out, rows = _like(x, dtype=dtype), batch * length * heads
+    _turn_rows[(triton.cdiv(rows, 16),)](
+        x,
+        x if mask is None else mask.contiguous().view(torch.uint8),
+        x if rotation is None else rotation.contiguous(),
+        out,
+        rows,
+        x.stride(1),
+        length,
+        heads,
+        rotation[0].numel() if by_row else 0,
+        DK=width,
+        BK=triton.next_power_of_2(width),
+        C=16,
+        MASKED=mask is not None,
+        ROTATED=rotation is not None,
+        BACK=back,
+    )
+    return out
+
+
+def _turn_inputs(q, k, mask, rotation, core):
+    """Q rotated, and k rotated and masked, in the precision of the products."""
+    dtype = torch.bfloat16 if choose_operands(core)[0] == tl.bfloat16 else torch.float32
+    return _turn(q, None, rotation, dtype), _turn(k, mask, rotation, dtype)
+
+
+def forward(q, k, v, log_decay, times, mask, rotation, *options):
     """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
     q, k, v = map(_align_rows, (q, k, v))
     with torch.cuda.device_of(q):  # Triton launches on the current one
-        calls = _list_calls(q, v, *arguments)
+        q, k = _turn_inputs(q, k, mask, rotation, options[-1])
+        calls = _list_calls(q, v, log_decay, times, *options)
         o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
         for call in calls:
             call.write_outputs(q, k, v, o)
         return o.to(v.dtype)
 
 
-def backward(grad, q, k, v, log_decay, times, *options):
+def backward(grad, q, k, v, log_decay, times, mask, rotation, *options):
     """Gradients of q, k, v, log_decay and times (empty without)."""
     q, k, v, grad = *map(_align_rows, (q, k, v)), grad.contiguous()
-    calls = _list_calls(q, v, log_decay, times, *options)
-    kind = {"dtype": torch.float32} if len(calls) > 1 else {}
-    dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
-    dg = torch.empty(q.shape[0], q.shape[2], calls[0].chunks, device=q.device)
-    dt = torch.empty(q.shape[:3], device=q.device)
     with torch.cuda.device_of(q):
+        turned = _turn_inputs(q, k, mask, rotation, options[-1])
+        calls = _list_calls(q, v, log_decay, times, *options)
+        kind = {"dtype": torch.float32} if len(calls) > 1 else {}
+        dq, dk, dv = (_like(x, **kind) for x in (*turned, v))
+        dg = torch.empty(q.shape[0], q.shape[2], calls[0].chunks, device=q.device)
+        dt = torch.empty(q.shape[:3], device=q.device)
         for call in calls:
-            call.write_gradients(q, k, v, grad, dq, dk, dv, dg, dt)
+            call.write_gradients(*turned, v, grad, dq, dk, dv, dg, dt)
+        dq = _turn(dq, None, rotation, q.dtype, back=True)
+        dk = _turn(dk, mask, rotation, k.dtype, back=True)
     timed = times is not None and times.is_floating_point()
     return [
         *(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v))),

@@ -571,7 +571,7 @@ def list_training_notices(
             f"Trained for {settings.train.minutes:g} minutes: the number of steps depends on the "
             "machine. A training in steps can be repeated bit for bit."
         )
-    if settings.train.precision == settings.train.core_precision == "bf16":
+    if getattr(settings.model, "core_precision", None) == settings.train.precision == "bf16":
         notices.append("The retention core runs in bf16 (train.core_precision).")
     return list(dict.fromkeys(notices))
 
