@@ -507,7 +507,7 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
             "compares runs with corrected intervals."
         )
     page.notice(*describe_faults(reader))
-    sentences = [*count_folders(reader), *describe_best(best)]
+    sentences = describe_best(best) or count_folders(reader)
     return page.finish(" ".join(sentences) or "Nothing here yet. Start with: bitimely demo")
 
 
