@@ -80,13 +80,19 @@ def test_rhythms_of_records_are_found_and_the_package_stays_as_it_is(tmp_path: P
 
 @pytest.mark.skipif(not BIDMC.is_dir(), reason="BIDMC is not here")
 @pytest.mark.parametrize("number", [10, 18, 25])
-def test_the_heart_rate_of_a_patient_of_the_test_split_is_that_of_the_monitor(number: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "column"), [("ppg-heart-rate", "HR"), ("ppg-respiration", "RESP")]
+)
+def test_the_rates_of_a_patient_of_the_test_split_are_those_of_the_monitor(
+    name: str, column: str, number: int
+) -> None:
     monitor = pl.read_csv(BIDMC / f"bidmc_{number}_Numerics.csv").rename(str.strip)
-    model = bitimely.from_pretrained("ppg-heart-rate")
+    rates = monitor[column].cast(pl.Float64, strict=False)
+    model = bitimely.from_pretrained(name)
     signals = BIDMC / f"bidmc_{number}_Signals.csv"
     frame = model.predict(signals, channel_map=["PPG=PLETH"])
     error = [
-        row["prediction"] - monitor["HR"].slice(round(row["start"]), 32).cast(pl.Float64).mean()
+        row["prediction"] - rates.slice(round(row["start"]), 32).mean()
         for row in frame.iter_rows(named=True)
     ]
     assert np.mean(np.abs(error)) < 2.5
