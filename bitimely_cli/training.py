@@ -419,8 +419,8 @@ def evaluate(
             field="RUN",
         )
     options = choices.collect()
-    verb: Callable[..., Mapping[str, Any]] = workflows.evaluate_vectors
     if encoder.vectors:
+        verb: Callable[..., Mapping[str, Any]] = workflows.evaluate_vectors
         if options["split"] == "test":
             del options["split"]
         _refuse_options([name for name in RUN_OPTIONS if name in options], "without")

@@ -1,5 +1,5 @@
 """The first minutes at a terminal: tables at its width, names that the shell completes, listings
-without torch.
+and reports without torch.
 """
 
 from __future__ import annotations
@@ -81,6 +81,36 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert output.split()[-1] == "False"
+
+
+@pytest.mark.parametrize("runs", [["tuned"], ["tuned", "scratch"]])
+def test_a_report_of_runs_does_without_torch(runs: list[str], tmp_path: Path) -> None:
+    home = small.copy_workspace(tmp_path / "home")
+    verb = ["report", *runs, "-w", str(home)]
+    program = f"import sys; from bitimely_cli.main import main; code = main({verb}); print(code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_the_training_is_imported_from_its_package_on_first_use() -> None:
+    program = """
+import sys
+import bitimely_core.train
+before = "torch" in sys.modules
+from bitimely_core.train import estimate, fit
+print(before, "torch" in sys.modules, fit.__module__, estimate.__module__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [
+        "False",
+        "True",
+        "bitimely_core.train.loop",
+        "bitimely_core.train.step_cost",
+    ]
 
 
 def test_the_version_does_without_numpy() -> None:
