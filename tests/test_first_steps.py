@@ -1,5 +1,5 @@
-"""The first minutes at a terminal: tables at its width, names that the shell completes, listings
-and reports without torch.
+"""The first minutes at a terminal: tables at its width, names that the shell completes, listings,
+reports and scores of methods without torch.
 """
 
 from __future__ import annotations
@@ -83,15 +83,25 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
     assert output.split()[-1] == "False"
 
 
-@pytest.mark.parametrize("runs", [["tuned"], ["tuned", "scratch"]])
-def test_a_report_of_runs_does_without_torch(runs: list[str], tmp_path: Path) -> None:
-    home = small.copy_workspace(tmp_path / "home")
-    verb = ["report", *runs, "-w", str(home)]
-    program = f"import sys; from bitimely_cli.main import main; code = main({verb}); print(code, 'torch' in sys.modules)"
+def loads_torch(*arguments: str) -> bool:
+    """Whether a verb, which has to end with 0, loads torch."""
+    program = "import sys; from bitimely_cli.main import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "0 False"
+    code, loaded = done.stdout.split()[-2:]
+    assert code == "0"
+    return loaded == "True"
+
+
+def test_reports_and_scores_without_a_network_do_without_torch(tmp_path: Path) -> None:
+    home = small.copy_workspace(tmp_path / "home")
+    workspace = ("-w", str(home))
+    assert not loads_torch("report", "tuned", *workspace)
+    assert not loads_torch("report", "tuned", "scratch", *workspace)
+    run("train", "features", "--data", small.VIEW, "--run", "simple", *workspace)
+    assert not loads_torch("evaluate", "simple", *workspace)
+    assert loads_torch("evaluate", "tuned", *workspace)
 
 
 def test_the_training_is_imported_from_its_package_on_first_use() -> None:
