@@ -419,8 +419,8 @@ def evaluate(
             field="RUN",
         )
     options = choices.collect()
-    verb: Callable[..., Mapping[str, Any]] = workflows.evaluate_vectors
     if encoder.vectors:
+        verb: Callable[..., Mapping[str, Any]] = workflows.evaluate_vectors
         if options["split"] == "test":
             del options["split"]
         _refuse_options([name for name in RUN_OPTIONS if name in options], "without")
@@ -513,10 +513,10 @@ def _show_baselines(scores: Scores, main: str) -> None:
 
 def _show_calibration(scores: Scores) -> None:
     """Print the calibration of the risks of each label, where they are risks."""
-    from bitimely_core.analyses.features import format_metric
-    from bitimely_core.report.score_blocks import list_calibration
-
     if scores.risk_calibration:
+        from bitimely_core.analyses.features import format_metric  # with torch
+        from bitimely_core.report.score_blocks import list_calibration
+
         names, labels = list_calibration(scores.risk_calibration)
         rows = [[*row[:3], *map(format_metric, row[3:])] for row in labels]
         screen.table(names, rows, "Calibration of the risks")

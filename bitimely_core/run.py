@@ -55,10 +55,13 @@ SPLITS = ("train", "validation", "test")
 
 def load_predictor(folder: Path, record: RunRecord) -> Head | FittedMethod:
     """What predicts the labels of a run, from the `folder` of its model."""
-    from bitimely_core import heads
-    from bitimely_core.methods import contract
+    if record.is_method:
+        from bitimely_core.methods import contract
 
-    return contract.load(folder) if record.is_method else heads.load(folder).eval()
+        return contract.load(folder)
+    from bitimely_core import heads  # with torch
+
+    return heads.load(folder).eval()
 
 
 @dataclass(eq=False)

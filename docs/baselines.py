@@ -21,23 +21,23 @@ def predict_fold(windows: Any, kind: str, fraction: float = 1.0, seed: int = 0) 
     """Predictions of the test rows by one baseline, fitted on the training labels, or on those of a
     share of the training subjects.
     """
-    from bitimely_core import data
     from bitimely_core.evaluate import baselines
+    from bitimely_core.tokens.drawing import sample_subjects
 
     parts = {split: windows[split] for split in ("train", "validation", "test")}
-    parts["train"] = data.sample_subjects(parts["train"], fraction, seed)
+    parts["train"] = sample_subjects(parts["train"], fraction, seed)
     most = baselines.count_fitted(windows)
     for name in ("train", "validation"):
-        kept = baselines.draw_positions(len(parts[name]), most)
-        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), kept))
+        parts[name] = baselines.draw_windows(parts[name], most)
     return baselines.fit_and_predict(kind, parts, seed)
 
 
 def main() -> None:
     """Print one row a baseline: the main metric with its 95 % interval."""
-    from bitimely_core import data, evaluate, tokens, workflows
+    from bitimely_core import evaluate, tokens, workflows
     from bitimely_core.evaluate import baselines, folds
     from bitimely_core.schemas.scores import EvaluationSettings
+    from bitimely_core.tokens.drawing import sample_subjects
     from bitimely_core.workspace import name_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,7 +75,7 @@ def main() -> None:
         target = np.asarray(test.targets(None))
         task, unit = windows.task, windows.subject_unit
         train = np.asarray(
-            data.sample_subjects(windows["train"], given.fraction, given.seed).targets(None)
+            sample_subjects(windows["train"], given.fraction, given.seed).targets(None)
         )
         constant = evaluate.constant_baselines(task, train, len(test), windows.class_names)
         every = {kind: v for kind, (_, v, decisions) in constant.items() if decisions is None}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bitimely_core import data
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions, WindowStatistics
-from bitimely_core.tokens import Windows
+from bitimely_core.tokens import Windows, drawing
 from bitimely_core.tokens.windows import encode_targets
 from bitimely_core.train.batches import scale_values
 from bitimely_core.types import Batch
@@ -197,7 +197,7 @@ def test_missing_values_come_with_a_mask() -> None:
 def test_fraction_draws_training_subjects_once_per_seed(n: int, share: float, seed: int) -> None:
     one = windows(4 * n, subjects=n, train=0.5)
     m = len(set(one["train"].subjects()))
-    part = data.sample_subjects(one, share, seed)
+    part = drawing.sample_subjects(one, share, seed)
     drawn = set(part["train"].subjects())
     assert len(drawn) == (m if share == 1 else max(1, round(share * m)))
     assert part["test"].rows.tolist() == one["test"].rows.tolist()
@@ -205,33 +205,36 @@ def test_fraction_draws_training_subjects_once_per_seed(n: int, share: float, se
         row for row in range(4 * n) if one.index["subject_id"][row] in drawn
     ]
     assert (
-        data.sample_subjects(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
+        drawing.sample_subjects(one["train"], share, seed).rows.tolist()
+        == part["train"].rows.tolist()
     )
-    assert drawn <= set(data.sample_subjects(one, min(1.0, share * 1.5), seed)["train"].subjects())
+    assert drawn <= set(
+        drawing.sample_subjects(one, min(1.0, share * 1.5), seed)["train"].subjects()
+    )
 
 
 def test_fraction_in_batches_and_refused_fractions() -> None:
     one = windows(40, subjects=10)
     found = [row for batch in data.batches(one, 8, seed=3, fraction=0.2)(0) for row in rows(batch)]
-    assert sorted(found) == data.sample_subjects(one, 0.2, 3).rows.tolist()
+    assert sorted(found) == drawing.sample_subjects(one, 0.2, 3).rows.tolist()
     assert len(found) == 8
-    assert len({tuple(data.sample_subjects(one, 0.2, seed).rows) for seed in range(8)}) > 1
+    assert len({tuple(drawing.sample_subjects(one, 0.2, seed).rows) for seed in range(8)}) > 1
     for wrong in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="fraction"):
-            data.sample_subjects(one, wrong, 0)
+            drawing.sample_subjects(one, wrong, 0)
 
 
 def test_a_limit_draws_so_many_windows_of_each_split() -> None:
     one = windows(40, subjects=10, train=0.7)
-    part = data.limit_windows(one, 5, seed=1)
+    part = drawing.limit_windows(one, 5, seed=1)
     assert (len(part["train"]), len(part["test"])) == (5, 5)
     assert (
         part.rows.tolist()
-        == data.limit_windows(one, 5, seed=1).rows.tolist()
-        != data.limit_windows(one, 5, seed=2).rows.tolist()
+        == drawing.limit_windows(one, 5, seed=1).rows.tolist()
+        != drawing.limit_windows(one, 5, seed=2).rows.tolist()
     )
-    assert data.limit_windows(one, None, seed=1) is one
-    assert len(data.limit_windows(one, 1000, seed=1)) == 40
+    assert drawing.limit_windows(one, None, seed=1) is one
+    assert len(drawing.limit_windows(one, 1000, seed=1)) == 40
 
 
 def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:

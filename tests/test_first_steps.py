@@ -1,5 +1,5 @@
-"""The first minutes at a terminal: tables at its width, names that the shell completes, listings
-without torch.
+"""The first minutes at a terminal: tables at its width, names that the shell completes, listings,
+reports and scores of methods without torch.
 """
 
 from __future__ import annotations
@@ -81,6 +81,46 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert output.split()[-1] == "False"
+
+
+def loads_torch(*arguments: str) -> bool:
+    """Whether a verb, which has to end with 0, loads torch."""
+    program = "import sys; from bitimely_cli.main import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    )
+    code, loaded = done.stdout.split()[-2:]
+    assert code == "0"
+    return loaded == "True"
+
+
+def test_reports_and_scores_without_a_network_do_without_torch(tmp_path: Path) -> None:
+    home = small.copy_workspace(tmp_path / "home")
+    workspace = ("-w", str(home))
+    assert not loads_torch("report", "tuned", *workspace)
+    assert not loads_torch("report", "tuned", "scratch", *workspace)
+    run("train", "features", "--data", small.VIEW, "--run", "simple", *workspace)
+    assert not loads_torch("evaluate", "simple", *workspace)
+    assert loads_torch("evaluate", "tuned", *workspace)
+
+
+def test_the_training_is_imported_from_its_package_on_first_use() -> None:
+    program = """
+import sys
+import bitimely_core.train
+before = "torch" in sys.modules
+from bitimely_core.train import estimate, fit
+print(before, "torch" in sys.modules, fit.__module__, estimate.__module__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [
+        "False",
+        "True",
+        "bitimely_core.train.loop",
+        "bitimely_core.train.step_cost",
+    ]
 
 
 def test_the_version_does_without_numpy() -> None:

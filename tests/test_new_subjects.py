@@ -26,6 +26,7 @@ from bitimely_cli.main import main
 from bitimely_core.claims import codes
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.evaluate import risk_calibration
+from bitimely_core.evaluate.predict import Computation
 from bitimely_core.workflows import calibrate
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
@@ -223,7 +224,7 @@ def test_risks_that_cannot_be_recalibrated_say_why(
     monkeypatch.setattr(calibrate, "predict_windows", lambda *_, **__: np.full((40, 1), 0.3))
     rows: Any = SimpleNamespace(targets=lambda _: target)
     with pytest.raises(UserError, match=expected):
-        calibrate.fit_recalibrations(cast("Any", None), rows, "north", calibrate.Computation())
+        calibrate.fit_recalibrations(cast("Any", None), rows, "north", Computation())
 
 
 ROWS = """patient_id,date,icd9

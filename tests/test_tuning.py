@@ -13,12 +13,13 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import data, tokens, workflows
+from bitimely_core import tokens, workflows
 from bitimely_core.config import merge_layers
 from bitimely_core.errors import Reason, UserError
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.recipe import RecipeStage
 from bitimely_core.schemas.runs import TuningRecord, TuningTrial
+from bitimely_core.tokens import drawing
 from bitimely_core.train import loop, tuning
 from bitimely_core.workflows.prepare import prepare_windows
 
@@ -147,7 +148,7 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
     assert body["tuning"]["by"][0] == "accuracy"
     windows = tokens.open_tokens(home / "tokens" / "synthetic-staging")
     # what a training with this limit sees
-    kept = data.limit_windows(windows, DATA["limit"], 0)["validation"].index["window"]
+    kept = drawing.limit_windows(windows, DATA["limit"], 0)["validation"].index["window"]
     for one in body["tuning"]["trials"]:
         finetuned(home, "alone", train={"lr": one["lr"], "steps": TUNE["steps"]})
         assert workflows.evaluate("alone", split="validation", bootstrap=0, workspace=home)[

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.controls import randomise_model
-from bitimely_core.data import draw_held_out
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.heads import POOLS
 from bitimely_core.methods.linear import extract_simple_features, standardise
@@ -31,6 +30,7 @@ from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
+from bitimely_core.tokens.drawing import draw_held_out
 from bitimely_core.types import Progress
 
 Array = npt.NDArray[Any]

@@ -26,6 +26,7 @@ from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.types import SPLITS, Progress
 
@@ -171,7 +172,7 @@ def predict_baseline(
         return "a split holds no windows"
     fitted = count_fitted(windows)
     for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
-        parts[name] = _draw_windows(parts[name], count)
+        parts[name] = draw_windows(parts[name], count)
     inputs = {
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
@@ -200,8 +201,6 @@ def predict_baseline(
 
 def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
     """The windows of training and validation that a run reads, and those of `split` as test."""
-    from bitimely_core.data import limit_windows, sample_subjects
-
     limited = limit_windows(windows, choices.limit, seed)
     return {
         "train": sample_subjects(limited["train"], choices.fraction, seed),
@@ -210,10 +209,9 @@ def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> di
     }
 
 
-def _draw_windows(part: Any, most: int | None) -> Any:
+def draw_windows(part: Any, most: int | None) -> Any:
     """`most` windows of a split, drawn at random; None: all."""
-    positions = draw_positions(len(part), most)
-    return part.subset(np.isin(np.arange(len(part)), positions))
+    return part.subset(draw_positions(len(part), most))
 
 
 def count_fitted(windows: Any) -> int:

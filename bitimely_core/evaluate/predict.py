@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,6 +31,14 @@ class PredictionSettings(TypedDict, total=False):
     batch_size: int | None
     device: str
     progress: Progress | None
+
+
+class Computation(NamedTuple):
+    """How predictions are computed."""
+
+    batch_size: int | None = None
+    device: str = "auto"
+    progress: Progress | None = None
 
 
 def map_batches(

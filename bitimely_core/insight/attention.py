@@ -23,7 +23,6 @@ from torch import nn
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
-from bitimely_core.data import draw_held_out
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.insight import regions
 from bitimely_core.insight.attention_maps import (
@@ -49,6 +48,7 @@ from bitimely_core.page import (
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
+from bitimely_core.tokens.drawing import draw_held_out
 from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[np.float64]

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from bitimely_core import data, evaluate
 from bitimely_core.config import ModelConfig
-from bitimely_core.data import draw_held_out
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.insight.shapelet_mining import (
@@ -36,6 +35,7 @@ from bitimely_core.models.tokenizers import samples_per_token
 from bitimely_core.page import BarPlot, MetricLike, PageBuilder
 from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue
 from bitimely_core.tokens import Windows
+from bitimely_core.tokens.drawing import draw_held_out
 from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[np.float64]

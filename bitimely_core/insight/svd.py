@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
-from bitimely_core.data import draw_held_out
 from bitimely_core.errors import check_choice
 from bitimely_core.insight.attention_maps import (
     LayerMixing,
@@ -36,6 +35,7 @@ from bitimely_core.insight.attention_maps import (
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
+from bitimely_core.tokens.drawing import draw_held_out
 from bitimely_core.types import Progress
 
 Array = npt.NDArray[np.float64]

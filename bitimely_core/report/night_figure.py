@@ -11,7 +11,6 @@ import math
 import xml.etree.ElementTree as ET
 
 import numpy as np
-from PIL import Image
 
 from bitimely_core.page import NightPlot
 from bitimely_core.report.canvas import COLUMNS
@@ -89,6 +88,8 @@ def _format_clock(seconds: float) -> str:
 
 def _add_spectrogram(svg: ET.Element, frame: Frame, power: Array) -> None:
     """Power [E, F] as an image; its colours reach from the 2nd to the 98th percentile."""
+    from PIL import Image
+
     size = max(1, -(-len(power) // COLUMNS))
     blocks = [power[start : start + size] for start in range(0, len(power), size)]
     columns = np.array([block[len(block) // 2] for block in blocks])

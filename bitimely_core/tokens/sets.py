@@ -251,7 +251,7 @@ class TokenSet(ABC, MapDataset):
         return {}
 
     def subset(self, keep: np.ndarray) -> Self:
-        """The rows where `keep` [n] bool is true."""
+        """The rows where `keep` [n] bool is true, or those at these positions."""
         return replace(self, rows=self.rows[keep])
 
     def subjects(self) -> np.ndarray:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from bitimely_core import storage
 from bitimely_core.errors import integrity_error
 from bitimely_core.records import StoredFile, has_result, read_result
 from bitimely_core.system_errors import translate_system_errors
-from bitimely_core.train import checkpoints, distributed, event_file
+from bitimely_core.train import event_file
+
+if TYPE_CHECKING:
+    from bitimely_core.train.checkpoints import Checkpoint
 
 
 class LogLine(TypedDict, total=False):
@@ -44,13 +47,13 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
     return lines
 
 
-def restore_log(
-    home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool
-) -> None:
+def restore_log(home: Path | None, checkpoint: Checkpoint | None, *, track: bool) -> None:
     """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError
     (integrity, exit 5) where it has been altered.
     """
-    if home is None or distributed.get_rank() > 0:
+    from bitimely_core.train.distributed import get_rank  # with torch
+
+    if home is None or get_rank() > 0:
         return
     path = home / "metrics.jsonl"
     log = None if checkpoint is None else checkpoint.meta.log

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
+from bitimely_core.evaluate.predict import Computation
 from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
 from bitimely_core.privacy import round_rows
@@ -24,7 +25,6 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
@@ -163,14 +163,6 @@ def calibrate_folds(run: Run) -> Calibration | None:
         data=f"{scores.data}, pooled test folds",
         subject=name_unit(scores),
     )
-
-
-class Computation(NamedTuple):
-    """How predictions are computed."""
-
-    batch_size: int | None = None
-    device: str = "auto"
-    progress: Progress | None = None
 
 
 def fit_recalibrations(

@@ -10,17 +10,17 @@ import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import storage
-from bitimely_core.config import DataConfig, ObjectiveConfig
+from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate import endpoints, risk_calibration, verdicts
 from bitimely_core.evaluate.baselines import (
     MOST_TRAINING,
     BaselinePredictions,
     count_observed,
-    draw_positions,
+    draw_windows,
     predict_baselines,
 )
-from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
+from bitimely_core.evaluate.predict import EVALUATION_BATCH, Computation, predict
 from bitimely_core.methods import hazards
 from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
@@ -45,9 +45,9 @@ from bitimely_core.schemas.scores import (
     TrainingScore,
 )
 from bitimely_core.system_errors import attach_result
+from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import EXTERNAL, EventSequences
 from bitimely_core.types import Progress
-from bitimely_core.workflows.calibrate import Computation, fit_recalibrations
 from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
@@ -126,15 +126,15 @@ def evaluate(
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
-    from bitimely_core.claims import tasks
-    from bitimely_core.train.devices import select_device
-
     _check_arguments(split, by, baselines, compare, margin, workspace)
     others = {"--data": data, "--compare": compare, "--predictions": predictions}
     others |= {"--split": split.removeprefix("test"), "--by": by.removeprefix("subject")}
     if pooled := _read_pooled(run, workspace, others):
         return pooled
-    select_device(device)
+    if device != "auto":  # which every machine has
+        from bitimely_core.train.devices import select_device  # with torch
+
+        select_device(device)
     if data is not None and not dry_run:
         data = apply_vocabulary(run, data, workspace, progress=progress)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
@@ -142,6 +142,8 @@ def evaluate(
     opened.adapter_for(windows)
     storage.refuse_link(folder)
     if predictions is not None:
+        from bitimely_core.claims import tasks
+
         tasks.check_task_run(windows, record.kind, predictions.parent)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
@@ -175,13 +177,11 @@ def evaluate(
     columns: Columns = {}
     place = Computation(batch_size, device, progress)
     if head is None:
-        metrics = _score_objective(
-            opened.model(), rows, record.settings.objective, batch_size, device, progress
-        )
+        metrics = _score_objective(opened, rows, place)
         scores = scores.model_copy(update={"metrics": metrics})
     else:
         scores, columns = _score_head(opened, head, rows, scores, workspace, place)
-    training = _score_training(opened, split, batch_size, device, progress)
+    training = _score_training(opened, split, place)
     scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
@@ -192,6 +192,8 @@ def evaluate(
             )
             files["predictions.parquet"] = storage.encode_parquet(frame)
             if predictions is not None:
+                from bitimely_core.claims import tasks
+
                 tasks.write_predictions(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
@@ -321,6 +323,8 @@ def _recalibrate(
     """
     if calibrate_on is None:
         return {}
+    from bitimely_core.workflows.calibrate import fit_recalibrations
+
     name = apply_vocabulary(opened.folder, calibrate_on, workspace, progress=place.progress)
     windows = prepare_windows(name, workspace, DataConfig(), progress=place.progress)
     opened.adapter_for(windows)
@@ -384,14 +388,7 @@ def _join_notices(record: RunRecord, windows: Windows) -> list[str]:
     return list(dict.fromkeys([*trained, *windows.notices]))
 
 
-def _score_objective(
-    model: Any,
-    windows: Windows,
-    config: ObjectiveConfig,
-    batch_size: int | None,
-    device: str,
-    progress: Progress | None,
-) -> dict[str, MetricValue]:
+def _score_objective(opened: Run, windows: Windows, place: Computation) -> dict[str, MetricValue]:
     """Mean held-out loss and rel of the pre-training objective, weighted by windows, no
     interval.
     """
@@ -400,54 +397,51 @@ def _score_objective(
     from bitimely_core import data, objectives
     from bitimely_core.train.devices import select_device
 
+    config = opened.record.settings.objective
     undefined = MetricValue(undefined_reason="the split has no windows")
     least = config.least_rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
-    place = select_device(device)
-    model = model.to(place).eval()
+    device = select_device(place.device)
+    model = opened.model().to(device).eval()
     objective = objectives.get(config)
-    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False, least=least)
+    batches = data.batches(
+        windows, place.batch_size or EVALUATION_BATCH, shuffle=False, least=least
+    )
     sums: dict[str, float] = {}
     scored = 0
     with torch.no_grad():
         for step, batch in enumerate(batches(0)):
             out = objective(
-                model, data.to_device(batch, place), torch.Generator().manual_seed(step)
+                model, data.to_device(batch, device), torch.Generator().manual_seed(step)
             )
             size = len(batch.values)
             scored += size
             for key, value in {"loss": out["loss"], "rel": out["rel"], **out["parts"]}.items():
                 sums[key] = sums.get(key, 0.0) + float(value) * size
-            if progress is not None:
-                progress(f"evaluate {windows.name}", step + 1, batches.steps)
+            if place.progress is not None:
+                place.progress(f"evaluate {windows.name}", step + 1, batches.steps)
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
-def _score_training(
-    opened: Run, split: str, batch_size: int | None, device: str, progress: Progress | None
-) -> TrainingScore | None:
+def _score_training(opened: Run, split: str, place: Computation) -> TrainingScore | None:
     """Scores on at most 5,000 of the windows that the run was trained on; None where it was trained
     on other tokens than those that are scored, or `split` is the training itself.
     """
-    from bitimely_core import data
-
     windows, settings = opened.windows(), opened.record.settings
     trained_on = {part.fingerprint for part in opened.record.data}
-    rows = data.limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
+    rows = limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
     if split == "train" or windows.fingerprint not in trained_on or not len(rows):
         return None
     if opened.record.is_finetuned:
-        rows = data.sample_subjects(rows, settings.data.fraction, settings.train.seed)
+        rows = sample_subjects(rows, settings.data.fraction, settings.train.seed)
     total, subjects = len(rows), len(set(rows.subjects()))
-    rows = rows.subset(draw_positions(total, MOST_TRAINING))
+    rows = draw_windows(rows, MOST_TRAINING)
     head = opened.head()
     if head is None:
-        metrics = _score_objective(
-            opened.model(), rows, settings.objective, batch_size, device, progress
-        )
+        metrics = _score_objective(opened, rows, place)
         return TrainingScore(n=len(rows), total=total, metrics=metrics)
-    prediction = predict(head, rows, batch_size=batch_size, device=device, progress=progress)
+    prediction = predict(head, rows, **place._asdict())
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
     scored = ScoredWindows(target, prediction, rows.subjects())
@@ -569,9 +563,7 @@ def predict_shortcuts(windows: Any, rows: Any) -> Predictions:
     """
     train = windows["train"]
     if not windows.vocabulary:
-        train = train.subset(
-            np.isin(np.arange(len(train)), draw_positions(len(train), MOST_TRAINING))
-        )
+        train = draw_windows(train, MOST_TRAINING)
     train_lengths, lengths = count_observed(train), count_observed(rows)
     if train_lengths is None or lengths is None:
         return {}

@@ -18,6 +18,7 @@ from bitimely_core.recipe import Recipe
 from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
+from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.train import tuning
 from bitimely_core.types import Progress
@@ -273,8 +274,6 @@ def open_view(
     progress: Progress | None,
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
-    from bitimely_core import data
-
     windows = prepare_windows(
         name,
         workspace,
@@ -293,8 +292,8 @@ def open_view(
             else "See: bitimely list views",
             field="--data",
         )
-    windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)
-    train = data.sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
+    windows = limit_windows(windows, settings.data.limit, settings.train.seed)
+    train = sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
     if not len(train):
         raise input_error(
             Reason.NO_INPUT,

@@ -22,7 +22,7 @@ from bitimely_core.claims.sources.claims import SUBJECT_NAMES
 from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
-from bitimely_core.evaluate.predict import map_batches
+from bitimely_core.evaluate.predict import Computation, map_batches
 from bitimely_core.evaluate.predict import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
@@ -31,7 +31,6 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
-from bitimely_core.workflows.calibrate import Computation
 
 if TYPE_CHECKING:
     import polars as pl

@@ -22,6 +22,7 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
+from bitimely_core.evaluate.predict import Computation
 from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.evaluate.spectrogram import compute_spectrogram
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
@@ -51,7 +52,6 @@ from bitimely_core.tokens.unlabelled import (
 from bitimely_core.types import Annotation, Progress, Record
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
-    Computation,
     calibrate_folds,
     calibrate_run,
     find_calibration,

@@ -53,13 +53,13 @@ def prepare_windows(
     Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source;
     config (exit 2) as `check_group`.
     """
-    from bitimely_core.train.distributed import barrier, check_group, get_rank, get_world_size
-
-    together = together and not dry_run and get_world_size() > 1
+    together = together and not dry_run
     if together:
+        from bitimely_core.train.distributed import barrier, check_group, get_rank  # with torch
+
         check_group()  # before minutes of building
-    if together and get_rank() > 0:
-        barrier()
+        if get_rank() > 0:
+            barrier()
     windows = _open_or_build(
         data, workspace, config, verify=verify, dry_run=dry_run, progress=progress
     )

@@ -23,6 +23,7 @@ from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import SamplePreparation
+from bitimely_core.tokens.drawing import limit_windows
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
@@ -166,8 +167,6 @@ def _prepare_data(
     settings: Settings, workspace: Path, verify: bool, dry_run: bool, progress: Progress | None
 ) -> list[Windows]:
     """The windows of each data set, up to the limit."""
-    from bitimely_core.data import limit_windows
-
     prepare = partial(
         prepare_windows,
         workspace=workspace,
