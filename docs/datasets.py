@@ -229,7 +229,10 @@ def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[s
         *out,
         "Rules:",
         "",
-        *(f"* {key.replace('_', ' ')}: {rule}" for key, rule in facts["rules"].items()),
+        *(
+            f"* {key.replace('_', ' ')}: {rule.replace('<', '&lt;')}"
+            for key, rule in facts["rules"].items()
+        ),
         "",
     ]
 
