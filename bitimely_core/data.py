@@ -115,15 +115,7 @@ class EpochBatches:
                 positions = np.array_split(block, world)[rank]
             rows = windows.rows[positions]
             if narrow and number in self.resident:
-                place = torch.from_numpy(positions)
-                values, affine = (copy[place] for copy in self.resident[number])
-                target = windows.targets(rows)
-                batch = Batch(
-                    values,
-                    target=None if target is None else torch.from_numpy(target),
-                    index=torch.from_numpy(rows.copy()),
-                    affine=affine,
-                )
+                batch = self._take_resident(number, positions)
             else:
                 draw = (self.seed, epoch) if self.ties == "shuffle" else None
                 batch = collate(windows, rows, draw=draw, narrow=narrow)
@@ -138,6 +130,19 @@ class EpochBatches:
                     source=torch.full((len(positions),), number),
                 )
             yield batch
+
+    def _take_resident(self, number: int, positions: np.ndarray) -> Batch:
+        """The windows at these positions of a set whose values are on the device."""
+        windows, place = self.sets[number], torch.from_numpy(positions)
+        values, affine = (copy[place] for copy in self.resident[number])
+        rows = windows.rows[positions]
+        target = windows.targets(rows)
+        return Batch(
+            values,
+            target=None if target is None else torch.from_numpy(target),
+            index=torch.from_numpy(rows.copy()),
+            affine=affine,
+        )
 
 
 def _copy_rows(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:

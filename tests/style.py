@@ -69,7 +69,7 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 739_432, 480_000),
+    Bound("tokens", 739_520, 480_000),
     Bound("branches", 25.7, 20),
     Bound("branchy_functions", 63, 90),
     Bound("wide_functions", 48, 15),

@@ -157,8 +157,6 @@ def predict_baseline(
     `MOST_TRAINING` of them; `most` windows are predicted. Predictions are stored in `keep`, and
     found there and in `also`.
     """
-    import polars as pl
-
     registered = list_measures(windows).get(kind)
     if kind not in list_baselines(windows):
         return "it is for other data"
@@ -190,13 +188,19 @@ def predict_baseline(
     if stored is None:
         prediction = fit_and_predict(kind, parts, seed, settings, progress)
         stored = keep / file
-        # without windows: they name subjects
-        names = [f"p{k}" for k in range(max(windows.classes, 1))]
-        table = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
-        write_results(keep, {file: storage.encode_parquet(table)})
+        _store_prediction(stored, prediction, max(windows.classes, 1))
     columns = read_result_table(stored).to_numpy()
     prediction = columns[:, 0] if windows.task == "regression" else columns
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
+
+
+def _store_prediction(path: Path, prediction: Array, columns: int) -> None:
+    """Write predictions [n] or [n, `columns`] without the windows, which name subjects."""
+    import polars as pl
+
+    names = [f"p{k}" for k in range(columns)]
+    table = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
+    write_results(path.parent, {path.name: storage.encode_parquet(table)})
 
 
 def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
