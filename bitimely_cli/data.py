@@ -18,11 +18,11 @@ from bitimely_cli.options import (
     CommonOptions,
     Encoding,
     OptionGroup,
-    declare_setting,
     expand_options,
     name_workspace,
     parse_shard,
     parse_source,
+    take_settings,
 )
 from bitimely_cli.screen import screen
 from bitimely_core import registry
@@ -101,24 +101,10 @@ class IngestOptions(OptionGroup):
     wait: Annotated[float, Option(min=0.0, help="Seconds to wait for another process.")] = 0.0
 
 
+@take_settings(DataConfig, "tokenize")
 @dataclass(frozen=True, kw_only=True)
 class CutOptions(OptionGroup):
     """How recordings are cut into windows, and windows into splits."""
-
-    window: Annotated[int | None, declare_setting(DataConfig, "window")] = None
-    stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None
-    rate: Annotated[float | None, declare_setting(DataConfig, "rate")] = None
-    channels: Annotated[str | None, declare_setting(DataConfig, "channels")] = None
-    bandpass: Annotated[str | None, declare_setting(DataConfig, "bandpass", "LOW,HIGH")] = None
-    notch: Annotated[str | None, declare_setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None
-    resampling: Annotated[str | None, declare_setting(DataConfig, "resampling")] = None
-    filtering: Annotated[str | None, declare_setting(DataConfig, "filtering")] = None
-    normalise: Annotated[str, declare_setting(DataConfig, "normalise")] = "channel"
-    split: Annotated[str | None, declare_setting(DataConfig, "split")] = None
-    seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0
-    test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None
-    folds: Annotated[int | None, declare_setting(DataConfig, "folds")] = None
-    stratify: Annotated[str | None, declare_setting(DataConfig, "stratify")] = None
 
 
 @expand_options
@@ -455,20 +441,9 @@ def _choose_options(
     """The options that differ from their defaults, of windows or of sequences as `section` says.
     Raises UserError (unknown_name, exit 2) for one of the other kind of data.
     """
-    windows = cuts.collect()
-    seed = windows.pop("seed")
-    if cuts.channels is not None:
-        windows["channels"] = tuple(name.strip() for name in cuts.channels.split(","))
-    checked = validate(DataConfig, windows)
-    windows |= {"bandpass": checked.bandpass, "notch": checked.notch}
-    sections = {
-        "tokenize": {
-            key: value
-            for key, value in windows.items()
-            if value != DataConfig.model_fields[key].default
-        },
-        "build": {**claims_build.build_choices(), **task.collect()},
-    }
+    windows = validate(DataConfig, cuts.collect()).model_dump(exclude_defaults=True)
+    seed = windows.pop("seed", 0)
+    sections = {"tokenize": windows, "build": {**claims_build.build_choices(), **task.collect()}}
     options = {**sections.pop(section), **({"seed": seed} if seed else {})}
     (unsuitable,) = sections.values()
     if unsuitable:

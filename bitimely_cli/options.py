@@ -11,10 +11,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from pydantic.fields import FieldInfo
 from typer import Argument, Option
 from typer.models import OptionInfo
 
@@ -35,9 +37,7 @@ def _debug(value: bool) -> bool:
     return value
 
 
-def declare_setting(
-    section: type[Section], key: str, metavar: str | None = None, note: str = ""
-) -> Any:
+def declare_setting(section: type[Section], key: str, note: str = "") -> Any:
     """An option with the name, the help, the choices and the bounds of a field of the settings;
     `note` is added to the help.
     """
@@ -48,11 +48,26 @@ def declare_setting(
     return Option(
         f"--{key.replace('_', '-')}",
         help=f"{names}{field.description}{note}",
-        metavar=metavar,
+        metavar=_read_metavar(field),
         min=_find_bound(field.metadata, "ge", "gt"),
         max=_find_bound(field.metadata, "le"),
         autocompletion=(lambda: choices) if choices else None,
     )
+
+
+def _read_metavar(field: FieldInfo) -> str | None:
+    """The metavar of a field that says more than its type."""
+    extra = field.json_schema_extra
+    return str(extra["metavar"]) if isinstance(extra, dict) and "metavar" in extra else None
+
+
+def _find_type(section: type[Section], key: str) -> Any:
+    """What the command line takes for a field: a flag, a number, or text that the settings parse."""
+    annotation = section.model_fields[key].annotation
+    kinds = {*(get_args(annotation) or [annotation])} - {NoneType}
+    if bool in kinds:
+        return bool
+    return next((kind | None for kind in (int, float) if kinds == {kind}), str | None)
 
 
 def _list_choices(annotation: Any) -> list[str]:
@@ -102,7 +117,6 @@ Set = Annotated[
     ),
 ]
 Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
-Devices = Annotated[str | None, declare_setting(TrainConfig, "devices", metavar="N|auto")]
 Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
 Out = Annotated[Path | None, Option("--out", help="Where to write.")]
 
@@ -121,6 +135,30 @@ class OptionGroup:
             if is_set(value) and name not in CALLBACK_OPTIONS
         }
         return {**values, "verify": False} if values.pop("no_verify", False) else values
+
+
+G = TypeVar("G", bound=OptionGroup)
+
+
+def take_settings(section: type[Section], verb: str) -> Callable[[type[G]], type[G]]:
+    """A decorator that gives a group the options that `section` has for `verb`, without those that
+    the group declares itself.
+    """
+
+    def extend(group: type[G]) -> type[G]:
+        declared = {field.name for field in fields(group)}
+        options = []
+        for key in section.OPTIONS[verb]:
+            kind = _find_type(section, key)
+            if key not in declared:
+                hint: Any = Annotated[kind, declare_setting(section, key)]
+                options.append((key, hint, False if kind is bool else None))
+        extended = make_dataclass(
+            group.__name__, options, bases=(group,), frozen=True, kw_only=True
+        )
+        return cast("type[G]", extended)
+
+    return extend
 
 
 # their callbacks have acted; an unfinished run is continued anyway
@@ -194,16 +232,11 @@ class BuildOptions(ReadOptions):
     ] = False
 
 
+@take_settings(TrainConfig, "train")
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(OptionGroup):
     """Options of a training."""
 
-    epochs: Annotated[int | None, declare_setting(TrainConfig, "epochs")] = None
-    steps: Annotated[int | None, declare_setting(TrainConfig, "steps")] = None
-    minutes: Annotated[float | None, declare_setting(TrainConfig, "minutes")] = None
-    batch_size: Annotated[int | None, declare_setting(TrainConfig, "batch_size")] = None
-    accumulate: Annotated[int | None, declare_setting(TrainConfig, "accumulate")] = None
-    lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
     tune: Annotated[
         str | None,
         Option(
@@ -211,14 +244,6 @@ class TrainOptions(OptionGroup):
             help="Try N rates around the preset's, or these; the best in validation.",
         ),
     ] = None
-    precision: Annotated[str | None, declare_setting(TrainConfig, "precision")] = None
-    device: Device = None
-    devices: Devices = None
-    compile: Annotated[bool, declare_setting(TrainConfig, "compile")] = False
-    checkpoint: Annotated[str | None, declare_setting(TrainConfig, "checkpoint")] = None
-    patience: Annotated[int | None, declare_setting(TrainConfig, "patience")] = None
-    track: Annotated[bool, declare_setting(TrainConfig, "track")] = False
-    seed: Seed = None
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The options by the sections of the settings."""

@@ -33,9 +33,10 @@ from bitimely_cli.options import (
     collect_settings,
     declare_setting,
     expand_options,
+    take_settings,
 )
 from bitimely_cli.screen import screen
-from bitimely_core.config import DataConfig, FinetuneConfig
+from bitimely_core.config import DataConfig, FinetuneConfig, SettingsLayer
 from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
 
@@ -91,24 +92,11 @@ class PretrainOptions(OptionGroup):
     ] = None
 
 
-Augment = Annotated[
-    str | None, declare_setting(FinetuneConfig, "augment", metavar="NAME,NAME...|default|none")
-]
-
-
-Context = Annotated[int | None, declare_setting(FinetuneConfig, "context", metavar="K")]
-
-
+@take_settings(FinetuneConfig, "finetune")
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(OptionGroup):
     """How a run is fine-tuned."""
 
-    readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
-    layers: Annotated[str | None, declare_setting(FinetuneConfig, "layers")] = None
-    freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False
-    from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False
-    augment: Augment = None
-    context: Context = None
     fraction: Annotated[
         float | None,
         declare_setting(
@@ -119,6 +107,7 @@ class FinetuneOptions(OptionGroup):
     ] = None
 
 
+@take_settings(FinetuneConfig, "train")
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(OptionGroup):
     """How a model is trained from random weights."""
@@ -130,9 +119,6 @@ class HeadOptions(OptionGroup):
             autocompletion=complete("presets"),
         ),
     ] = None
-    readout: Annotated[str | None, declare_setting(FinetuneConfig, "readout")] = None
-    augment: Augment = None
-    context: Context = None
     fraction: Annotated[float | None, declare_setting(DataConfig, "fraction")] = None
     folds: Annotated[
         int | None,
@@ -285,7 +271,7 @@ def pretrain(
         init=source.init,
         **start.collect(),
     )
-    result = _train_here_or_launch(call, training.devices)
+    result = _train_here_or_launch(call)
     return _show_training(result, start.workspace, start.dry_run)
 
 
@@ -302,13 +288,11 @@ def finetune(
 
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
-    choices = head.collect()
-    fraction = choices.pop("fraction", None)
-    flags = collect_settings(finetune=choices, data={"fraction": fraction}, **training.sections())
+    flags = collect_settings(**_name_sections(head), **training.sections())
     from bitimely_core import workflows
 
     call = partial(workflows.finetune, source, data=data, flags=flags, **start.collect())
-    result = _train_here_or_launch(call, training.devices)
+    result = _train_here_or_launch(call)
     return _show_training(result, start.workspace, start.dry_run)
 
 
@@ -343,11 +327,7 @@ def train(
 
     Example: bitimely train resnet --data epilepsy/five --folds 5
     """
-    flags = collect_settings(
-        finetune={"readout": head.readout, "augment": head.augment, "context": head.context},
-        data={"fraction": head.fraction},
-        **training.sections(),
-    )
+    flags = collect_settings(**_name_sections(head), **training.sections())
     from bitimely_core import workflows
 
     call = partial(
@@ -360,10 +340,19 @@ def train(
         flags=flags,
         **start.collect(),
     )
-    result = _train_here_or_launch(call, training.devices)
+    result = _train_here_or_launch(call)
     if "members" in result:
         return _show_members(result, start.workspace)
     return _show_training(result, start.workspace, start.dry_run)
+
+
+def _name_sections(head: FinetuneOptions | HeadOptions) -> SettingsLayer:
+    """The options of a head by the sections of the settings."""
+    options = head.collect()
+    return {
+        "finetune": {key: options[key] for key in options if key in FinetuneConfig.model_fields},
+        "data": {"fraction": head.fraction},
+    }
 
 
 def _show_members(result: TrainingResult, workspace: Path) -> int:
@@ -762,8 +751,9 @@ def report(
     return Exit.OK
 
 
-def _train_here_or_launch(call: partial[TrainingResult], devices: str | None) -> TrainingResult:
+def _train_here_or_launch(call: partial[TrainingResult]) -> TrainingResult:
     """The result of a verb that trains, here or in as many processes as `--devices` says."""
+    devices = call.keywords["flags"].get("train", {}).get("devices")
     if devices == "auto" and "WORLD_SIZE" not in os.environ and not call.keywords.get("dry_run"):
         with screen.progress() as progress:
             plan = call(dry_run=True, progress=progress)

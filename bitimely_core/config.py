@@ -15,7 +15,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     BaseModel,
@@ -45,8 +55,12 @@ from bitimely_core.system_errors import raise_system_error
 class Section(BaseModel):
     """A frozen section of settings.
 
-    It refuses unknown keys, NaN, infinities, and sizes that no tensor can have.
+    It refuses unknown keys, NaN, infinities, and sizes that no tensor can have. A field is written
+    here alone: records, checks, docs/settings.md and the command line take it from the class.
     """
+
+    # verb -> the fields that have an option there; the others are given by --set
+    OPTIONS: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, strict=False, defer_build=True
@@ -198,6 +212,14 @@ RESUME_EXEMPT = frozenset(  # of [train]: may change between a stop and its cont
 class TrainConfig(Section):
     """One training run. The paper gives epochs alone; the optimiser is that of method.md 6."""
 
+    OPTIONS: ClassVar = dict.fromkeys(
+        ("pretrain", "finetune", "train"),
+        (
+            *("epochs", "steps", "minutes", "batch_size", "accumulate", "lr", "precision"),
+            *("device", "devices", "compile", "checkpoint", "patience", "track", "seed"),
+        ),
+    )
+
     epochs: int = Field(20, ge=0, description="Passes over the training split.")
     steps: int | None = Field(
         None, ge=0, description="Stop after so many optimizer steps, whatever the epochs."
@@ -245,6 +267,7 @@ class TrainConfig(Section):
         description="Number of processes (one per device); "
         "auto: as many as a CPU has free cores, in a training that takes minutes "
         "and whose curve stays the same.",
+        json_schema_extra={"metavar": "N|auto"},
     )
     compile: bool | Literal["auto"] = Field(
         "auto",
@@ -292,6 +315,8 @@ class TrainConfig(Section):
 
 Resampling = Literal["two-sided", "causal", "pointwise"]
 Filtering = Literal["zero-phase", "causal"]
+Normalise = Literal["channel", "window", "none"]
+Split = Literal["subject", "official", "time", "random-window"]
 
 
 def parse_frequencies(value: Any) -> Any:
@@ -307,16 +332,23 @@ def parse_frequencies(value: Any) -> Any:
         raise ValueError("expected numbers of Hz, separated by commas") from None
 
 
-class DataConfig(Section):
-    """Which tokens, and how they are made when they are missing."""
+def parse_names(value: Any) -> Any:
+    """`"stretch,gain"` as a tuple of names; `"none"`, alone or among others, is no name.
 
-    names: tuple[str, ...] = Field(
-        (), description="Data set or view, for example sleep-edf/staging."
-    )
-    fraction: float = Field(1.0, gt=0, le=1, description="Share of the training subjects.")
-    limit: int | None = Field(
-        None, ge=1, description="Largest number of windows of each split, drawn by the seed."
-    )
+    What is no text stays as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    names = (name.strip() for name in value.split(","))
+    return tuple(name for name in names if name and name != "none")
+
+
+class WindowConfig(BaseModel):
+    """How recordings are cut into windows, and windows into splits. None: as the view says.
+
+    Each field is an option of `tokenize` and stands in the manifest of the windows.
+    """
+
     window: int | None = Field(None, ge=1, description="Samples per window.")
     stride: int | None = Field(None, ge=1, description="Samples between the starts of windows.")
     rate: float | None = Field(
@@ -324,15 +356,13 @@ class DataConfig(Section):
         gt=0,
         description="Sampling rate in Hz; others are resampled with an anti-alias filter.",
     )
-    channels: tuple[str, ...] | None = Field(
+    channels: Annotated[tuple[str, ...] | None, BeforeValidator(parse_names)] = Field(
         None, description="Names of channels, separated by commas."
     )
-    normalise: Literal["channel", "window", "none"] = Field(
-        "channel", description="channel: statistics of the training split."
+    normalise: Normalise = Field(
+        "channel", description="Default: channel, by statistics of the training split."
     )
-    split: Literal["subject", "official", "time", "random-window"] | None = Field(
-        None, description="Default: the data set's own."
-    )
+    split: Split | None = Field(None, description="Default: the data set's own.")
     seed: int = Field(0, ge=0, description="Seed of the split.")
     test_fold: int | None = Field(
         None,
@@ -354,10 +384,14 @@ class DataConfig(Section):
     bandpass: Annotated[
         tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)
     ] = Field(
-        None, description="Band-pass filter in Hz, without phase shift; one side may be empty."
+        None,
+        description="Band-pass filter in Hz, without phase shift; one side may be empty.",
+        json_schema_extra={"metavar": "LOW,HIGH"},
     )
     notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = Field(
-        None, description="Frequencies in Hz to remove, for example 50 for line noise."
+        None,
+        description="Frequencies in Hz to remove, for example 50 for line noise.",
+        json_schema_extra={"metavar": "FREQ[,FREQ...]"},
     )
     resampling: Resampling | None = Field(
         None,
@@ -369,19 +403,27 @@ class DataConfig(Section):
     )
 
 
-def parse_names(value: Any) -> Any:
-    """`"stretch,gain"` as a tuple of names; `"none"`, alone or among others, is no name.
+class DataConfig(Section, WindowConfig):
+    """Which tokens, and how they are made when they are missing."""
 
-    What is no text stays as it is.
-    """
-    if not isinstance(value, str):
-        return value
-    names = (name.strip() for name in value.split(","))
-    return tuple(name for name in names if name and name != "none")
+    OPTIONS: ClassVar = {"tokenize": tuple(WindowConfig.model_fields)}
+
+    names: tuple[str, ...] = Field(
+        (), description="Data set or view, for example sleep-edf/staging."
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="Share of the training subjects.")
+    limit: int | None = Field(
+        None, ge=1, description="Largest number of windows of each split, drawn by the seed."
+    )
 
 
 class FinetuneConfig(Section):
     """What a supervised head reads and how it learns. None = the model's own readout."""
+
+    OPTIONS: ClassVar = {
+        "finetune": ("readout", "layers", "freeze", "from_scratch", "augment", "context"),
+        "train": ("readout", "augment", "context"),
+    }
 
     readout: (
         Literal["sos", "eos", "sos+eos", "mean", "mean+tokens", "last", "max", "flatten", "native"]
@@ -426,6 +468,7 @@ class FinetuneConfig(Section):
         description="Augmentations of training windows, separated by commas, applied in this "
         "order, see: bitimely list augmentations. default: stretch,gain where the label is a rate "
         "or a duration, gain,noise for classes, else none.",
+        json_schema_extra={"metavar": "NAME,NAME...|default|none"},
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: all classes count the same in the training loss."
@@ -692,6 +735,7 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
             Reason.CONFIG,
             "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}",
             _rephrase_pydantic(str(item["msg"])),
+            _suggest_choice(item) if item["type"] == "literal_error" else "",
             file=file,
             field=where,
         )
@@ -710,6 +754,13 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
         file=file,
         field=where,
     )
+
+
+def _suggest_choice(item: Any) -> str:
+    """The choice of a Literal that is closest to what was found; "" where none is close."""
+    choices = re.findall("'([^']+)'", item["ctx"]["expected"])
+    close = difflib.get_close_matches(str(item["input"]), choices, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else ""
 
 
 def list_owners(section: type[BaseModel], key: str) -> list[str]:

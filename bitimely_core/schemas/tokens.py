@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from bitimely_core.config import Filtering, Resampling
+from bitimely_core.config import Filtering, Normalise, Resampling, Split, WindowConfig
 from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
 from bitimely_core.registry import Task
 from bitimely_core.schemas.ingest import (
@@ -42,13 +42,18 @@ class TokenOptions(Part):
     normalise: str
 
 
-class WindowOptions(TokenOptions):
+class WindowOptions(TokenOptions, WindowConfig):
     """Choices of windows: a view with the options of the caller."""
 
     channels: tuple[str, ...]
     rate: float  # Hz
     window: int  # samples at `rate`
     stride: int  # samples at `rate`; of sliding views
+    split: Split
+    seed: int
+    normalise: Normalise
+    resampling: Resampling
+    filtering: Filtering
     resample: bool  # `rate` was given: faster channels may be brought to it
     decimate: tuple[str, ...]  # faster channels that the view itself brings to `rate`
     hold: tuple[str, ...]
@@ -58,13 +63,6 @@ class WindowOptions(TokenOptions):
     trim: tuple[str, Number] | None
     target: str | None
     overlap: Number | None  # of numeric annotations
-    bandpass: tuple[Number | None, Number | None] | None  # Hz
-    notch: tuple[Number, ...] | None  # Hz
-    test_fold: int | None  # of `folds`, else of ten
-    folds: int | None  # subjects were dealt to so many
-    stratify: str | None  # attribute of recordings
-    resampling: Resampling
-    filtering: Filtering
     # channel with the times of irregular samples, the last of `channels` unless `grid`
     clock: str | None
     grid: bool  # irregular samples were brought to `rate`

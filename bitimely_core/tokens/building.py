@@ -16,6 +16,7 @@ import numpy as np
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
+from bitimely_core.config import validate
 from bitimely_core.errors import UserError, raise_differences
 from bitimely_core.records import FORMAT, StoredFile
 from bitimely_core.registry import Choices
@@ -85,7 +86,7 @@ def build_windows(
     """
     out = Path(out)
     opened = _open_cache(cache, verify=False)
-    options = resolve_options(opened, WindowChoices(**choices))
+    options = resolve_options(opened, validate(WindowChoices, choices))
     if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
         storage.remove_temporary_files(out)
         open_manifest(out, WindowManifest, verify)
@@ -108,7 +109,7 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
     windows that may have no sample are resampled.
     """
     opened = _open_cache(cache, verify=False)
-    options = resolve_options(opened, WindowChoices(**choices))
+    options = resolve_options(opened, validate(WindowChoices, choices))
     survey = CacheSurvey()
     values = sum(
         len(cut.places) * (2 if cut.digital else 4)

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from dataclasses import replace
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
-from bitimely_core.config import Filtering, Resampling
-from bitimely_core.errors import check_choice, safe_text, unknown_name_error, usage_error
+from bitimely_core.config import Section, WindowConfig
+from bitimely_core.errors import safe_text, unknown_name_error, usage_error
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
-from bitimely_core.tokens import filters, open_views, splits
+from bitimely_core.tokens import filters, open_views
 from bitimely_core.tokens.epochs import choose_scored, count_durations, is_shorter
 
-NORMALISE = ("channel", "window", "none")
 
-
-@dataclass(frozen=True, kw_only=True)
-class WindowChoices:
+class WindowChoices(Section, WindowConfig):
     """Options of `build` and `plan`. None: as the view says."""
 
     view: str = ""  # of the cache's data set, "" for its own
-    window: int | None = None  # samples a window at `rate` (T)
-    stride: int | None = None  # samples between the starts of windows; not for views of epochs
-    # Hz; alone it keeps the duration of windows; only with it are faster channels resampled
-    rate: float | None = None
-    channels: Sequence[str] | None = None  # names, in the order of the values (V)
-    # on reading: channel (statistics of the training split), window (its own z-score), none
-    # (physical)
-    normalise: str = "channel"
-    split: str | None = None  # subject, official, time or random-window
-    seed: int = 0  # of the split
-    # edges in Hz, None for an open side; at the recording's own rate, see `tokens.filters`
-    bandpass: Sequence[float | None] | None = None
-    notch: Sequence[float] | None = None  # Hz
-    # causal: from past samples alone; pointwise: each native sample in one value
-    resampling: Resampling | None = None
-    filtering: Filtering | None = None  # causal: forward only
-    # of `folds` or ten, tested instead of the last; the one before it validates. Official, or of
-    # subjects
-    test_fold: int | None = None
-    folds: int | None = None  # of subjects, dealt evenly
-    stratify: str | None = None  # attribute of recordings: subjects of each value are dealt evenly
 
 
 def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
@@ -55,8 +30,6 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     `open_views.complete_view`.
     """
     view = _find_view(cache, choices.view)
-    split = choices.split or view.split
-    _check_names(choices, split)
     band, stops = filters.validate_filters(choices.bandpass, choices.notch)
     if choices.channels:
         _check_channels(cache, choices.channels)
@@ -69,45 +42,26 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         view = _choose_epoch(cache, view, choices, window / (view.rate * factor))
     _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
     rate = float(view.rate * factor)
-    return WindowOptions(
-        dataset=cache.dataset,
-        view=choices.view,
-        channels=_list_read_channels(view),
-        rate=rate,
-        window=window,
-        stride=stride,
-        resample=choices.rate is not None,
-        decimate=view.decimate,
-        hold=view.hold,
-        task=view.task,
-        classes=view.classes,
-        labels=view.labels,
-        epoch=(view.epoch or window / rate) if by_epoch else None,
-        trim=view.trim if by_epoch else None,
-        target=view.target,
-        normalise=choices.normalise,
-        split=split,
-        seed=choices.seed,
-        overlap=view.overlap,
-        bandpass=band,
-        notch=stops,
-        test_fold=choices.test_fold,
-        folds=choices.folds,
-        stratify=choices.stratify,
-        clock=view.clock or None,
-        grid=view.grid,
-        points=view.points,
-        resampling=choices.resampling or "two-sided",
-        filtering=choices.filtering or "zero-phase",
-    )
-
-
-def _check_names(choices: WindowChoices, split: str) -> None:
-    """Raises UserError (unknown_name, exit 2)."""
-    check_choice("normalisation", choices.normalise, NORMALISE)
-    check_choice("split", split, splits.SCHEMES)
-    check_choice("resampling", choices.resampling, get_args(Resampling))
-    check_choice("filtering", choices.filtering, get_args(Filtering))
+    facts = {
+        name: value for name, value in vars(view).items() if name in WindowOptions.model_fields
+    }
+    resolved = {
+        "dataset": cache.dataset,
+        "channels": _list_read_channels(view),
+        "rate": rate,
+        "window": window,
+        "stride": stride,
+        "resample": choices.rate is not None,
+        "epoch": (view.epoch or window / rate) if by_epoch else None,
+        "trim": view.trim if by_epoch else None,
+        "split": choices.split or view.split,
+        "bandpass": band,
+        "notch": stops,
+        "clock": view.clock or None,
+        "resampling": choices.resampling or "two-sided",
+        "filtering": choices.filtering or "zero-phase",
+    }
+    return WindowOptions(**facts | choices.model_dump() | resolved)
 
 
 def _scale_rate(view: View, rate: float | None) -> float:

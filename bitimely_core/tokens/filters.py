@@ -48,7 +48,7 @@ def _parse_band(bandpass: Sequence[float | None]) -> Band:
     edges = [None if edge is None else float(edge) for edge in bandpass]
     numbers = [edge for edge in edges if edge is not None]
     ascends = all(low < high for low, high in pairwise((0.0, *numbers, math.inf)))
-    if len(edges) != 2 or not numbers or not ascends:
+    if not numbers or not ascends:
         raise usage_error(
             f"found {','.join('' if edge is None else f'{edge:g}' for edge in edges)}",
             "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out",

@@ -16,7 +16,6 @@ from bitimely_core.types import SPLITS, Attributes
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMES = ("subject", "official", "time", "random-window")
 SMALL = 20  # subjects; fewer are ranked
 # schemes in which a subject may be in several splits, and the caveat that is shown with scores
 SHARED = {
