@@ -9,11 +9,14 @@ import dataclasses
 import difflib
 import re
 import signal
+import threading
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
+from types import FrameType
 from typing import Any, Literal, TypedDict, Unpack
 
 # those that end a process whose terminal, scheduler or limit of CPU time wants it to stop
@@ -45,6 +48,23 @@ class Exit(IntEnum):
 def list_stop_signals() -> list[int]:
     """The signals that end a verb, without those that its starter ignores, as `nohup` does."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextmanager
+def replace_handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While the block runs `handle` gets the signals that end a verb.
+
+    Outside of the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in list_stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def find_stop_code(number: int) -> Exit:

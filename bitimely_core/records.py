@@ -173,6 +173,20 @@ class StoredFile(Part):
     rows: int | None = omit_none()
 
 
+def store_file(path: Path, content: storage.Content, rows: int | None = None) -> StoredFile:
+    """`storage.write_file`; what a manifest says of the file."""
+    sha256, size = storage.write_file(path, content)
+    return StoredFile(sha256=sha256, size=size, rows=rows)
+
+
+def store_hashed(
+    folder: Path, stem: str, suffix: str, content: storage.Content, rows: int | None = None
+) -> tuple[str, StoredFile]:
+    """`storage.write_hashed`; the name of the file, and what a manifest says of it."""
+    name, sha256, size = storage.write_hashed(folder, stem, suffix, content)
+    return name, StoredFile(sha256=sha256, size=size, rows=rows)
+
+
 class Manifest(StoredRecord):
     """The `manifest.json` of a folder: `manifests.publish` adds files, generation and the hash of
     all the rest.
@@ -325,9 +339,9 @@ def write_results(
         for name, content in files.items():
             if content is None:
                 sha256, size = storage.hash_with_size(folder / name)
+                stored[name] = StoredFile(sha256=sha256, size=size)
             else:
-                _, sha256, size = storage.write_hashed(folder, f"{name}.new", "", content)
-            stored[name] = StoredFile(sha256=sha256, size=size)
+                _, stored[name] = store_hashed(folder, f"{name}.new", "", content)
         unwanted = sorted(name for name in removed - files.keys() if (folder / name).is_file())
         changes = {"files": stored, "finished": finished, "gone": tuple(unwanted)}
         manifest.model_copy(update=changes).publish_results(folder)

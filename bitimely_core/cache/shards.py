@@ -25,7 +25,7 @@ from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, integrity_error
 from bitimely_core.formats.text import MARKUP, escape_controls, has_unsafe_characters, list_names
 from bitimely_core.formats.units import find_range_fault, find_rate_fault
-from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.records import FORMAT, StoredFile, store_hashed
 from bitimely_core.schemas.ingest import CachedPart, CachedUnit
 from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
@@ -93,9 +93,7 @@ def validate_record(record: Record, *, keep_dates: bool) -> Record:
 
 
 def _escape_record(record: Record) -> Record:
-    """The record with control characters as escapes; the same one where it has none."""
-    if "".join(_list_texts(record)).isprintable():
-        return record
+    """The record with control characters as escapes."""
     return replace(
         record,
         recording_id=escape_controls(record.recording_id),
@@ -111,16 +109,6 @@ def _escape_record(record: Record) -> Record:
         ],
         attributes={key: _escape_attribute(value) for key, value in record.attributes.items()},
     )
-
-
-def _list_texts(record: Record) -> Iterator[str]:
-    yield record.recording_id + record.subject_id
-    for signal in record.signals:
-        yield signal.channel + signal.unit
-    for note in record.annotations:
-        yield note.label
-    for value in record.attributes.values():
-        yield from map(str, value if isinstance(value, list) else [value])
 
 
 def _report_oddities(read: Record, plain: Record) -> Iterator[Finding]:
@@ -277,8 +265,7 @@ def write_shard(
             return None
         data = _encode_parquet(schema, tables, plain)
         storage.require_space(folder, len(data))
-        name, digest, size = storage.write_hashed(folder, stem, ".parquet", data)
-        files[name] = StoredFile(sha256=digest, size=size, rows=rows)
+        name, files[name] = store_hashed(folder, stem, ".parquet", data, rows)
         return name
 
     rows = [(record, signal) for record in records for signal in record.signals]
@@ -305,8 +292,7 @@ def write_subjects(folder: Path, rows: Sequence[tuple[str, str, str]]) -> tuple[
     data = _encode_parquet(
         schema.with_metadata(_make_metadata("subjects", {})), [_make_table(rows, schema)], []
     )
-    name, digest, size = storage.write_hashed(folder, "subjects", ".parquet", data)
-    return name, StoredFile(sha256=digest, size=size, rows=len(rows))
+    return store_hashed(folder, "subjects", ".parquet", data, len(rows))
 
 
 def write_units(folder: Path, units: Mapping[str, CachedUnit]) -> tuple[str, StoredFile]:
@@ -318,8 +304,7 @@ def write_units(folder: Path, units: Mapping[str, CachedUnit]) -> tuple[str, Sto
     content = storage.encode_json({"format_version": FORMAT, "units": entries}) + b"\n"
     # hashes are most of it: the fastest level is 6 % larger than the best one
     data = gzip.compress(content, 1, mtime=0)
-    name, digest, size = storage.write_hashed(folder, "units", ".json.gz", data)
-    return name, StoredFile(sha256=digest, size=size, rows=len(units))
+    return store_hashed(folder, "units", ".json.gz", data, len(units))
 
 
 def read_units(path: Path) -> dict[str, CachedUnit]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from bitimely_core.errors import (
     Reason,
     UserError,
     find_stop_code,
-    list_stop_signals,
+    replace_handlers,
 )
 from bitimely_core.schemas.ingest import CachedPart
 from bitimely_core.system_errors import find_system_error
@@ -66,15 +65,8 @@ def catch_signals() -> Iterator[StopFlag]:
             raise KeyboardInterrupt
         stop.signal = number
 
-    if threading.current_thread() is not threading.main_thread():
+    with replace_handlers(handle):
         yield stop
-        return
-    before = {number: signal.signal(number, handle) for number in list_stop_signals()}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_tasks(

@@ -18,7 +18,7 @@ from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError, raise_differences
-from bitimely_core.records import FORMAT, StoredFile
+from bitimely_core.records import FORMAT, StoredFile, store_file, store_hashed
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -210,10 +210,9 @@ def write_windows(
         ("index.parquet", index),
         ("recordings.parquet", list_scales(survey, options)),
     ):
-        sha256, size = storage.write_parquet(out / name, frame)
-        files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
+        files[name] = store_file(out / name, storage.encode_parquet(frame), frame.height)
     statistics = compute_statistics(survey, index, class_names, options)
-    sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
+    files["statistics.json"] = store_file(out / "statistics.json", statistics.encode())
     manifest = WindowManifest(
         cache=cache.manifest.manifest_sha256,
         options=options,
@@ -228,7 +227,7 @@ def write_windows(
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
         findings=list(map(FindingRecord.from_finding, findings)),
-        files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
+        files=files,
     )
     manifest.publish(out)
     manifests.remove_old_files(out, SHARDS)
@@ -268,9 +267,8 @@ def _write_shard(
     out: Path, number: int, block: np.ndarray, options: WindowOptions
 ) -> tuple[WindowShard, StoredFile]:
     encode = encode_arrow(block, options)
-    name, sha256, size = storage.write_hashed(out, f"windows-{number:05d}", ".arrow", encode)
-    shard = WindowShard(name=name, rows=len(block), dtype=str(block.dtype))
-    return shard, StoredFile(sha256=sha256, size=size, rows=len(block))
+    name, stored = store_hashed(out, f"windows-{number:05d}", ".arrow", encode, len(block))
+    return WindowShard(name=name, rows=len(block), dtype=str(block.dtype)), stored
 
 
 def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

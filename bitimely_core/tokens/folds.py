@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitimely_core import locks, manifests, storage
-from bitimely_core.records import StoredFile
+from bitimely_core.records import store_file
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions
 from bitimely_core.tokens.building import compute_statistics, is_current
 from bitimely_core.tokens.moments import Moments, compute_moments
@@ -74,11 +74,12 @@ def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
     names = {shard.name for shard in manifest.shards} | {"recordings.parquet"}
     for name in names:
         _link_file(windows.folder / name, out / name)
-    sha256, size = storage.write_parquet(out / "index.parquet", index)
-    files = {"index.parquet": StoredFile(sha256=sha256, size=size, rows=index.height)}
     statistics = compute_statistics(survey, index, manifest.class_names, options)
-    sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
-    files["statistics.json"] = StoredFile(sha256=sha256, size=size)
+    content = storage.encode_parquet(index)
+    files = {
+        "index.parquet": store_file(out / "index.parquet", content, index.height),
+        "statistics.json": store_file(out / "statistics.json", statistics.encode()),
+    }
     changes = {
         "options": options,
         "counts": audit(index, Counter(), manifest.class_names),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from bitimely_core import manifests, storage
-from bitimely_core.records import StoredFile
+from bitimely_core.records import StoredFile, store_file, store_hashed
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
     HistoryPreparation,
@@ -250,10 +250,9 @@ def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, Stored
     """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex,
     y_<label> ..., t_index; of times to event time_<label>, event_<label>.
     """
-    name, sha256, size = storage.write_hashed(
-        out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame))
-    )
-    return {name: StoredFile(sha256=sha256, size=size, rows=frame.height)}
+    content = storage.encode_parquet(to_table(frame))
+    name, stored = store_hashed(out, f"sequences-{number:05d}", ".parquet", content, frame.height)
+    return {name: stored}
 
 
 def publish_sequences(
@@ -288,14 +287,13 @@ def publish_sequences(
         if frame is None:
             storage.remove_file(out / name)
         else:
-            sha256, size = storage.write_parquet(out / name, to_table(frame))
-            files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
+            content = storage.encode_parquet(to_table(frame))
+            files[name] = store_file(out / name, content, frame.height)
     for name, record in (("statistics.json", statistics), (HISTORIES, preparation)):
         if record is None:
             storage.remove_file(out / name)
         else:
-            sha256, size = storage.write_json(out / name, record.to_json())
-            files[name] = StoredFile(sha256=sha256, size=size)
+            files[name] = store_file(out / name, record.encode())
     manifest.model_copy(update={"files": files, "shards": list(shards)}).publish(out)
     manifests.remove_old_files(out, SHARDS)
 

@@ -39,7 +39,7 @@ from bitimely_core.errors import (
     raise_differences,
     safe_text,
 )
-from bitimely_core.records import StoredFile
+from bitimely_core.records import store_file
 from bitimely_core.schemas.runs import CheckpointMeta, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
 
@@ -85,8 +85,8 @@ def save_checkpoint(
         storage.make_folder(temporary)
         files = {}
         for name, content in contents.items():
-            digest, size = storage.write_bytes(temporary / f"{name}.safetensors", content)
-            files[f"{name}.safetensors"] = StoredFile(sha256=digest, size=size)
+            file = f"{name}.safetensors"
+            files[file] = store_file(temporary / file, content)
         meta = meta.model_copy(update={"files": files})
         meta.model_copy(update={"sha256": _hash_meta(meta.to_json())}).save(temporary / "meta.json")
         if final.is_dir():  # the same step, now validated

@@ -112,6 +112,15 @@ def all_reduce_sum(numbers: list[float]) -> list[float]:
     return list(map(float, together.tolist()))
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """The `value` of each process."""
+    if get_world_size() == 1:
+        return [value]
+    gathered = [None] * get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
 def broadcast_parameters(model: nn.Module) -> None:
     """Give every process the weights and buffers of process 0."""
     if get_world_size() > 1:
@@ -153,10 +162,7 @@ def find_first_error(error: Exception | None) -> Exception:
         problem = f"{type(error).__name__} in process {get_rank()}"
         hint = "This is a bug; repeat with --debug and report it"
         shared = UserError(Reason.INTERNAL, problem, hint=hint, exit_code=Exit.INTERNAL_ERROR)
-    gathered: list[Any] = [shared]
-    if get_world_size() > 1:
-        gathered = [None] * get_world_size()
-        dist.all_gather_object(gathered, shared)
+    gathered = gather_objects(shared)
     if error is not None and error is not shared:
         return error
     first: Exception = next(filter(None, gathered))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,8 +19,9 @@ from bitimely_core.errors import (
     UserError,
     find_stop_code,
     input_error,
-    list_stop_signals,
+    replace_handlers,
 )
+from bitimely_core.formats.text import list_first
 from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.train import checkpoints
 from bitimely_core.train.distributed import all_reduce_sum, find_first_error, get_rank
@@ -39,7 +39,7 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
     """The signals that end a verb set a flag that the loop reads after each step; a second SIGINT stops at
     once. Only for runs with a folder.
     """
-    if state.home is None or threading.current_thread() is not threading.main_thread():
+    if state.home is None:
         yield
         return
 
@@ -48,12 +48,8 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
             raise KeyboardInterrupt
         state.stop_signal = state.stop_signal or number
 
-    before = {number: signal.signal(number, record_signal) for number in list_stop_signals()}
-    try:
+    with replace_handlers(record_signal):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def interrupted_error(state: TrainingState, number: int, when: str, outcome: str) -> UserError:
@@ -151,8 +147,7 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
 
 def format_numbers(numbers: list[int]) -> str:
     """The first `MOST_NUMBERS` of `numbers`, and how many more there are."""
-    text = ", ".join(map(str, numbers[:MOST_NUMBERS]))
-    return f"{text} and {len(numbers) - MOST_NUMBERS} more" if len(numbers) > MOST_NUMBERS else text
+    return list_first(list(map(str, numbers)), MOST_NUMBERS)
 
 
 def warn(finding: Finding, notice: Notice | None) -> None:

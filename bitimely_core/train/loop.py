@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
-import torch.distributed as dist
 from pydantic import JsonValue
 from torch import Tensor, nn
 
@@ -678,12 +677,8 @@ def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def _add_parts(line: LogLine, parts: Parts) -> LogLine:
     """`line` with the mean of each part over all processes, which may have different parts."""
-    gathered: list[Any] = [parts]
-    if distributed.get_world_size() > 1:
-        gathered = [None] * distributed.get_world_size()
-        dist.all_gather_object(gathered, parts)
     sums: dict[str, tuple[float, float]] = {}
-    for process_parts in gathered:
+    for process_parts in distributed.gather_objects(parts):
         for name, (count, weighted) in process_parts.items():
             counted, total = sums.get(name, (0.0, 0.0))
             sums[name] = counted + count, total + weighted
