@@ -40,7 +40,7 @@ def make_values(samples: np.ndarray, rate: float, options: WindowOptions) -> np.
     tokens.
     """
     record = Record(recording_id="r", subject_id="s", signals=[Signal("x", rate, "uV", samples)])
-    found = cutting.cut_record(record, options, None, Counter())
+    found = cutting.cut_record(record, options, ("uV",), Counter())
     assert found is not None
     return np.concatenate(list(cutting.make_windows(found, options)))[..., 0].ravel()
 

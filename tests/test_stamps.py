@@ -82,9 +82,9 @@ class Recording(NamedTuple):
         """The window, NaN where a value is missing, [T], by the code that makes tokens."""
         signals = [Signal("x", self.native_rate, "uV", samples)]
         signals += [Signal("Time", self.native_rate, "s", self.times)] if self.options.clock else []
-        found = cutting.cut_record(
-            Record(recording_id="r", subject_id="s", signals=signals), self.options, None, Counter()
-        )
+        record = Record(recording_id="r", subject_id="s", signals=signals)
+        units = ("uV", "s")[: len(self.options.channels)]
+        found = cutting.cut_record(record, self.options, units, Counter())
         assert found is not None
         places = [place for place in found.places if place.first == self.first]
         found = found._replace(places=places)

@@ -240,13 +240,7 @@ def _find_step_slopes(
 
 def _make_cut(signal: Signal, places: list[WindowPlace]) -> RecordCut:
     return RecordCut(
-        [[signal]],
-        [[1.0]],
-        digital=False,
-        scale=np.ones(1),
-        offset=np.zeros(1),
-        units=("",),
-        places=places,
+        [[signal]], [[1.0]], digital=False, scale=np.ones(1), offset=np.zeros(1), places=places
     )
 
 

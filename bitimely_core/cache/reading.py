@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
@@ -149,23 +149,20 @@ class Cache:
 
     def signals(self) -> pl.DataFrame:
         """One row a recording, channel and segment: rates, lengths, scales, quality figures."""
-        import polars as pl
-
-        names = [name for name, _ in self.recordings_manifest.shards if name]
-        return pl.concat(list(map(self._read_frame, names))) if names else pl.DataFrame()
+        return self._read_shards(0)
 
     def annotations(self) -> pl.DataFrame:
         """One row a label: recording_id, onset and duration in seconds, label."""
+        return self._read_shards(1)
+
+    def _read_shards(self, part: Literal[0, 1]) -> pl.DataFrame:
+        """The rows of all shards of recordings (0) or of annotations (1), without samples."""
         import polars as pl
 
-        names = [name for _, name in self.recordings_manifest.shards if name]
-        schema = {
-            "recording_id": pl.String,
-            "onset": pl.Float64,
-            "duration": pl.Float64,
-            "label": pl.String,
-        }
-        return pl.concat([pl.DataFrame(schema=schema), *map(self._read_frame, names)])
+        empty = pl.DataFrame(shards.make_schemas()[part].empty_table())
+        names = [pair[part] for pair in self.recordings_manifest.shards]
+        frames = map(self._read_frame, filter(None, names))
+        return pl.concat([empty.drop("samples", strict=False), *frames])
 
     def _read_frame(
         self, name: str, columns: Collection[str] | None = None, categories: Sequence[str] = ()

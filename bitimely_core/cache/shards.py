@@ -271,7 +271,10 @@ def write_shard(
     rows = [(record, signal) for record in records for signal in record.signals]
     notes = [(record.recording_id, *note) for record in records for note in record.annotations]
     channels = sorted({(signal.channel, signal.rate) for _, signal in rows})
-    schema, note_schema = _make_schemas({"dataset": dataset, "channels": channels})
+    schema, note_schema = make_schemas()
+    facts = {"dataset": dataset}
+    schema = schema.with_metadata(_make_metadata("recordings", {**facts, "channels": channels}))
+    note_schema = note_schema.with_metadata(_make_metadata("annotations", facts))
     groups = (_make_row_group(group, schema, figures or {}) for group in _group_rows(rows))
     plain = ["samples", "qc", "n_samples", "offset", "scale", "onset"]
     recordings = write("recordings", schema, groups, len(rows), plain)
@@ -325,7 +328,8 @@ def _make_metadata(kind: str, facts: Properties) -> dict[bytes, bytes]:
     return {b"bitimely": storage.encode_json(values)}
 
 
-def _make_schemas(facts: Properties) -> tuple[pa.Schema, pa.Schema]:
+def make_schemas() -> tuple[pa.Schema, pa.Schema]:
+    """The schemas of shards of recordings and of annotations."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -339,12 +343,7 @@ def _make_schemas(facts: Properties) -> tuple[pa.Schema, pa.Schema]:
     }
     recordings = [(name, kinds.get(name, text)) for name in COLUMNS]
     notes = [("recording_id", text), ("onset", number), ("duration", number), ("label", text)]
-    return (
-        pa.schema(recordings).with_metadata(_make_metadata("recordings", facts)),
-        pa.schema(notes).with_metadata(
-            _make_metadata("annotations", {"dataset": facts["dataset"]})
-        ),
-    )
+    return pa.schema(recordings), pa.schema(notes)
 
 
 def _make_table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:

@@ -265,6 +265,11 @@ class Preprocessing(StoredRecord):
     missing: bool
     channels: tuple[ChannelStatistics, ...]  # of the training split
 
+    @property
+    def unit_of(self) -> dict[str, str]:
+        """Channel -> its unit."""
+        return dict(zip(self.options.channels, self.units, strict=True))
+
 
 class Calibration(StoredRecord):
     """`calibration.json` of a fine-tuned run: temperature and conformal threshold, fitted on

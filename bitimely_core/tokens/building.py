@@ -217,7 +217,7 @@ def write_windows(
         cache=cache.manifest.manifest_sha256,
         options=options,
         class_names=class_names,
-        units=list(survey.units or ()),
+        units=list(survey.units),
         windows=index.height,
         missing=survey.missing,
         shards=shards,
@@ -345,7 +345,7 @@ def compute_statistics(
     """
     training = index.filter(index["split"] == "train")
     channels = []
-    for v, (channel, unit) in enumerate(zip(options.channels, survey.units or (), strict=True)):
+    for v, (channel, unit) in enumerate(zip(options.channels, survey.units, strict=True)):
         values = moments.pool_moments(piece[v] for piece in survey.moments)
         channels.append(
             ChannelStatistics(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.config import Section, WindowConfig
-from bitimely_core.errors import safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import check_choice, safe_text, usage_error
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import filters, open_views
@@ -32,7 +31,9 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     view = _find_view(cache, choices.view)
     band, stops = filters.validate_filters(choices.bandpass, choices.notch)
     if choices.channels:
-        _check_channels(cache, choices.channels)
+        names = sorted(cache.signals()["channel"].unique())
+        for channel in choices.channels:
+            check_choice("channel", channel, names)
         view = replace(view, channels=tuple(choices.channels))
     view = _complete_view(cache, view)
     factor = _scale_rate(view, choices.rate)
@@ -110,19 +111,9 @@ def _check_combination(
 def _find_view(cache: Cache, name: str) -> View:
     """A view of the cache's data set. Raises UserError (unknown_name, exit 2)."""
     views = registry.datasets[cache.dataset].facts.views
-    if name not in views:
-        names = [f"{cache.dataset}/{view}".rstrip("/") for view in views]
-        raise unknown_name_error("view", f"{cache.dataset}/{name}", names)
+    names = {view: f"{cache.dataset}/{view}".rstrip("/") for view in views}
+    check_choice("view", names.get(name, f"{cache.dataset}/{name}"), names.values())
     return views[name]
-
-
-def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
-    """Raises UserError (unknown_name, exit 2) for a channel that no recording has."""
-    signals = cache.signals()
-    names = sorted(signals["channel"].unique()) if signals.height else []
-    for channel in channels:
-        if channel not in names:
-            raise unknown_name_error("channel", channel, names)
 
 
 def _complete_view(cache: Cache, view: View) -> View:

@@ -56,14 +56,13 @@ class RecordCut(NamedTuple):
     digital: bool  # int16
     scale: np.ndarray  # [V] float64: physical = value * scale + offset
     offset: np.ndarray  # [V] float64
-    units: tuple[str, ...]
     places: list[WindowPlace]  # in order of time
     # start and end, in seconds, of stretches that no filter goes into or out of
     blocks: tuple[tuple[float, float], ...] = ()
 
 
 def cut_record(
-    record: Record, options: WindowOptions, units: tuple[str, ...] | None, left_out: Counter[str]
+    record: Record, options: WindowOptions, units: tuple[str, ...], left_out: Counter[str]
 ) -> RecordCut | None:
     """The windows of a recording, or None with the reason counted in `left_out`.
 
@@ -73,8 +72,8 @@ def cut_record(
     Args:
         record: the recording with at least the channels of the view.
         options: the view with the choices of the caller.
-        units: of the channels of the view; None for the first recording. Volts of another power are
-            brought to them, recordings in other units are left out.
+        units: of the channels of the view. Volts of another power are brought to them, recordings
+            in other units are left out.
         left_out: gets one count a recording, epoch or segment.
 
     Raises:
@@ -91,7 +90,6 @@ def cut_record(
         label = read_recording_label(record.attributes.get(options.target), options, left_out)
         if label is None:
             return None
-    units = units or tuple(signal.unit for signal in segments[0])
     factors = _find_factors(segments, units)
     if factors is None:
         left_out["unit"] += 1
@@ -111,7 +109,7 @@ def cut_record(
     places = _place_windows(record, stretches, label, options, left_out)
     digital, scale, offset = _find_storage(segments, factors, options)
     places.sort(key=lambda place: place[:3])
-    return RecordCut(segments, factors, digital, scale, offset, units, places)
+    return RecordCut(segments, factors, digital, scale, offset, places)
 
 
 def _find_segments(

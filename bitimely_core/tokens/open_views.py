@@ -21,6 +21,7 @@ from bitimely_core.formats.text import list_first, list_names
 from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_signal
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
+from bitimely_core.tokens.epochs import choose_scored
 
 NAMES = 12  # channels in a line
 LONGEST_LINE = 600  # characters of a line of a map in an advice
@@ -166,8 +167,7 @@ def _find_word(name: str) -> str:
 
 def _name_group(names: Sequence[str], used: Collection[str]) -> str:
     """The word that all names begin with, unless a channel is called so; else the first name."""
-    word = re.match("[A-Za-z]*", names[0])
-    text = word[0] if word else ""
+    text = re.split("[^A-Za-z]", names[0], maxsplit=1)[0]
     same = all(name.casefold().startswith(text.casefold()) for name in names)
     if len(text) > 2 and same and text not in used:
         return text
@@ -177,12 +177,10 @@ def _name_group(names: Sequence[str], used: Collection[str]) -> str:
 def _list_signals(cache: Cache, names: set[str]) -> Recordings:
     """The channels of these recordings, in the order of the cache."""
     signals: Recordings = {name: [] for name in cache.recording_ids() if name in names}
-    table = cache.signals()
-    if table.height:
-        columns = table.select("recording_id", "channel", "rate", "n_samples")
-        for recording, *values in columns.iter_rows():
-            if recording in signals:
-                signals[recording].append(StoredSignal(*values))
+    columns = cache.signals().select("recording_id", "channel", "rate", "n_samples")
+    for recording, *values in columns.iter_rows():
+        if recording in signals:
+            signals[recording].append(StoredSignal(*values))
     return {name: stored for name, stored in signals.items() if stored}
 
 
@@ -204,11 +202,9 @@ def _choose_window(cache: Cache, view: View, recordings: Recordings, rate: float
     """Samples of a window at `rate` Hz, at most those of the longest stretches of the first
     recording that is no faster.
     """
-    first = next(iter(recordings.values()), [])
-    for signals in recordings.values():
-        if all(signal.rate <= rate for signal in signals):
-            first = signals
-            break
+    stored = list(recordings.values())
+    slow = [signals for signals in stored if all(signal.rate <= rate for signal in signals)]
+    first = next(iter([*slow, *stored]), [])
     longest: dict[str, int] = {}
     for signal in first:
         samples = math.floor(signal.samples * rate / signal.rate + 1e-6)
@@ -324,8 +320,7 @@ def choose_epoch(durations: list[float]) -> float:
 
     0 where no more than half of them are multiples of it, as of rhythms.
     """
-    counts = Counter(durations)
-    best = max(counts, key=lambda seconds: (counts[seconds], seconds), default=0.0)
+    best = choose_scored(Counter(durations))
     multiples = sum(
         seconds >= best and abs(seconds / best - round(seconds / best)) < 1e-3
         for seconds in durations

@@ -26,7 +26,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.text import list_first
-from bitimely_core.registry import Task, datasets
+from bitimely_core.registry import Task, View, datasets
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
     SamplePreparation,
@@ -130,16 +130,19 @@ class TokenSet(ABC, MapDataset):
     @property
     def target_unit(self) -> str | None:
         """The unit of the labels of a regression, where the view states one."""
-        if self.task != "regression":
-            return None
-        views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
-        return (views[self.view].unit or None) if self.view in views else None
+        view = self._find_stated_view()
+        return view.unit or None if view and self.task == "regression" else None
 
     @property
     def label_scales(self) -> Literal["", "rate", "duration"]:
         """What stretching the time does to the labels, as the view states it."""
-        views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
-        return views[self.view].label_scales if self.view in views else ""
+        view = self._find_stated_view()
+        return view.label_scales if view else ""
+
+    def _find_stated_view(self) -> View | None:
+        """The view of the data set, where that is registered here."""
+        entry = datasets.get(self.dataset)
+        return entry.facts.views.get(self.view) if entry else None
 
     @property
     def split(self) -> str:

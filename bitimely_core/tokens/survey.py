@@ -19,6 +19,7 @@ import numpy as np
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text
+from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.tokens import SplitCounts, WindowOptions, WindowUse
 from bitimely_core.tokens import filters, splits
@@ -57,7 +58,7 @@ class CacheSurvey:
     """Results of a pass over the cache. It holds places and counts, no samples."""
 
     recordings: list[RecordingWindows] = field(default_factory=list)
-    units: tuple[str, ...] | None = None  # [V]
+    units: tuple[str, ...] = ()  # [V]
     rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
     left_out: Counter[str] = field(default_factory=Counter)  # by the keys of `LEFT_OUT`
     # split -> windows that were left out for having no sample
@@ -105,19 +106,17 @@ def survey_cache(
         progress("windows", total, total)
 
 
-def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...] | None:
-    """The unit of each channel in most recordings, in that of the first of them; None: a channel is
-    in none.
+def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...]:
+    """The unit of each channel in most recordings, in that of the first of them; () where a channel
+    is in none.
 
     Units of one quantity count together, because they are converted.
     """
-    table = cache.signals()
     units: dict[str, list[str]] = {channel: [] for channel in options.channels}
-    if table.height:
-        rows = table.select("recording_id", "channel", "unit").unique(maintain_order=True)
-        for _, channel, unit in rows.iter_rows():
-            if channel in units:
-                units[channel].append(unit)
+    table = cache.signals().select("recording_id", "channel", "unit")
+    for _, channel, unit in table.unique(maintain_order=True).iter_rows():
+        if channel in units:
+            units[channel].append(unit)
     chosen: list[str] = []
     for same in units.values():
         groups = [
@@ -125,23 +124,19 @@ def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...] | Non
             for first in dict.fromkeys(same)
         ]
         if not groups:
-            return None
+            return ()
         chosen.append(max(groups, key=len)[0])
     return tuple(chosen)
 
 
 def _count_annotations(survey: CacheSurvey, record: Record, options: WindowOptions) -> None:
     """Count how long annotations last, which texts are no class, and recordings without a class."""
-    has_class = False
-    for note in record.annotations:
-        is_used = (note.duration == 0) == options.points
-        label = find_class(note.label, options.labels)
-        has_class |= is_used and label is not None
-        if is_used and label is None:
-            survey.unknown[note.label] += 1
+    texts = [note.label for note in record.annotations if (note.duration == 0) == options.points]
+    unknown = [text for text in texts if find_class(text, options.labels) is None]
+    survey.unknown.update(unknown)
     notes = ((note.duration, note.label) for note in record.annotations)
     survey.durations.update(count_durations(notes, options.labels))
-    if not has_class:
+    if len(unknown) == len(texts):
         survey.left_out["unmatched_labels"] += 1
         text = "has other annotations alone" if record.annotations else "has no annotation"
         survey.lacking["unmatched_labels"][record.recording_id] = text
@@ -165,14 +160,15 @@ def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> 
 
 def _describe_unit(record: Record, options: WindowOptions, survey: CacheSurvey) -> str:
     """Which channel of a recording is in another unit than that of the view."""
-    units = dict(zip(options.channels, survey.units or (), strict=False))
-    for signal in record.signals:
-        unit = units.get(signal.channel, signal.unit)
-        if find_unit_factor(signal.unit, unit) is None:
-            survey.other_units.setdefault(signal.channel, unit)
-            stated = f"in {safe_text(signal.unit)}" if signal.unit else "without a unit"
-            return f"has {safe_text(signal.channel)} {stated}, others in {safe_text(unit)}"
-    return "has another unit"
+    units = dict(zip(options.channels, survey.units, strict=True))
+    signal = next(
+        signal
+        for signal in record.signals
+        if signal.channel in units and find_unit_factor(signal.unit, units[signal.channel]) is None
+    )
+    unit = survey.other_units.setdefault(signal.channel, units[signal.channel])
+    stated = f"in {safe_text(signal.unit)}" if signal.unit else "without a unit"
+    return f"has {safe_text(signal.channel)} {stated}, others in {safe_text(unit)}"
 
 
 def _select_windows(
@@ -209,7 +205,6 @@ def _find_blocks(
 def _add_recording(
     survey: CacheSurvey, record: Record, cut: RecordCut, names: list[str], options: WindowOptions
 ) -> None:
-    survey.units = cut.units
     survey.rates |= {(signal.channel, signal.rate) for signal in itertools.chain(*cut.segments)}
     n = len(cut.places)
     if not n:
@@ -328,8 +323,7 @@ def describe_use(use: WindowUse, task: str) -> list[str]:
     lines = []
     if use.channels_left:
         names = [f"{safe_text(name)} (in {n:,})" for name, n in use.channels_left.items()]
-        rest = f" and {len(names) - 6} more" if names[6:] else ""
-        lines.append(f"channels not used: {', '.join(names[:6])}{rest}; --channels chooses")
+        lines.append(f"channels not used: {list_first(names, 6)}; --channels chooses")
     if use.recordings_used < use.recordings:
         lines.append(f"recordings: {use.recordings_used:,} of {use.recordings:,} have a window")
     share = use.seconds_used / use.seconds if use.seconds else 0.0
@@ -546,7 +540,7 @@ def _list_gaps_of_splits(
     classes = counts["train"].classes
     absent = tuple(safe_text(name) for name, count in classes.items() if not count)
     if absent:
-        names = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if absent[5:] else "")
+        names = list_first(absent, 5)
         yield Finding(
             Reason.CLASS_MISSING,
             f"{len(absent)} of {len(classes)} classes have no training window: {names}",

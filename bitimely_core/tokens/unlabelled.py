@@ -636,10 +636,11 @@ def cut_unlabelled(
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
-    units_of = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
     return UnlabelledWindows(
         windows=windows,
-        record=replace(record, signals=[_convert(s, units_of) for s in record.signals]),
+        record=replace(
+            record, signals=[_convert(s, preprocessing.unit_of) for s in record.signals]
+        ),
         placement=placement,
         findings=[*findings, *empty],
     )
@@ -748,7 +749,7 @@ def _make_windows(
         cache="",
         options=options,
         class_names=list(preprocessing.class_names),
-        units=list(cut.units),
+        units=list(preprocessing.units),
         windows=n,
         missing=missing,
         shards=[],
@@ -771,7 +772,7 @@ def match_units(
 
     Raises UserError (unit, exit 4).
     """
-    units = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
+    units = preprocessing.unit_of
     matched: list[Signal] = []
     findings: dict[str, Finding] = {}
     for signal in signals:
