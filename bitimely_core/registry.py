@@ -14,7 +14,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -196,6 +196,17 @@ def check_name(name: str, kind: str, field: str | None = None) -> str:
         code=Reason.PATH_ESCAPE if re.search(r"[/\\]|^\.*$", name) else Reason.CONFIG,
         field=field,
     )
+
+
+def find_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> its version, or that it is absent."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return versions
 
 
 _scanned: set[tuple[str, ...]] = set()  # each `sys.path` whose plug-ins have been imported

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
@@ -27,6 +26,7 @@ from bitimely_core.records import (
     is_listed,
     write_results,
 )
+from bitimely_core.registry import find_versions
 from bitimely_core.schemas.runs import (
     ReadingOptions,
     RunData,
@@ -356,13 +356,12 @@ def describe_preprocessing(windows: Windows) -> Preprocessing:
 
 def list_versions() -> dict[str, str]:
     """Versions of the packages that numbers depend on."""
-    out = {"bitimely": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "safetensors"):
-        try:
-            out[name] = version(name)
-        except PackageNotFoundError:
-            out[name] = "absent"
-    return out
+    libraries = ("torch", "numpy", "polars", "pyarrow", "scikit-learn", "scipy", "safetensors")
+    return {
+        "bitimely": __version__,
+        "python": platform.python_version(),
+        **find_versions(libraries),
+    }
 
 
 COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init", "members")

@@ -5,16 +5,14 @@ It holds no clock, host or duration: the same input, options and versions give t
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from bitimely_core import __version__
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
-from bitimely_core.registry import DatasetFacts, Entry
+from bitimely_core.registry import DatasetFacts, Entry, find_versions
 from bitimely_core.schemas.ingest import (
     ErrorReport,
     FindingRecord,
@@ -130,7 +128,7 @@ def build_report(
         tool=ToolVersions(
             version=__version__,
             python=platform.python_version(),
-            libraries=dict(_find_library_versions()),
+            libraries=find_versions(("numpy", "pyarrow", "polars", "wfdb")),
         ),
     )
 
@@ -159,18 +157,6 @@ def _list_reasons(
 ) -> list[FindingRecord]:
     """The reasons of the units, then those of the data set."""
     return [*(reason for unit in units for reason in unit.reasons), *reasons]
-
-
-@functools.cache
-def _find_library_versions() -> dict[str, str]:
-    """Versions of what reads and writes."""
-    versions = {}
-    for name in ("numpy", "pyarrow", "polars", "wfdb"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:  # an extra that is not installed
-            versions[name] = "absent"
-    return versions
 
 
 def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserError | None:
