@@ -4,7 +4,6 @@ holds its own hash; a commit replaces it.
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import stat
@@ -74,23 +73,11 @@ def publish(folder: Path, body: Manifest, files: dict[str, FileFacts], generatio
                 exit_code=Exit.LOCKED,
             )
         if current:
-            _keep_previous(path, folder / f"manifest-{current}.json")
+            # for readers of its generation
+            storage.link_file(path, folder / f"manifest-{current}.json")
         storage.os_replace(temporary.path, path)
         storage.sync_folder(folder)
     return manifest
-
-
-def _keep_previous(path: Path, old: Path) -> None:
-    """Keep the published manifest under a second name for readers of its generation."""
-    with suppress(FileNotFoundError):
-        storage.os_unlink(old)  # of a run that was killed at this point
-    try:
-        storage.os_link(path, old)
-    except OSError as error:
-        # no hard links on this file system
-        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
-            raise
-        storage.write_bytes(old, path.read_bytes())
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:

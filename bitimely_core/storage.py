@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes a read or write
 ROW_GROUP = 1 << 20  # rows of a row group of an Arrow table in Parquet
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
+# what a file system answers that has no hard links, or none to a file of another one
+WITHOUT_LINKS = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
 # json.dumps would make an encoder at each call
 ENCODER = json.JSONEncoder(
@@ -351,6 +353,22 @@ def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tupl
         os_replace(temporary.path, folder / name)
         sync_folder(folder)
     return name, sha256, size
+
+
+def link_file(path: Path, new: Path) -> None:
+    """One more name of a file that is never written again; a copy where there are no links.
+
+    An existing file of that name is replaced. Raises OSError.
+    """
+    with suppress(FileNotFoundError):
+        os_unlink(new)
+    try:
+        os_link(path, new)
+    except OSError as error:
+        if error.errno not in WITHOUT_LINKS:
+            raise
+        with path.open("rb") as source:
+            write_file(new, lambda stream: shutil.copyfileobj(source, stream))
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> tuple[str, int]:

@@ -4,8 +4,6 @@ index with other splits, and the statistics of the new training split.
 
 from __future__ import annotations
 
-import errno
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +71,7 @@ def _write_split(windows: Windows, options: WindowOptions, out: Path) -> None:
         storage.os_unlink(out / manifests.MANIFEST)
     names = {shard.name for shard in manifest.shards} | {"recordings.parquet"}
     for name in names:
-        _link_file(windows.folder / name, out / name)
+        storage.link_file(windows.folder / name, out / name)
     statistics = compute_statistics(survey, index, manifest.class_names, options)
     content = storage.encode_parquet(index)
     files = {
@@ -101,14 +99,3 @@ def _measure_training(windows: Windows, index: pl.DataFrame) -> Iterator[list[Mo
     for (recording,), part in training.group_by("recording_id", maintain_order=True):
         scale, offset = of_recording[recording,]["scale", "offset"].to_numpy().T
         yield compute_moments(windows.read_stored(part["window"].to_numpy()), scale, offset)
-
-
-def _link_file(source: Path, target: Path) -> None:
-    """One more name of a file, which is never written again; a copy where there are no links."""
-    target.unlink(missing_ok=True)
-    try:
-        storage.os_link(source, target)
-    except OSError as error:
-        if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
-            raise
-        shutil.copyfile(source, target)
