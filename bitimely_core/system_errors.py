@@ -41,6 +41,11 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def find_folder(path: Path) -> Path:
+    """The first folder that is there of `path` and those that hold it."""
+    return next(filter(Path.is_dir, (path, *path.absolute().parents)))
+
+
 def _read_limit(name: int) -> int | None:
     """The soft limit of this process called `resource.RLIMIT_...`; None where there is none."""
     limit = resource.getrlimit(name)[0]
@@ -74,7 +79,7 @@ def _describe_space(path: Path | None) -> str:
     if path is None:
         return "disk full"
     with suppress(OSError, StopIteration):
-        folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+        folder = find_folder(path)
         disk = os.statvfs(folder)
         if disk.f_files and not disk.f_favail:
             used = f"all {disk.f_files:,} of the disk are used"

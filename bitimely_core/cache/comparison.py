@@ -34,7 +34,7 @@ def compare_levels(folder: Path, parts: Iterable[CachedPart]) -> Iterator[Findin
     """A warning for each channel with recordings at levels that differ by more than `FACTOR`."""
     levels: dict[str, list[ChannelLevel]] = defaultdict(list)
     columns = ("recording_id", "channel", "unit", "qc")
-    names = {entry.shard[0] for part in parts for entry in part.units.values()}
+    names = {entry.shard.recordings for part in parts for entry in part.units.values()}
     for name in sorted(filter(None, names)):
         for row in shards.read_table(folder / name, columns).to_pylist():
             figures = json.loads(row["qc"] or "{}")

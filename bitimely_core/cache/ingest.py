@@ -19,8 +19,8 @@ from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.comparison import compare_levels, summarize_left_out
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
-from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
+from bitimely_core.cache.units import IngestTask, find_copies, group_units
+from bitimely_core.cache.workers import catch_signals, run_tasks
 from bitimely_core.errors import (
     Reason,
     UserError,
@@ -39,6 +39,7 @@ from bitimely_core.schemas.ingest import (
     CachedUnit,
     CacheManifest,
     CacheSettings,
+    CacheShard,
     IngestPart,
     IngestReport,
     RecordingsManifest,
@@ -49,6 +50,7 @@ from bitimely_core.types import IngestUnit, Progress
 T = TypeVar("T")
 
 PROGRESS, SETTINGS = ".progress", "settings.json"  # folder of notes; settings of its ingest
+PLAN = {"schema": "bitimely.ingest_plan/1", "format_version": 1, "status": "planned"}
 SUBJECTS_COPY = "subjects.parquet"  # for people, never read
 SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
 PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
@@ -236,11 +238,12 @@ def _check_arguments(
 def _check_names(entry: registry.Entry[registry.DatasetFacts], exclude: Sequence[str]) -> None:
     """Raises UserError (config, exit 2) for names of recordings where there are none."""
     if exclude and entry.facts.kind != "recordings":
-        problem, requirement = (
+        raise usage_error(
             f"{entry.name} has no recordings",
             "expected a data set of recordings",
+            "Leave it out",
+            field="--exclude",
         )
-        raise usage_error(problem, requirement, "Leave it out", field="--exclude")
 
 
 def _drop_empty(options: Choices) -> Choices:
@@ -265,9 +268,7 @@ def _plan_ingest(run: IngestRun) -> Choices:
     ]
     total = sum(unit["bytes"] for unit in units)
     return {
-        "schema": "bitimely.ingest_plan/1",
-        "format_version": 1,
-        "status": "planned",
+        **PLAN,
         "dataset": run.dataset.name,
         "source": {"path": run.source_path, "files": len(sizes), "bytes": sum(sizes.values())},
         "out": str(run.out),
@@ -286,9 +287,7 @@ def _plan_download(dataset: str, source: str, folder: Path) -> Choices:
     with catch_signals() as stop:
         remote = staging.list_remote(source, stop)
     return {
-        "schema": "bitimely.ingest_plan/1",
-        "format_version": 1,
-        "status": "planned",
+        **PLAN,
         "dataset": dataset,
         "source": {"path": remote.url, "files": len(remote.files), "bytes": remote.size},
         "out": str(folder),
@@ -309,14 +308,12 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
     previous, parts = load_previous_parts(run, force_new=force_new)
     notes = _open_notes(run, force_new=force_new)
     storage.remove_temporary_files(notes)
-    modules = (run.dataset.function.__module__, "pyarrow.parquet")
     try:
         with run.record_failure():
-            with start_workers(_count_early_workers(run), modules) as workers:
-                run.list_units()
-                run.read_checksums()
-                tasks = _make_tasks(run, parts + _read_finished_parts(notes))
-                done = _run_tasks(run, tasks, workers)
+            run.list_units()
+            run.read_checksums()
+            tasks = _make_tasks(run, parts + _read_finished_parts(notes))
+            done = _run_tasks(run, tasks)
             run.hash_remaining()
             run.reasons += find_copies(run.entries, run.sizes)
             run.reasons += summarize_left_out(run.entries)
@@ -335,12 +332,6 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
         with suppress(UserError):
             storage.remove_temporary_files(run.out)  # of workers that were stopped while they wrote
     return report
-
-
-def _count_early_workers(run: IngestRun) -> int:
-    """The workers that the source needs at least. They start while its units are listed."""
-    groups = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
-    return min(run.jobs, groups) if run.jobs > 1 else 0
 
 
 def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
@@ -484,9 +475,7 @@ def _select(items: Mapping[str, T], names: Iterable[str | None]) -> dict[str, T]
     return {name: items[name] for name in names if name is not None and name in items}
 
 
-def _run_tasks(
-    run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]
-) -> list[CachedPart]:
+def _run_tasks(run: IngestRun, tasks: list[IngestTask]) -> list[CachedPart]:
     """Run `tasks` in any order and note each that is finished. The parts in the order of the
     tasks.
     """
@@ -501,7 +490,7 @@ def _run_tasks(
 
     parts: dict[str, CachedPart] = {}
     # an error here leaves no worker behind
-    with closing(run_tasks(tasks, run.jobs, run.stop, count_unit, workers)) as results:
+    with closing(run_tasks(tasks, run.jobs, run.stop, count_unit)) as results:
         for task, part in results:
             body = part.model_dump(mode="json")
             storage.write_json(
@@ -525,7 +514,7 @@ def _publish_cache(
     """
     subjects = _list_subjects(parts, run.source_path)
     files: dict[str, StoredFile] = {}
-    pairs: dict[tuple[str | None, str | None], None] = {}  # in the order of the parts
+    pairs: dict[CacheShard, None] = {}  # in the order of the parts
     for part in parts:
         files |= part.files
         pairs |= {entry.shard: None for entry in part.units.values() if entry.recordings}
@@ -620,7 +609,7 @@ def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> 
         run.list_units()
         run.read_checksums()
         tasks = _make_tasks(run, previous + _read_finished_parts(notes))
-        _run_tasks(run, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
+        _run_tasks(run, [task for task in tasks if int(task.group, 16) % n == k - 1])
     missing = {
         int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()
     }

@@ -79,10 +79,8 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     # a single channel is not copied
     x = np.stack([s.samples for s in signals]) if len(signals) > 1 else signals[0].samples[None]
     missing = np.isnan(x).sum(axis=1) if holes else np.zeros(len(x))
-    # fmin and fmax pass NaN over, slowly
-    smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)
-    least, most = smallest.reduce(x, axis=1), largest.reduce(x, axis=1)
-    flat, longest = _measure_flatness(x, rate, still=least == most, holes=holes)
+    least, most = np.fmin.reduce(x, axis=1), np.fmax.reduce(x, axis=1)
+    flat, longest = _measure_flatness(x, rate)
     limits = _find_limits(signals, least, most)
     at_limits = _count_beyond(x, least, most, limits, np.less_equal)
     has_range = limits[0] < limits[1]
@@ -110,39 +108,24 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     return [dict(zip(FIGURES, map(_round_figure, row), strict=True)) for row in rows]
 
 
-def _measure_flatness(
-    x: np.ndarray, rate: float, *, still: np.ndarray, holes: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _measure_flatness(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Samples in constant stretches, and in the longest of them, of each channel: [k] each."""
     n = x.shape[1]
     block = max(16, math.ceil(rate))
-    flat = _find_flat_blocks(x, block, still=still, holes=holes)
+    flat = _find_flat_blocks(x, block)
     excess = flat.shape[1] * block - n  # of the last block
     counts = np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess
     return counts, np.array([_find_longest_run(row, block, n) for row in flat])
 
 
-def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
+def _find_flat_blocks(x: np.ndarray, block: int) -> np.ndarray:
     """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks].
 
-    The last block is shorter, and no stretch if it is a sample. `still`: channels that never
-    change, [k]. A changing block mostly differs at two of its samples; only the others are compared
-    in full.
+    The last block is shorter, and no stretch if it is a sample.
     """
     n = x.shape[1]
-    if holes:
-        starts = np.arange(0, n, block)
-        flat = np.fmin.reduceat(x, starts, axis=1) == np.fmax.reduceat(x, starts, axis=1)
-    else:
-        count = n // block
-        flat = np.empty((len(x), -(-n // block)), bool)
-        full, tail = flat[:, :count], x[:, count * block :]
-        body = x[:, : count * block].reshape(len(x), count, block)
-        np.equal(body[..., 0], body[..., block // 2], out=full)
-        row, place = np.nonzero(full & ~still[:, None])
-        full[row, place] = (body[row, place] == body[row, place, :1]).all(axis=1)
-        if tail.size:
-            flat[:, -1] = (tail == tail[:, :1]).all(axis=1)
+    starts = np.arange(0, n, block)
+    flat = np.fmin.reduceat(x, starts, axis=1) == np.fmax.reduceat(x, starts, axis=1)
     if n % block == 1:
         flat[:, -1] = False
     return flat

@@ -118,11 +118,12 @@ class Cache:
             if only is None or row["recording_id"] in only
         }
         missing = len(attributes)
-        for recordings, notes in self.recordings_manifest.shards:
+        for shard in self.recordings_manifest.shards:
             if not missing:
                 return
-            shard = shards.CacheShard(recordings, notes if labels else None)
-            with self._translate_errors(recordings):
+            if not labels:
+                shard = shard._replace(annotations=None)
+            with self._translate_errors(shard.recordings):
                 for record in shards.read_shard(self.folder, shard, attributes, channels):
                     missing -= 1
                     yield record
@@ -269,7 +270,7 @@ def _check_content(cache: Cache) -> list[Finding]:
             digests.append(digest)
             if hashes[name] != digest:
                 problem = f"the content of the unit {clean(name, 80)} differs from its hash"
-                faults.append((problem, entry.shard[0] or manifests.MANIFEST))
+                faults.append((problem, entry.shard.recordings or manifests.MANIFEST))
     if shards.hash_lines(digests) != manifest.content_sha256:
         faults.append(("the units do not add up to the content", manifests.MANIFEST))
     hint = "Ingest again under --force-new"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
+from bitimely_core.formats.text import list_first
 from bitimely_core.schemas.ingest import (
     CachedRecording,
     CachedUnit,
@@ -170,9 +171,8 @@ def _describe_channels(channels: Mapping[str, int], recordings: int) -> str:
         return ""
     common = [safe_text(name) for name, count in channels.items() if count >= recordings]
     shared = f"{', '.join(common[:CHANNELS])} in all {recordings:,} recordings" if common else ""
-    named = [f"{safe_text(name)} in {count:,}" for name, count in list(partial.items())[:CHANNELS]]
-    rest = len(partial) - len(named)
-    others = ", ".join(named) + (f" and {rest:,} more" if rest else "")
+    named = [f"{safe_text(name)} in {count:,}" for name, count in partial.items()]
+    others = list_first(named, CHANNELS)
     return f"channels: {'; '.join(filter(None, (shared, others)))}"
 
 

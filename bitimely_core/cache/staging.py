@@ -49,7 +49,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.source import Source, scan_folder
-from bitimely_core.system_errors import RETRY_HINT, format_size, raise_system_error
+from bitimely_core.system_errors import RETRY_HINT, find_folder, format_size, raise_system_error
 from bitimely_core.types import Progress
 
 StoreOptions = dict[str, Any]  # of a file system of fsspec
@@ -182,8 +182,7 @@ def is_remote(source: str | Path | None) -> bool:
 
 def measure_free(folder: Path) -> int:
     """Bytes that are free on the disk of a folder, which need not be there."""
-    places = (folder, *folder.absolute().parents)
-    return shutil.disk_usage(next(filter(Path.is_dir, places))).free
+    return shutil.disk_usage(find_folder(folder)).free
 
 
 @contextmanager

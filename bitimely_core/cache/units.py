@@ -39,7 +39,13 @@ from bitimely_core.errors import (
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
-from bitimely_core.schemas.ingest import CachedPart, CachedRecording, CachedUnit, TableReport
+from bitimely_core.schemas.ingest import (
+    CachedPart,
+    CachedRecording,
+    CachedUnit,
+    CacheShard,
+    TableReport,
+)
 from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 
@@ -129,7 +135,7 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     alive("")
     shard, files = shards.write_shard(task.out, records, task.dataset, figures)
     units = {
-        name: entry.model_copy(update={"shard": tuple(shard) if entry.recordings else (None, None)})
+        name: entry.model_copy(update={"shard": shard if entry.recordings else CacheShard()})
         for name, entry in entries.items()
     }
     return CachedPart(units=units, files=files)
@@ -158,7 +164,7 @@ def _find_complete_shard(
     pairs = {entry.shard for entry in entries.values() if entry.recordings}
     if len(pairs) > 1:
         return None
-    names = [name for name in next(iter(pairs), (None, None)) if name]
+    names = list(filter(None, next(iter(pairs), ())))
     signals = sum(row.signals for entry in entries.values() for row in entry.recordings)
     if names and files[names[0]].rows != signals:  # other recordings are in it too
         return None
@@ -171,12 +177,11 @@ def _read_cached(
     """recording_id -> record, of units that are in the cache; and their quality figures."""
     records: dict[str, Record] = {}
     figures: shards.FigureTexts = {}
-    attributes: dict[tuple[str | None, str | None], dict[str, Any]] = {}  # by shard and recording
+    attributes: dict[CacheShard, dict[str, Any]] = {}  # by shard and recording
     for entry in entries:
         for row in entry.recordings:
             attributes.setdefault(entry.shard, {})[row.recording_id] = row.attributes
-    for pair, subjects in attributes.items():
-        shard = shards.CacheShard(*pair)
+    for shard, subjects in attributes.items():
         for record in shards.read_shard(folder, shard, subjects):
             records[record.recording_id] = record
         figures |= shards.read_figures(folder, shard, subjects)
@@ -455,12 +460,28 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
     Paths are relative to the source, so that a moved folder changes nothing. Raises TypeError for
     what may hide a difference.
     """
-    for kinds, describe in PLAIN_ARGUMENTS:
-        if isinstance(value, kinds):
-            return describe(value)
     match value:
+        case None | bool() | int():
+            return value
+        case float() | Enum() | np.generic():
+            return repr(value)
+        case Source():
+            return "source"
+        case str():
+            return str(value)
+        case np.ndarray():
+            digest = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+            return ["array", value.dtype.str, list(value.shape), digest]
+        case FunctionType() if value.__closure__ is None:
+            return f"{value.__module__}.{value.__qualname__}"
         case Path():
             return _shorten_path(value, root)
+    return _describe_nested(value, root)
+
+
+def _describe_nested(value: Any, root: Path | None) -> Any:
+    """An argument that holds others. Raises TypeError for what may hide a difference."""
+    match value:
         case list() | tuple():
             return [describe_arguments(item, root) for item in value]
         case set() | frozenset():
@@ -468,7 +489,13 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
         case dict():
             items = ([str(key), _encode_argument(item, root)] for key, item in value.items())
             return ["dict", *sorted(items)]
-    return _describe_definition(value, root)
+        case functools.partial():
+            parts = [value.func, value.args, value.keywords]
+            return ["partial", *describe_arguments(parts, root)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [type(value).__qualname__, describe_arguments(fields, root)]
+    raise TypeError(f"{type(value).__name__} cannot be compared")
 
 
 def _shorten_path(path: Path, root: Path | None) -> str:
@@ -479,34 +506,3 @@ def _shorten_path(path: Path, root: Path | None) -> str:
 
 def _encode_argument(value: Any, root: Path | None) -> str:
     return storage.encode_json(describe_arguments(value, root)).decode()
-
-
-def _describe_definition(value: Any, root: Path | None) -> Any:
-    """A function without a closure, with arguments or none, or an instance of a dataclass.
-
-    Raises TypeError for others.
-    """
-    if isinstance(value, functools.partial):
-        parts = [value.func, value.args, value.keywords]
-        return ["partial", *describe_arguments(parts, root)]
-    if isinstance(value, FunctionType) and value.__closure__ is None:
-        return f"{value.__module__}.{value.__qualname__}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return [type(value).__qualname__, describe_arguments(fields, root)]
-    raise TypeError(f"{type(value).__name__} cannot be compared")
-
-
-def _describe_array(array: np.ndarray) -> list[Any]:
-    digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-    return ["array", array.dtype.str, list(array.shape), digest]
-
-
-# kinds of arguments that hold no others -> JSON; the first row that fits counts
-PLAIN_ARGUMENTS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
-    ((type(None), bool, int), lambda value: value),
-    ((float, Enum, np.generic), repr),
-    ((Source,), lambda value: "source"),
-    ((str,), str),
-    ((np.ndarray,), _describe_array),
-)

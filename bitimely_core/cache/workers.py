@@ -11,7 +11,6 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -70,11 +69,7 @@ def catch_signals() -> Iterator[StopFlag]:
 
 
 def run_tasks(
-    tasks: Sequence[IngestTask],
-    jobs: int,
-    stop: StopFlag,
-    seen: Callable[[str], None],
-    ready: Sequence[IngestWorker] = (),
+    tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None]
 ) -> Generator[tuple[IngestTask, CachedPart], None, None]:
     """The results of `tasks`, each as soon as it is ready.
 
@@ -83,7 +78,6 @@ def run_tasks(
         jobs: processes; 1: this one.
         stop: checked before every unit.
         seen: called with the name of every unit that is started, perhaps twice, and at times "".
-        ready: processes of `start_workers`.
 
     Raises:
         UserError: of a task, or interrupted.
@@ -97,30 +91,17 @@ def run_tasks(
         for task in tasks:
             yield task, ingest_group(task, alive)
         return
-    yield from _IngestPool(tasks, jobs, stop, seen, ready).collect_results()
-
-
-@contextmanager
-def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWorker]]:
-    """`count` processes that import `modules` while this one goes on; all end with the block."""
-    workers: list[IngestWorker] = []
-    try:
-        while len(workers) < count:
-            workers.append(IngestWorker(modules))
-        yield workers
-    finally:
-        for worker in workers:
-            worker.end()
+    yield from _IngestPool(tasks, jobs, stop, seen).collect_results()
 
 
 class IngestWorker:
     """A process, this end of its pipe, and its task."""
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
         self.pipe, worker_end = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_serve_tasks, args=(worker_end, tuple(modules)), daemon=True
+            target=_serve_tasks, args=(worker_end,), daemon=True
         )
         resource_tracker.ensure_running()  # it would change the mask below
         # the child inherits it: its parent decides
@@ -147,16 +128,11 @@ class _IngestPool:
     """Gives each idle worker the next task and replaces workers that die."""
 
     def __init__(
-        self,
-        tasks: Sequence[IngestTask],
-        jobs: int,
-        stop: StopFlag,
-        seen: Callable[[str], None],
-        ready: Sequence[IngestWorker],
+        self, tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None]
     ) -> None:
         # a large one at the end would leave others idle
         self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))
-        self.workers = list(ready)
+        self.workers: list[IngestWorker] = []
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: Counter[str] = Counter()  # of workers, by unit
 
@@ -220,11 +196,8 @@ class _IngestPool:
             self.waiting.appendleft(task)
 
 
-def _serve_tasks(pipe: Connection, modules: Sequence[str]) -> None:
+def _serve_tasks(pipe: Connection) -> None:
     """Main loop of a worker: tasks in, results out, until the other end is closed."""
-    for name in modules:
-        with contextlib.suppress(Exception):  # its reader reports it
-            import_module(name)
     while True:
         try:
             task = pipe.recv()

@@ -195,6 +195,13 @@ class CachedRecording(NamedTuple):
     labelled: float = 0.0  # seconds that annotations cover
 
 
+class CacheShard(NamedTuple):
+    """The files of one group of units; None where there is nothing to hold."""
+
+    recordings: str | None = None
+    annotations: str | None = None
+
+
 class CachedUnit(Part):
     """A unit in `units-*.json.gz`, and in the notes of an unfinished ingest."""
 
@@ -205,7 +212,7 @@ class CachedUnit(Part):
     recordings: list[CachedRecording] = []
     channels: dict[str, int] = {}  # name -> recordings that have it
     samples: list[str] = []  # hash of each recording's samples, empty for constant ones
-    shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
+    shard: CacheShard = CacheShard()
 
 
 class CachedPart(Part):
@@ -243,7 +250,7 @@ class RecordingsManifest(CacheManifest):
     """The manifest of a cache of recordings."""
 
     kind: Literal["recordings"] = "recordings"
-    shards: list[tuple[str | None, str | None]]  # files of recordings and annotations
+    shards: list[CacheShard]
     units: str  # file: `CachedUnit` by name
     recordings: int
 
