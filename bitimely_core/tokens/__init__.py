@@ -16,7 +16,7 @@ from bitimely_core import manifests, registry
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import EventSequences
-from bitimely_core.tokens.sets import TokenSet
+from bitimely_core.tokens.sets import TokenSet, find_token_kind
 from bitimely_core.tokens.splits import assign_splits
 from bitimely_core.tokens.windows import Windows
 from bitimely_core.types import Progress
@@ -51,10 +51,9 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     subject_leakage (exit 4) when a subject is in two splits of a set that was split by subject.
     """
     folder = Path(folder)
-    kind = manifests.read_manifest(folder).get("kind", "")
-    data_kind = registry.data_kinds[registry.TOKEN_KINDS.get(kind, "recordings")]
+    kind = find_token_kind(folder)
     with manifests.require_agreement(folder):
-        return data_kind.open_tokens(folder, verify=verify)
+        return kind.open_tokens(folder, verify=verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

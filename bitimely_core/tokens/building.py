@@ -17,12 +17,13 @@ import numpy as np
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import validate
-from bitimely_core.errors import UserError, raise_differences
+from bitimely_core.errors import Finding, UserError, raise_differences
 from bitimely_core.records import FORMAT, StoredFile, store_file, store_hashed
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
     ChannelStatistics,
+    SplitCounts,
     TargetStatistics,
     TokenManifest,
     WindowManifest,
@@ -115,13 +116,7 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
         len(cut.places) * (2 if cut.digital else 4)
         for cut, _ in survey_cache(opened, options, survey)
     )
-    index = make_index(survey, options)
-    class_names = list_classes(index, options)
-    counts = audit(index, survey.empty, class_names)
-    findings = [
-        *open_views.report_channels(opened, options),
-        *list_findings(survey, counts, options),
-    ]
+    index, class_names, counts, findings = summarize_survey(opened, survey, options)
     return {
         "format_version": FORMAT,
         "dataset": options.dataset,
@@ -133,6 +128,17 @@ def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
         "notices": list_notices(options),
         "findings": [finding.as_dict() for finding in findings],
     }
+
+
+def summarize_survey(
+    cache: Cache, survey: CacheSurvey, options: WindowOptions
+) -> tuple[pl.DataFrame, list[str], dict[str, SplitCounts], list[Finding]]:
+    """Index, classes, audit of the splits, and findings."""
+    index = make_index(survey, options)
+    class_names = list_classes(index, options)
+    counts = audit(index, survey.empty, class_names)
+    findings = open_views.report_channels(cache, options)
+    return index, class_names, counts, findings + list_findings(survey, counts, options)
 
 
 def describe_options(options: WindowOptions, class_names: list[str]) -> Choices:
@@ -191,14 +197,8 @@ def write_windows(
         if not survey.recordings:
             raise describe_no_window(cache, survey, options)
         shards.sort(key=lambda shard: shard.dtype != "int16")  # as the rows of the index
-        index = make_index(survey, options)
+        index, class_names, counts, findings = summarize_survey(cache, survey, options)
         check_subjects(index, options.split, out)
-        class_names = list_classes(index, options)
-        counts = audit(index, survey.empty, class_names)
-        findings = [
-            *open_views.report_channels(cache, options),
-            *list_findings(survey, counts, options),
-        ]
     except BaseException:
         for name in files.keys() - previous:
             storage.os_unlink(out / name)

@@ -7,7 +7,6 @@ with ends that are a sample short. All of them give the same epochs.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -50,9 +49,9 @@ def list_epochs(
     slack = TOLERANCE * seconds
     by_label: defaultdict[str, list[Annotation]] = defaultdict(list)
     for note in annotations:
-        label = find_class(note.label, labels)
         if note.duration <= 0:
             continue
+        label = find_class(note.label, labels)
         if label is None:
             left_out["unlabelled_epochs"] += max(1, int(note.duration / seconds + ROUNDING))
         else:
@@ -77,10 +76,12 @@ def list_points(
     """
     points: list[Epoch] = []
     for note in annotations:
+        if note.duration != 0:
+            continue
         label = find_class(note.label, labels)
-        if note.duration == 0 and label is None:
+        if label is None:
             left_out["unlabelled_epochs"] += 1
-        elif note.duration == 0 and label is not None:
+        else:
             points.append(Epoch(note.onset, 0.0, label))
     return list(_select_first(points, step / 2, left_out))
 
@@ -144,7 +145,7 @@ def _cut_run(run: Sequence[Annotation], seconds: float, slack: float) -> tuple[l
     starts: list[float] = []
     anchor = onsets[0]
     number = 0  # of epochs since the anchor
-    for _ in itertools.count():
+    while True:
         start = anchor + number * seconds
         place = bisect.bisect_left(onsets, start - slack)
         if place < len(onsets) and onsets[place] <= start + slack:

@@ -312,13 +312,18 @@ def reopen(folder: Path, fingerprint: str, changes: dict[str, Any]) -> Any:
 
     Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now.
     """
-    kind = registry.TOKEN_KINDS.get(manifests.read_manifest(folder).get("kind", ""), "recordings")
-    rows: TokenSet = registry.data_kinds[kind].open_tokens(folder, verify=False)
+    rows: TokenSet = find_token_kind(folder).open_tokens(folder, verify=False)
     if rows.fingerprint != fingerprint:
         raise integrity_error(
             str(folder), "holds another set than when it was pickled", hint="Open the tokens again"
         )
     return replace(rows, **changes)
+
+
+def find_token_kind(folder: Path) -> registry.DataKind:
+    """The kind of data of a token set. Raises UserError as `manifests.read_manifest`."""
+    kind = manifests.read_manifest(folder).get("kind", "")
+    return registry.data_kinds[registry.TOKEN_KINDS.get(kind, "recordings")]
 
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:

@@ -33,6 +33,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
@@ -500,17 +501,16 @@ def _missing_channel_error(
     """The error for the channels of the run that a file has under none of their names."""
     wanted = " or ".join(map(safe_text, mapping.list_names(missing[0])))
     others = f" and {len(missing) - 1} more of the run" if missing[1:] else ""
-    listed = ", ".join(map(safe_text, present[:12])) or "none"
-    rest = f" and {len(present) - 12} more" if len(present) > 12 else ""
     pairs = [(name, suggest_source(name, present)) for name in missing]
     options = [f"--map {safe_text(f'{name}={near}')}" for name, near in pairs if near is not None]
+    hint = "Name it with --map WANTED=FOUND, or as a difference with --map 'WANTED=PLUS - MINUS'"
+    if options:
+        hint = f"If it is the same signal, give {' '.join(options)}"
     return input_error(
         Reason.MISSING_CHANNEL,
         f"has no channel {wanted}{others}",
-        f"found {listed}{rest}",
-        f"If it is the same signal, give {' '.join(options)}"
-        if options
-        else "Name it with --map WANTED=FOUND, or as a difference with --map 'WANTED=PLUS - MINUS'",
+        f"found {list_names(present, 12) or 'none'}",
+        hint,
         field="channels",
         expected=safe_text(missing[0]),
     )
