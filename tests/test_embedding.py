@@ -20,7 +20,7 @@ from bitimely_core.analyses.embedding import (
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, ScatterPanel, ScatterPlot
-from bitimely_core.report.numbers import figure_data
+from bitimely_core.report.numbers import list_columns
 from bitimely_core.report.svg import draw_figure
 
 
@@ -174,7 +174,7 @@ def test_points_of_a_scatter_land_in_its_data():
             groups=["W", "$N1$"],
         ),
     )
-    found = figure_data(figure)
+    found = list_columns(figure.data)
     assert found["panel"].tolist() == ["a", "a", "<b>"]
     assert found["x"].tolist() == [0, 1, 5]
     assert found["group"].tolist() == ["W", "", "$N1$"]

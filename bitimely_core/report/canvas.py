@@ -128,18 +128,12 @@ def add_legend(
     canvas.legend(handles, labels, loc="outside upper left", frameon=False, **options)
 
 
-def name_rows(
-    axes: Axes, places: Sequence[float] | Array, names: Iterable[str], grid: float = 0.5
-) -> None:
-    """Names at the vertical axis instead of ticks.
-
-    Horizontal lines of width `grid` lie behind the data (0: none).
-    """
+def name_rows(axes: Axes, places: Sequence[float] | Array, names: Iterable[str]) -> None:
+    """Names at the vertical axis instead of ticks, with thin lines behind the data."""
     axes.set_yticks(places, list(names), color=INK)
     axes.tick_params(axis="y", length=0)
     axes.set_axisbelow(True)
-    if grid:
-        axes.grid(axis="y", linewidth=grid)
+    axes.grid(axis="y", linewidth=0.5)
 
 
 def separate_strokes(strokes: Iterable[Sequence[float]]) -> list[float]:

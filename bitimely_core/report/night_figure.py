@@ -16,9 +16,10 @@ from bitimely_core.page import NightPlot
 from bitimely_core.report.canvas import COLUMNS
 from bitimely_core.report.numbers import Array, stage_indices
 from bitimely_core.report.plain_figures import (
+    BELOW,
     PAD,
+    STOP,
     SVG,
-    WIDTH,
     Frame,
     Tick,
     add_density,
@@ -35,7 +36,7 @@ from bitimely_core.report.text import clean_text
 
 PANEL = 100.0  # points, height of each part
 GAP = 12.0
-START, STOP = 40.0, WIDTH - PAD - 6  # of the time axis
+START = 40.0  # left end of the time axis
 DAY = 86_400.0
 MOST_HOURS = 9  # that are named
 SHADES = 63
@@ -51,7 +52,7 @@ def _draw_night(data: NightPlot) -> ET.Element:
     unit = choose_unit(length)
     span = (0.0, length / unit.seconds)
     tops = [PAD + place * (PANEL + GAP) for place in range(2 if spectrogram is None else 3)]
-    svg = start_drawing(tops[-1] + PANEL + 24 + PAD)
+    svg = start_drawing(tops[-1] + PANEL + BELOW)
     if spectrogram is not None:
         band = (float(spectrogram.frequencies[0]), float(spectrogram.frequencies[-1]))
         frame = Frame(START, STOP, tops[0], tops[0] + PANEL, span, band)

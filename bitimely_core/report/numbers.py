@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bitimely_core import page
 from bitimely_core.errors import quote_formula
-from bitimely_core.page import Figure, HeatMap, Link, StageTrack, Table
+from bitimely_core.page import HeatMap, Link, StageTrack, Table
 from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
@@ -68,27 +68,14 @@ def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
 def stage_indices(track: StageTrack, classes: Sequence[str]) -> Array:
     """Class numbers of a track given by name or number, -1: no class."""
     numbers: dict[Any, int] = {name: k for k, name in enumerate(classes)}
+    numbers |= {k: k for k in range(len(classes))}
     stages = np.asarray(track.stages, dtype=object).tolist()
-    indices = np.array(
-        [
-            numbers.get(stage, -1) if stage is None or isinstance(stage, str) else int(stage)
-            for stage in stages
-        ],
-        dtype=np.int64,
-    )
-    return np.where((indices >= 0) & (indices < len(classes)), indices, -1)
-
-
-def figure_data(figure: Figure) -> Columns:
-    """All numbers of a figure as columns of one table. Raises ValueError for data that are no kind
-    of figure.
-    """
-    return list_columns(figure.data)
+    return np.array([numbers.get(stage, -1) for stage in stages], dtype=np.int64)
 
 
 @singledispatch
 def list_columns(data: object) -> Columns:
-    """The columns of one kind of figure; each kind is registered below."""
+    """All numbers of one kind of figure as columns of one table; each kind is registered below."""
     raise ValueError(f"data of type {type(data).__name__} are no kind of figure")
 
 

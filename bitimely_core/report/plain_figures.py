@@ -27,12 +27,21 @@ from bitimely_core.report.canvas import (
     format_tick,
     reduce_trace,
 )
-from bitimely_core.report.numbers import Array, fill_missing, join_field, stage_indices, to_array
+from bitimely_core.report.numbers import (
+    Array,
+    fill_missing,
+    join_field,
+    join_parts,
+    stage_indices,
+    to_array,
+)
 from bitimely_core.report.text import clean_text, format_power
 
 SVG = "http://www.w3.org/2000/svg"
 WIDTH = 540.0
 PAD = 4.0
+STOP = WIDTH - PAD - 6  # right end of axes
+BELOW = 24 + PAD  # height of an axis with its numbers and title
 SIZE, TICK_SIZE = 7.5, 7.0  # of texts
 LINE = 11.0  # from one line of text to the next
 LETTER = 0.62  # mean width of a letter of DejaVu Sans, of its size
@@ -137,13 +146,19 @@ def measure_text(text: str, size: float = SIZE) -> float:
     return LETTER * size * len(text)
 
 
+def measure_widest(texts: Iterable[str], size: float = SIZE) -> float:
+    """The estimated width of the widest of some texts; 0 without any."""
+    return max((measure_text(text, size) for text in texts), default=0.0)
+
+
 def trace_line(points: Array) -> str:
     """The path through points [n, 2]; NaN lifts the pen."""
     words, is_drawing = [], False
     for x, y in points.tolist():
-        if math.isfinite(x) and math.isfinite(y):
+        is_known = math.isfinite(x + y)
+        if is_known:
             words.append(f"{'L' if is_drawing else 'M'}{x:.1f} {y:.1f}")
-        is_drawing = math.isfinite(x) and math.isfinite(y)
+        is_drawing = is_known
     return "".join(words)
 
 
@@ -227,14 +242,13 @@ def add_y_axis(
 
 def find_start(labels: Iterable[str], title: str, size: float = TICK_SIZE) -> float:
     """Where axes begin that have these labels and a title at their left."""
-    width = max((measure_text(label, size) for label in labels), default=0.0)
-    return PAD + width + 7 + (LINE if title else 0.0)
+    return PAD + measure_widest(labels, size) + 7 + (LINE if title else 0.0)
 
 
 def add_legend(svg: ET.Element, keys: Sequence[Key], most: int, *, is_area: bool = False) -> None:
     """The keys at the top, at most `most` in a row; `measure_legend` is its height."""
     columns = arrange_legend(keys, most)
-    width = max((measure_text(key.name) for key in keys), default=0.0) + 30
+    width = _measure_entry(keys)
     for number, key in enumerate(keys):
         row, column = divmod(number, columns)
         x, y = PAD + column * width, PAD + LINE * (row + 0.5)
@@ -245,8 +259,12 @@ def add_legend(svg: ET.Element, keys: Sequence[Key], most: int, *, is_area: bool
 
 def arrange_legend(keys: Sequence[Key], most: int) -> int:
     """How many keys stand beside each other."""
-    width = max((measure_text(key.name) for key in keys), default=0.0) + 30
-    return max(1, min(most, len(keys), int((WIDTH - 2 * PAD) / width)))
+    return max(1, min(most, len(keys), int((WIDTH - 2 * PAD) / _measure_entry(keys))))
+
+
+def _measure_entry(keys: Sequence[Key]) -> float:
+    """The width of an entry of a legend."""
+    return measure_widest(key.name for key in keys) + 30
 
 
 def measure_legend(keys: Sequence[Key], most: int) -> float:
@@ -262,13 +280,13 @@ def _draw_lines(data: LinePlot) -> ET.Element:
     curves = [_scale_curve(line, data) for line in data.series]
     keys = list(map(_choose_key, data.series, itertools.count()))
     legend = [] if [key.name for key in keys] == [""] else keys
-    across = find_range(_join(curve[:, 0] for curve in curves), 0.02)
-    up = find_range(_join(curve[:, 1:].ravel() for curve in curves), 0.05)
+    across = find_range(join_parts(curve[:, 0] for curve in curves), 0.02)
+    up = find_range(join_parts(curve[:, 1:].ravel() for curve in curves), 0.05)
     ticks = list_powers(*up) if data.logy else list_ticks(*up, 7)
     height = 240.0 + 36.0 * (len(curves) > 8)
     start = find_start((tick.label for tick in ticks), data.ylabel)
     top = PAD + measure_legend(legend, 4) + 3
-    frame = Frame(start, WIDTH - PAD - 6, top, height - 24 - PAD, across, up)
+    frame = Frame(start, STOP, top, height - BELOW, across, up)
     svg = start_drawing(height)
     add_y_axis(svg, frame, ticks, data.ylabel, has_grid=True)
     add_x_axis(svg, frame, _list_places(data, across), data.xlabel)
@@ -288,10 +306,6 @@ def _scale_curve(line: Line, data: LinePlot) -> Array:
         curve[:, :1] = np.log10(curve[:, :1]) if data.logx else curve[:, :1]
         curve[:, 1:] = np.log10(curve[:, 1:]) if data.logy else curve[:, 1:]
     return np.where(np.isfinite(curve), curve, np.nan)
-
-
-def _join(parts: Iterable[Array]) -> Array:
-    return np.concatenate([np.empty(0), *parts])
 
 
 def _choose_key(line: Line, position: int) -> Key:
@@ -331,7 +345,7 @@ def _add_line(svg: ET.Element, frame: Frame, curve: Array, key: Key, *, has_poin
 def _draw_bars(data: BarPlot) -> ET.Element:
     values, count = to_array(data.values), max(len(data.values), 1)
     lo, hi = fill_missing(data.lo, len(values)), fill_missing(data.hi, len(values))
-    reached = _join([values, lo, hi])
+    reached = join_parts([values, lo, hi])
     reached = reached[np.isfinite(reached)]
     low, high = float(reached.min(initial=0.0)), float(reached.max(initial=0.0))
     room = 0.05 * (high - low) or 1.0
@@ -339,7 +353,7 @@ def _draw_bars(data: BarPlot) -> ET.Element:
     names = [clean_text(name, 48) for name in data.names]
     height = 0.25 * 72 * count + 26 + 2 * PAD
     start = find_start(names, "", SIZE)
-    frame = Frame(start, WIDTH - PAD - 6, PAD, height - 24 - PAD, (low, high), (count - 0.5, -0.5))
+    frame = Frame(start, STOP, PAD, height - BELOW, (low, high), (count - 0.5, -0.5))
     svg = start_drawing(height)
     add_x_axis(svg, frame, list_ticks(low, high, 9), data.ylabel, has_grid=True)
     rows = np.arange(len(values))
@@ -406,16 +420,16 @@ def _draw_hypnogram(data: Hypnogram) -> ET.Element:
     svg, span = start_drawing(height), (0.0, length / unit.seconds)
     for number, (stages, track) in enumerate(zip(tracks, data.tracks, strict=True)):
         top = PAD + number * (panel + gap)
-        frame = Frame(start, WIDTH - PAD - 6, top, top + panel, span, (0.6 - len(names), 0.6))
+        frame = Frame(start, STOP, top, top + panel, span, (0.6 - len(names), 0.6))
         add_track(svg, frame, list_runs(stages, data.epoch, unit), data.classes)
         place = (PAD + SIZE, top + panel / 2)
         add_text(svg, clean_text(track.name, 24), place, "middle", upright=True)
     if len(tracks) == 2:
         top = PAD + panel
-        between = Frame(start, WIDTH - PAD - 6, top, top + gap, span, (-1.0, 1.0))
+        between = Frame(start, STOP, top, top + gap, span, (-1.0, 1.0))
         _mark_differences(svg, between, tracks, data.epoch, unit)
-    bottom = height - 24 - PAD
-    below = Frame(start, WIDTH - PAD - 6, PAD, bottom, span, (0.0, 1.0))
+    bottom = height - BELOW
+    below = Frame(start, STOP, PAD, bottom, span, (0.0, 1.0))
     add_x_axis(svg, below, list_ticks(*span, 9), unit.name)
     return svg
 
@@ -466,7 +480,7 @@ def _draw_density(data: DensityPlot) -> ET.Element:
     unit = choose_unit(len(data.values) * data.epoch)
     span = (0.0, len(data.values) * data.epoch / unit.seconds)
     start = find_start(["0.5"], "probability")
-    frame = Frame(start, WIDTH - PAD - 6, top, height - 24 - PAD, span, (0.0, 1.0))
+    frame = Frame(start, STOP, top, height - BELOW, span, (0.0, 1.0))
     svg = start_drawing(height)
     add_density(svg, frame, data)
     add_y_axis(svg, frame, list_ticks(0.0, 1.0, 6), "probability")

@@ -37,7 +37,7 @@ from bitimely_core.report.plain_figures import (
     draw_plain,
     find_range,
     list_ticks,
-    measure_text,
+    measure_widest,
     start_drawing,
     stroke,
     trace_line,
@@ -140,9 +140,9 @@ def _draw_cells(data: HeatMap) -> ET.Element | None:
         list(to_texts(names or range(n), 24))
         for names, n in zip((data.row_names, data.column_names), shape, strict=True)
     )
-    start = PAD + LINE + max(map(measure_text, rows), default=0.0) + 7
+    start = PAD + LINE + measure_widest(rows) + 7
     side = min(CELL, (WIDTH - start - PAD) / len(columns))
-    widest = max(map(measure_text, columns), default=0.0)
+    widest = measure_widest(columns)
     below = (widest if widest > side else SIZE) + 8
     across = min(count, max(1, int(WIDTH / (start + side * len(columns) + PAD))))
     top = PAD + (LINE if count > 1 else 0.0)
@@ -174,7 +174,7 @@ def _add_names(svg: ET.Element, grid: CellGrid, data: HeatMap, below: float) -> 
             add_text(svg, name, (x, grid.bottom + 10), "middle", colour=MUTED)
     place = ((grid.start + grid.stop) / 2, grid.bottom + below + SIZE)
     add_text(svg, clean_text(data.xlabel), place, "middle", colour=MUTED)
-    start = grid.start - 7 - LINE - max(map(measure_text, grid.rows), default=0.0)
+    start = grid.start - 7 - LINE - measure_widest(grid.rows)
     place = (start + SIZE, (grid.top + grid.bottom) / 2)
     add_text(svg, clean_text(data.ylabel), place, "middle", colour=MUTED, upright=True)
 
@@ -235,7 +235,7 @@ def _draw_scatter(data: ScatterPlot) -> ET.Element:
     down, across = arrange_panels(len(data.panels), 3)
     width = WIDTH if across > 1 else NARROW
     names = [clean_text(name, 40) for name in data.groups]
-    entry = max(map(measure_text, names), default=0.0) + 22
+    entry = measure_widest(names) + 22
     columns = max(1, int((width - 2 * PAD) / entry))
     start = PAD + LINE * -(-len(names) // columns) if data.panels else PAD
     side = width / across
@@ -264,7 +264,7 @@ def _draw_points(
     (start, top), (width, height) = corner, size
     spans = find_range(x, 0.05), find_range(y, 0.05)
     up = list_ticks(*spans[1], 6) if data.ticks else []
-    labels = max((measure_text(tick.label, TICK_SIZE) for tick in up), default=0.0)
+    labels = measure_widest((tick.label for tick in up), TICK_SIZE)
     title = LINE if data.ylabel else 0.0
     edges = start + PAD + title + labels + 5, start + width - PAD - 6
     frame = Frame(*edges, top + LINE, top + height - 26, *spans)

@@ -11,10 +11,11 @@ from bitimely_core.page import PointPlot
 from bitimely_core.report.canvas import INK, MUTED, RULE, SERIES, reduce_trace
 from bitimely_core.report.numbers import Array, to_array
 from bitimely_core.report.plain_figures import (
+    BELOW,
     LINE,
     PAD,
     SIZE,
-    WIDTH,
+    STOP,
     Frame,
     add_path,
     add_text,
@@ -57,12 +58,12 @@ def _draw_points(data: PointPlot) -> ET.Element:
     signal = to_array(data.signal.values)
     seconds = data.start + np.arange(len(signal)) / data.rate
     label = clean_text(data.signal.name, 16)
-    start, stop = find_start([*names, label], "", SIZE), WIDTH - PAD - 6
+    start, stop = find_start([*names, label], "", SIZE), STOP
     top = PAD + LINE + 3
     below = top + PANEL
     bottom = below + ROW * len(names)
     across = find_range(np.append(seconds, data.times), 0.01)
-    svg = start_drawing(bottom + 24 + PAD)
+    svg = start_drawing(bottom + BELOW)
     rows = Frame(start, stop, below, bottom, across, (len(names) - 0.5, -0.5))
     _add_guides(svg, rows, top, data.times)
     index, values = reduce_trace(signal)

@@ -34,8 +34,8 @@ from bitimely_core.records import FORMAT, StoredFile, write_results
 from bitimely_core.report.canvas import COLOURS, format_tick
 from bitimely_core.report.numbers import (
     csv_link,
-    figure_data,
     fill_missing,
+    list_columns,
     table_data,
     to_array,
     to_parquet,
@@ -164,10 +164,10 @@ def _fill_headline(block: Block, data: BarPlot) -> None:
 
 def _find_headline(page: Page) -> BarPlot | None:
     """The data of the first block of a page, if they are bars of which the first is defined."""
-    first = page.blocks[0] if page.blocks else None
-    if not isinstance(first, Figure) or not isinstance(first.data, BarPlot):
+    data = getattr(next(iter(page.blocks), None), "data", None)
+    if not isinstance(data, BarPlot) or not np.isfinite(to_array(data.values)[:1]).any():
         return None
-    return first.data if np.isfinite(to_array(first.data.values)[:1]).any() else None
+    return data
 
 
 # ---- tables
@@ -323,7 +323,7 @@ def _fold_blocks(blocks: Iterable[Block]) -> list[Fold]:
 
 def _start_block(block: Figure | Table, parts: PageParts) -> Block:
     """A figure or table with its name, its texts and its data."""
-    columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
+    columns = list_columns(block.data) if isinstance(block, Figure) else table_data(block)
     entry = Block(type(block).__name__.lower(), slug=make_slug(block.name, parts.slugs))
     entry.title, entry.caption = write_text(block.title), write_text(block.caption)
     entry.csv, has_text = csv_link(columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import re
 import warnings
@@ -21,7 +22,7 @@ from bitimely_core.report.plain_matrices import describe_matrix
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 FULL_WIDTH = 540.0  # points of a drawing that fills the column of the page
-REFERENCE = re.compile(r"url\(#([^)]+)\)")
+REFERENCE = re.compile(r'(?:url\(|=")#([^")]+)')  # an attribute is `#id` or holds `url(#id)`
 FRACTION = re.compile(r"-?\d+\.\d+")
 
 
@@ -60,7 +61,7 @@ def clean_svg(svg: ET.Element, name: str) -> ET.Element:
         for child in list(parent):
             if _read_local_name(child.tag) in {"metadata", "style"}:
                 parent.remove(child)
-    used = _find_references(svg)
+    used = set(REFERENCE.findall(ET.tostring(svg, encoding="unicode")))
     for element in svg.iter():
         element.tail = None
         if not (element.text or "").strip():
@@ -72,17 +73,6 @@ def clean_svg(svg: ET.Element, name: str) -> ET.Element:
             else:
                 element.set(key, _clean_attribute(attribute, value, name))
     return svg
-
-
-def _find_references(svg: ET.Element) -> set[str]:
-    """Ids that some attribute refers to, as `#id` or as `url(#id)`."""
-    used: set[str] = set()
-    for element in svg.iter():
-        for value in element.attrib.values():
-            used.update(REFERENCE.findall(value))
-            if value.startswith("#"):
-                used.add(value[1:])
-    return used
 
 
 def _clean_attribute(attribute: str, value: str, name: str) -> str:
@@ -135,22 +125,18 @@ SHORTENERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def _copy_tree(svg: ET.Element) -> ET.Element:
-    return ET.fromstring(ET.tostring(svg))  # noqa: S314  # drawn here
-
-
 def export_svg(svg: ET.Element) -> bytes:
     """The figure as a separate file, in the light colours."""
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
-    root = _copy_tree(svg)
+    root = copy.deepcopy(svg)
     root.set("font-family", "DejaVu Sans, Helvetica, Arial, sans-serif")
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
 def inline_svg(svg: ET.Element, label: str) -> str:
     """The figure as part of the page, with its colour variables and font."""
-    root = _copy_tree(svg)
+    root = copy.deepcopy(svg)
     for element in root.iter():
         element.tag = _read_local_name(element.tag)
         for key in [key for key in element.attrib if key.startswith("{")]:
