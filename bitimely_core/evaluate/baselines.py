@@ -51,7 +51,6 @@ class PageBaseline(NamedTuple):
     method: str
     title: str
     about: str
-    tuned: bool = False  # on the validation split, with the budget of the run
 
 
 BASELINES = {
@@ -72,21 +71,18 @@ BASELINES = {
         "counts",
         "window counts logistic",
         f"logistic regression on logarithms of {window_counts.WINDOWS}",
-        tuned=True,
     ),
     "counts-trees": PageBaseline(
         "trees",
         "window counts trees",
         f"gradient-boosted trees on {window_counts.WINDOWS} (the {window_counts.MOST_COLUMNS} "
         "counts that most training sequences have)",
-        tuned=True,
     ),
     "hazard-counts": PageBaseline(
         "counts",
         "hazard counts",
         f"logistic regression of the hazard in {hazards.INTERVALS} intervals on logarithms of "
         f"{window_counts.WINDOWS}",
-        tuned=True,
     ),
     "hazard-trees": PageBaseline(
         "trees",
@@ -94,11 +90,11 @@ BASELINES = {
         f"gradient-boosted trees of the hazard in {hazards.INTERVALS} intervals on the interval "
         f"and {window_counts.WINDOWS} (at most the {window_counts.MOST_COLUMNS} counts that most "
         "training sequences have)",
-        tuned=True,
     ),
 }
 DESCRIPTIONS = {kind: baseline.about for kind, baseline in BASELINES.items()}
 HAZARDS = ("hazard-counts", "hazard-trees")  # of times to event
+# tuned on the validation split, with the budget of the run
 COUNTED = ("counts-logistic", "counts-trees", *HAZARDS)
 
 
@@ -269,11 +265,9 @@ def title_baseline(kind: str) -> str:
 
 def describe_baseline(kind: str) -> str:
     """What a baseline is, one that a data set registers, too."""
-    if kind in DESCRIPTIONS:
-        return DESCRIPTIONS[kind]
     entries = (entry.facts.baselines for entry in registry.datasets.values())
     registered = {baseline.name: baseline.about for baseline in chain.from_iterable(entries)}
-    return registered.get(kind, kind)
+    return (registered | DESCRIPTIONS).get(kind, kind)
 
 
 def is_same_method(record: RunRecord, kind: str) -> bool:

@@ -86,10 +86,8 @@ def compute_endpoints(
         "sleep_onset_latency": _count_epochs(period and first, epoch),
     }
     for name in filter(names.__contains__, SLEEP):
-        onset, reason = (
-            next(iter(np.flatnonzero(stage == name).tolist()), None),
-            f"no epoch of {name}",
-        )
+        onset = next(iter(np.flatnonzero(stage == name).tolist()), None)
+        reason = f"no epoch of {name}"
         endpoints[f"latency_{name}"] = _count_epochs(onset, epoch, reason)
         if name == "REM":
             after = None if onset is None else onset - first

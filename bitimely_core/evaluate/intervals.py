@@ -10,6 +10,7 @@ Legend: `evaluate`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -439,6 +440,11 @@ def build_class_scores(
             **metrics,
         )
     return scores
+
+
+def list_values(metrics: Iterable[MetricValue | None]) -> list[float]:
+    """The values of the metrics that are defined."""
+    return [metric.value for metric in metrics if metric and metric.value is not None]
 
 
 def describe_intervals(rows: ScoredRows | None, by: Unit, unit: str = "subject") -> IntervalMethod:

@@ -138,13 +138,10 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
 
     count, first = len(differences), differences[0]
     values = [d.difference for d in differences if d.difference is not None]
-    undefined = [d.undefined_reason for d in differences if d.se is None]
-    reasons = [
-        reason
-        for reason in undefined
-        if str(reason).removeprefix("no CI: ") not in intervals.NO_SPREAD
-    ]
-    df = next((d.df for d in differences if d.df is not None), None)
+    undefined = (d.undefined_reason for d in differences if d.se is None)
+    no_spread = {f"no CI: {words}" for words in intervals.NO_SPREAD}
+    reasons = [reason for reason in undefined if reason not in no_spread]
+    df = next(filter(None, (d.df for d in differences)), None)
     several = count >= MINIMUM_SEEDS
     mean = MeanDifference(
         difference=float(np.mean(values)),
@@ -154,7 +151,7 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
         seeds=(count if several else 0, 0),
     )
     if reasons or df is None:
-        reason = reasons[0] if reasons else first.undefined_reason
+        reason = next(iter(reasons), first.undefined_reason)
         return mean.model_copy(update={"undefined_reason": reason})
     value, se = float(np.mean(values)), float(np.mean([d.se or 0.0 for d in differences]))
     of_seeds = float(np.var(values, ddof=1)) / count if several else 0.0
@@ -301,33 +298,33 @@ def apply_margins(
     """
     worse, apart = [], []
     for d, margin, sign in zip(differences, margins, signs, strict=True):
-        value, limit = d.difference or 0.0, np.nan if margin is None else margin
-        worse.append(_test_distance(d, sign * value + limit, 2))
-        apart.append(_test_distance(d, limit - abs(value), 1))
-    tested = []
-    for d, margin, sign, steps in zip(
-        differences, margins, signs, zip(holm(worse), holm(apart), strict=True), strict=True
-    ):
-        test = None if margin is None else _test_margin(d, margin, sign, *steps)
-        tested.append(d.model_copy(update={"against_margin": test}) if test else d)
-    return tested
+        value = d.difference or 0.0
+        worse.append(_test_distance(d, margin, sign * value, 2))
+        apart.append(_test_distance(d, margin, -abs(value), 1))
+    tests = map(_test_margin, differences, margins, signs, holm(worse), holm(apart))
+    pairs = zip(differences, tests, strict=True)
+    return [d.model_copy(update={"against_margin": test}) for d, test in pairs]
 
 
-def _test_distance(d: CorrectedDifference, distance: float, sides: int) -> float | None:
-    """The p of the hypothesis that a distance (NaN: none) is not above 0."""
+def _test_distance(
+    d: CorrectedDifference, margin: float | None, value: float, sides: int
+) -> float | None:
+    """The p of the hypothesis that a value with the margin added is not above 0."""
     from scipy.special import stdtr
 
-    if d.p is None or d.total_se is None or np.isnan(distance):
+    if margin is None or d.p is None or d.total_se is None:
         return None
-    return min(sides * float(stdtr(d.df, -distance / d.total_se)), 1.0)
+    return min(sides * float(stdtr(d.df, -(value + margin) / d.total_se)), 1.0)
 
 
 def _test_margin(
-    d: CorrectedDifference, margin: float, sign: int, worse: Step | None, apart: Step | None
-) -> MarginTest:
+    d: CorrectedDifference, margin: float | None, sign: int, worse: Step | None, apart: Step | None
+) -> MarginTest | None:
     """The test of one difference from its steps of Holm's correction in the two families."""
     from scipy.special import stdtrit
 
+    if margin is None:
+        return None
     if worse is None or apart is None:
         return MarginTest(margin=margin)
     value, total_se = d.difference or 0.0, d.total_se or 0.0
@@ -346,13 +343,21 @@ def _test_margin(
 def explain_no_verdict(difference: CorrectedDifference) -> str | None:
     """Why neither of the two can be called better, whatever the interval, or None."""
     if difference.p_holm is None:
-        return difference.undefined_reason or "no interval"
+        return (difference.undefined_reason or "no interval").removeprefix("no CI: ")
     if any(0 < count < MINIMUM_SEEDS for count in difference.seeds):
         return f"fewer than {MINIMUM_SEEDS} seeds"
     if difference.effective >= MINIMUM_VERDICT:
         return None
     effective = f"effectively {difference.effective:.2f} subjects of equal weight"
     return f"{effective}, at least {MINIMUM_VERDICT:.0f} required"
+
+
+def find_margin_test(difference: CorrectedDifference) -> MarginTest | None:
+    """The test against a margin, where there is one and a verdict is allowed."""
+    test = difference.against_margin
+    if test is None or test.worst is None or explain_no_verdict(difference) is not None:
+        return None
+    return test
 
 
 def significance_sign(difference: CorrectedDifference) -> int:

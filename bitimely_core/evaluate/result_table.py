@@ -6,25 +6,27 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
+from bitimely_core.evaluate.intervals import list_values
+from bitimely_core.evaluate.verdicts import find_difference
 from bitimely_core.privacy import WITHHELD
 from bitimely_core.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.run import flatten_compared
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
+    Baseline,
     CellScore,
     ColumnResult,
     CorrectedDifference,
-    Difference,
     MeanDifference,
     MetricValue,
     Scores,
@@ -37,10 +39,20 @@ from bitimely_core.workspace import parse_view
 if TYPE_CHECKING:
     import polars as pl
 
+Item = TypeVar("Item")
+Group = TypeVar("Group", bound=Hashable)
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
 CACHE_VERSION = 5  # of stored comparisons: raise it where the numbers change
+
+
+def group_by(items: Iterable[Item], find_group: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Group -> its items, both in order."""
+    groups = defaultdict[Group, list[Item]](list)
+    for item in items:
+        groups[find_group(item)].append(item)
+    return dict(groups)
 
 
 class BaselinePair(NamedTuple):
@@ -107,9 +119,8 @@ class ScoreColumn:
         """The metric of this column, or None."""
         if self.label is None:
             return scores.metrics.get(self.metric or "")
-        if self.label not in scores.by_class:
-            return None
-        metric: MetricValue | None = getattr(scores.by_class[self.label], self.metric or "", None)
+        label = scores.by_class.get(self.label)
+        metric: MetricValue | None = getattr(label, self.metric or "", None)
         return metric
 
 
@@ -167,17 +178,16 @@ class ResultTable:
 
     def _average_stored_differences(self) -> dict[BaselinePair, MeanDifference]:
         """Each row less each baseline in its scores, where all seeds have the difference."""
-        seeds = defaultdict[Key, list[Scores]](list)
-        for run in self.found:
-            seeds[run.row, run.data].append(run.scores)
         family = {}
-        for (row, data), scores in seeds.items():
-            metrics = self._list_metrics(data) or {data: str(scores[0].main)}
-            for (key, metric), name in itertools.product(metrics.items(), scores[0].baselines):
-                differences = [_find_difference(of_seed, name, metric) for of_seed in scores]
-                defined = list(filter(None, differences))
-                if len(defined) == len(scores):
+        for (row, data), runs in group_by(self.found, lambda run: (run.row, run.data)).items():
+            scores = runs[0].scores
+            metrics = self._list_metrics(data) or {data: str(scores.main)}
+            for (key, metric), name in itertools.product(metrics.items(), scores.baselines):
+                baselines = [run.scores.baselines.get(name, Baseline()) for run in runs]
+                differences = [find_difference(baseline, metric) for baseline in baselines]
+                if None not in differences:
                     pair = BaselinePair(row, key, name.replace("_", " "))
+                    defined = list(filter(None, differences))
                     family[pair] = evaluate.average_differences(defined)
         return family
 
@@ -186,12 +196,15 @@ class ResultTable:
         columns = (column for column in self.columns if column.data == data and not column.label)
         return {column.key: column.metric for column in columns if column.metric}
 
+    @cached_property
+    def by_data(self) -> dict[str, list[ScoredRun]]:
+        """The runs of each data set."""
+        return group_by(self.found, lambda run: run.data)
+
     def metric(self, key: str) -> str:
         """The metric of a column, or the main one of a data set."""
-        for column in self.columns:
-            if column.key == key and column.metric:
-                return column.metric
-        return str(next(run.scores.main for run in self.found if run.data == key))
+        metrics = (column.metric for column in self.columns if column.key == key)
+        return next(filter(None, metrics), None) or str(self.by_data[key][0].scores.main)
 
     def name(self, key: str) -> str:
         """The printed name of a row or column."""
@@ -229,13 +242,6 @@ class ResultTable:
         0.
         """
         return evaluate.significance_sign(self.differences[key]) * self.column(key[1]).sign
-
-
-def _find_difference(scores: Scores, baseline: str, metric: str) -> Difference | None:
-    """The difference of a run to one of its baselines, where both are defined."""
-    metrics = scores.baselines[baseline].metrics if baseline in scores.baselines else {}
-    difference = metrics.get(metric, MetricValue()).difference
-    return difference if difference and difference.difference is not None else None
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
@@ -343,12 +349,16 @@ def read_predictions(run: ScoredRun) -> tuple[list[str], evaluate.Predictions] |
     if not all(map(has_result, paths)):
         return None
     try:
-        frame = pl.concat(map(read_result_table, paths))
-        classes = evaluate.list_classes(frame)
-        return classes, evaluate.parse_predictions(run.scores.task or "", frame, classes)
+        return _parse_frame(pl.concat(map(read_result_table, paths)), run.scores)
     except (pl.exceptions.PolarsError, KeyError) as error:
         raise_system_error(error, paths[0])
         return None
+
+
+def _parse_frame(frame: pl.DataFrame, scores: TaskScores) -> tuple[list[str], evaluate.Predictions]:
+    """Classes, in order, and predictions of the content of a `predictions.parquet`."""
+    classes = evaluate.list_classes(frame)
+    return classes, evaluate.parse_predictions(scores.task or "", frame, classes)
 
 
 def _list_prediction_files(run: ScoredRun) -> list[Path]:
@@ -369,8 +379,6 @@ def compare_column(
     Runs on other data are ignored. `others`: baselines of all rows, name -> content of a
     `predictions.parquet`; `keep`: folder of stored results.
     """
-    if column.metric is None:
-        return ColumnResult()
     metrics = [column.metric_in(run.scores) if run.data == column.data else None for run in runs]
     scored = [run for run, metric in zip(runs, metrics, strict=True) if metric]
     if not scored:
@@ -444,14 +452,11 @@ def _select_comparable(
     """Classes, the predictions of runs and baselines on the windows of the run `first` by name,
     and remarks on those that are excluded.
     """
-    stored = {_label_run(run): read_predictions(run) for run in scored}
-    pairs = {name: pair for name, pair in stored.items() if pair is not None}
+    read = {_label_run(run): read_predictions(run) for run in scored}
+    read |= {name: _parse_frame(frame, first.scores) for name, frame in others.items()}
+    pairs = {name: pair for name, pair in read.items() if pair is not None}
     classes = next((names for names, _ in pairs.values()), [])
     candidates = {name: values for name, (names, values) in pairs.items() if names == classes}
-    for name, frame in others.items():
-        if evaluate.list_classes(frame) == classes:
-            task = first.scores.task or ""
-            candidates[name] = evaluate.parse_predictions(task, frame, classes)
     predictions, remarks = {}, []
     for name, values in candidates.items():
         try:
@@ -478,7 +483,7 @@ def _compare_rows(
     for row, name in dict.fromkeys((run.row, _label_run(run)) for run in scored):
         if name in predictions:
             rows[row].append(name)
-    if not predictions:
+    if not rows:
         return ColumnResult(cells=_build_cells(column, scored, None, rows), remarks=remarks)
     estimates = evaluate.estimate_runs(
         scores.task or "",
@@ -519,7 +524,7 @@ def _list_diverged(
     """
     constant = _find_best_constant(column, scores)
     spreads = [cell.seed_sd for cell in cells.values() if cell.seed_sd is not None]
-    limit = 10 * float(np.median(spreads)) if spreads else np.inf
+    limit = 10 * float(np.median(spreads or [np.inf]))
     remarks = []
     for row, cell in cells.items():
         seeds = [
@@ -542,8 +547,7 @@ def _find_best_constant(column: ScoreColumn, scores: TaskScores) -> float:
     if column.label is not None:
         return -np.inf
     metrics = (baseline.metrics.get(column.metric or "") for baseline in scores.baselines.values())
-    values = [metric.value for metric in metrics if metric and metric.value is not None]
-    return max((column.sign * value for value in values), default=-np.inf)
+    return max((column.sign * value for value in list_values(metrics)), default=-np.inf)
 
 
 def _build_cells(
@@ -556,10 +560,9 @@ def _build_cells(
     seeds are there. `names`: row -> those of its seeds in `estimates`.
     """
     cells = {}
-    for row in dict.fromkeys(run.row for run in scored):
-        runs = [run for run in scored if run.row == row]
+    for row, runs in group_by(scored, lambda run: run.row).items():
         seeds = [_score_seed(column, run) for run in runs]
-        values = [seed.value for seed in seeds if seed.value is not None]
+        values = list_values(seeds)
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
         if estimates is not None and len(names.get(row, [])) == len(seeds):
             score = evaluate.mean_over_seeds(estimates, names[row])
@@ -589,8 +592,8 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
     """
     from bitimely_core.train import metrics_log
 
-    lines = [line for line in metrics_log.read_metrics(folder) if line.get("split") == "train"]
-    lines = [line for line in lines if line.get("tokens_per_second")]
+    lines = [line for line in metrics_log.read_metrics(folder) if line.get("tokens_per_second")]
+    lines = [line for line in lines if line.get("split") == "train"]
     lengths = {data.length for data in record.data}
     if not lines or len(lengths) > 1 or record.data[0].vocabulary:
         return None, None
@@ -599,15 +602,19 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
     return float((steps * record.settings.train.batch_size / rate).sum()), float(np.median(rate))
 
 
-def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """The plotted quantity of a training (`rel` where it is logged, else `loss`), its steps and
-    values in one split.
+def read_curves(folder: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """The plotted quantity of a training (`rel` where it is logged, else `loss`), and split -> its
+    steps and values [2, n]; splits without any are left out.
     """
     from bitimely_core.train import metrics_log
 
     lines = metrics_log.read_metrics(folder)
     has_rel = any(line.get("rel") is not None for line in lines)
     key: Literal["rel", "loss"] = "rel" if has_rel else "loss"
-    lines = [line for line in lines if line.get("split") == split and line.get(key) is not None]
-    steps = np.array([line["step"] for line in lines])
-    return key, steps, np.array([line[key] for line in lines], dtype=float)
+    curves = {}
+    for split in ("train", "validation"):
+        of_split = [line for line in lines if line.get("split") == split]
+        points = [(line["step"], line[key]) for line in of_split if line.get(key) is not None]
+        if points:
+            curves[split] = np.array(points, np.float64).T
+    return key, curves

@@ -103,10 +103,7 @@ def measure_calibration(
         "slope": None if few else fit_logistic(slopes, y),
         "intercept": None if few else fit_logistic(slopes[:, :1], y, z),
     }
-    values = {
-        name: _measure(None if fit is None else fit.coefficients[-1], fit, units, n_units, reason)
-        for name, fit in fits.items()
-    }
+    values = {name: _measure(fit, units, n_units, reason) for name, fit in fits.items()}
     errors = (y - p) ** 2
     brier = float(errors.mean()) if len(y) else float("nan")
     spread: Array = np.bincount(units, errors - brier, n_units) / float(max(len(y), 1))
@@ -119,16 +116,13 @@ def measure_calibration(
 
 
 def _measure(
-    value: float | None,
-    fit: LogisticFit | None,
-    units: npt.NDArray[np.intp],
-    n_units: int,
-    reason: str,
+    fit: LogisticFit | None, units: npt.NDArray[np.intp], n_units: int, reason: str
 ) -> MetricValue:
-    if value is None or fit is None:
+    """The last coefficient of a regression; `reason`: why there is none."""
+    if fit is None:
         return MetricValue(undefined_reason=reason)
     influence: Array = np.bincount(units, fit.influence[:, -1], n_units).astype(np.float64)
-    return _build("mean", float(value), influence, units, n_units, reason)
+    return _build("mean", float(fit.coefficients[-1]), influence, units, n_units, reason)
 
 
 def _build(

@@ -39,7 +39,7 @@ from bitimely_core.evaluate.metrics import (
 )
 from bitimely_core.methods import lengths
 from bitimely_core.methods.hazards import select_known
-from bitimely_core.page import BarPlot, Figure, rename_units
+from bitimely_core.page import BarPlot, Figure, MetricLike, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
 
@@ -204,9 +204,6 @@ def score(
         metrics[name] |= _list_certain(estimates[name], metrics[name])
     texts = dict.fromkeys(predictions, "predictions on the same windows") | ABOUT
     texts |= dict(about or {}) | {name: constant.about for name, constant in constants.items()}
-    described = {
-        name: Baseline(about=texts[name], metrics=metrics[name]) for name in [*estimates][1:]
-    }
     by_class = {} if task == "regression" else build_class_scores(rows, estimates["run"], bootstrap)
     return TaskScores(
         task=task,
@@ -219,9 +216,14 @@ def score(
         confusion=_count_confusion(rows) if task == "classification" else None,
         baselines={
             name: _describe_baseline(
-                rows, estimates["run"], estimates[name], baseline, bootstrap, unit
+                rows,
+                estimates["run"],
+                estimates[name],
+                Baseline(about=texts[name], metrics=metrics[name]),
+                bootstrap,
+                unit,
             )
-            for name, baseline in described.items()
+            for name in [*estimates][1:]
         },
         intervals=describe_intervals(rows, by, subject),
         remarks=[str(rename_units(line, subject)) for line in _list_remarks(rows, bootstrap)],
@@ -318,12 +320,11 @@ def score_figure(scores: TaskScores) -> Figure | None:
     """
     name = scores.main or ""
     ours = "this run" if getattr(scores, "encoder", None) is None else "this encoder"
-    baselines = {key.replace("_", " "): baseline for key, baseline in scores.baselines.items()}
-    bars = {ours: scores.metrics[name]}
-    bars |= {label: baseline.metrics[name] for label, baseline in baselines.items()}
+    bars: dict[str, MetricLike] = {ours: scores.metrics[name]}
+    for key, baseline in scores.baselines.items():
+        bars[key.replace("_", " ")] = baseline.metrics[name]
     if bars[ours].value is None:
         return None
-    bars = {label: value for label, value in bars.items() if value.value is not None}
     metric = METRIC[name]
     title = name_metric(name, first=True)
     side = "lower" if metric.lower_is_better else "higher"
@@ -331,6 +332,5 @@ def score_figure(scores: TaskScores) -> Figure | None:
     caption = f"{title} ({side} is better) on {counted}"
     if bars[ours].lo is not None:
         caption += f"; lines: 95 % CI over {name_unit(scores)}s"
-    heights, lows, highs = zip(*((bar.value, bar.lo, bar.hi) for bar in bars.values()), strict=True)
-    data = BarPlot(list(bars), list(heights), list(lows), list(highs), metric.label)
+    data = BarPlot.from_metrics(bars, metric.label)
     return Figure("main-score", title, f"{caption}.", data)

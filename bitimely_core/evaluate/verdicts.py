@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
-from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
+from bitimely_core.evaluate.multiple import (
+    correct_pairs,
+    explain_no_verdict,
+    find_margin_test,
+    significance_sign,
+)
+from bitimely_core.evaluate.scores import name_unit
 from bitimely_core.page import rename_units
 from bitimely_core.schemas.scores import (
     Baseline,
@@ -115,8 +121,7 @@ def describe_difference(
             few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
             return f"{row} less {reference} on {data}: {difference}; {few}"
         if d.difference is None or "seeds" not in reason:
-            why = reason.removeprefix("no CI: ")
-            return f"{row} and {reference} on {data}: {difference}, no verdict ({why})."
+            return f"{row} and {reference} on {data}: {difference}, no verdict ({reason})."
         models = f"these trained models differ by {difference} ({row} less {reference})"
         return f"On {data} {models}; with {reason} nothing is said about the methods."
     metric = metric.fit_difference(d)
@@ -138,8 +143,8 @@ def describe_margin(
 
     `planned`: the margin stands in the recipe, and so was set before training.
     """
-    result = d.against_margin
-    if result is None or result.worst is None or explain_no_verdict(d) is not None:
+    result = find_margin_test(d)
+    if result is None or result.worst is None:
         return ""
     row, reference = pair
     worst = max(result.worst, 0.0) if result.non_inferior else result.worst
@@ -200,17 +205,15 @@ def describe_no_difference(
 def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The verdict as one cell of a table."""
     words = {1: "better", -1: "worse", 0: "no significant difference"}
-    verdict = explain_no_verdict(d) or words[significance_sign(d) * metric.sign]
-    return verdict.removeprefix("no CI: ")
+    return explain_no_verdict(d) or words[significance_sign(d) * metric.sign]
 
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The verdict against a margin as one cell of a table: inferior where the whole interval of
     `find_margin_interval` is beyond it.
     """
-    reason = explain_no_verdict(d)
-    if d.against_margin is None or d.against_margin.worst is None or reason is not None:
-        return (reason or "no interval").removeprefix("no CI: ")
+    if find_margin_test(d) is None:
+        return explain_no_verdict(d) or "no interval"
     return _place_against_margin(d, metric)
 
 
@@ -218,12 +221,13 @@ def _place_against_margin(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin
     lies.
     """
-    result = d.against_margin
-    lo, hi = find_margin_interval(d, metric) or (-math.inf, math.inf)
-    if result is not None and result.non_inferior:
+    result, interval = d.against_margin, find_margin_interval(d, metric)
+    if result is None or interval is None:
+        return "inconclusive"
+    if result.non_inferior:
         return "non-inferior"
-    least = -hi if metric.sign > 0 else lo  # how much worse it is at least
-    return "inferior" if result is not None and least > result.margin else "inconclusive"
+    least = -interval[1] if metric.sign > 0 else interval[0]  # how much worse it is at least
+    return "inferior" if least > result.margin else "inconclusive"
 
 
 def find_margin_interval(
@@ -259,12 +263,15 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
 
 def _list_differences(others: Mapping[str, Baseline], scores: TaskScores) -> dict[str, Difference]:
     """The differences in the main metric that are defined."""
-    differences = {}
-    for name, other in others.items():
-        difference = other.metrics.get(str(scores.main), MetricValue()).difference
-        if difference is not None and difference.difference is not None:
-            differences[name] = difference
-    return differences
+    main = str(scores.main)
+    found = {name: find_difference(other, main) for name, other in others.items()}
+    return {name: difference for name, difference in found.items() if difference is not None}
+
+
+def find_difference(other: Baseline, metric: str) -> Difference | None:
+    """The difference of a run to another one or to a baseline, where it is defined."""
+    difference = other.metrics.get(metric, MetricValue()).difference
+    return difference if difference and difference.difference is not None else None
 
 
 def find_lift(scores: TaskScores) -> BaselineLift | None:
@@ -279,11 +286,11 @@ def find_lift(scores: TaskScores) -> BaselineLift | None:
 def describe_lift(lift: BaselineLift, metric: PrintedMetric) -> str:
     """The lift as text."""
     metric = metric.fit_difference(lift)
-    interval = str(explain_no_verdict(lift) or "no CI")
+    interval = explain_no_verdict(lift) or "no CI"
     if lift.corrected_lo is not None:
         interval = describe_interval(lift, metric)
     over = f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')}"
-    return f"{over} ({interval.removeprefix('no CI: ')})"
+    return f"{over} ({interval})"
 
 
 def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
@@ -345,18 +352,16 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
         seed = f"; they are one for each of {scores.folds} test folds, of one seed"
     seed += ", and nothing is said about the method"
     if case == "exceeded":
-        unit = scores.intervals.unit if scores.intervals else "subject"
-        over = f"{len(family)} baselines; {count_units(d.n_defined, unit)}"
+        over = f"{len(family)} baselines; {count_units(d.n_defined, name_unit(scores))}"
         interval = f"{describe_interval(d, metric)} over {over}"
         beats = f"{start} beats {ours_by} on {data} in {what}: {theirs} and {ours}"
         text = f"{beats}, a difference of {difference} ({interval}){seed}."
     elif case == "unclear":
-        why = str(explain_no_verdict(d)).removeprefix("no CI: ")
         is_ahead = metric.sign * (d.difference or 0.0) > 0
         if is_ahead and len(family) > 1:
             start += f", the closest of {count_units(len(family), 'baseline')},"
         reaches = f"{start} reaches {theirs} in {what} on {data}, {ours_by} {ours}"
-        text = f"{reaches}; no verdict ({why})."
+        text = f"{reaches}; no verdict ({explain_no_verdict(d)})."
     elif case == "equal":
         text = describe_no_difference((ours_by, baseline), data, d, metric)
     else:

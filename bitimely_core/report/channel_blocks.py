@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import BarPlot, Figure, Table, make_table
 from bitimely_core.report.text import format_duration
 
@@ -190,10 +191,8 @@ def _fault_table(channels: list[IngestChannel]) -> Table:
 
 def _spread_figures(channels: list[IngestChannel]) -> Iterator[Figure]:
     """Interquartile ranges, a figure for each of the commonest units of measurement."""
-    by_unit: dict[str, list[IngestChannel]] = defaultdict(list)
-    for channel in channels:
-        if len(channel.values("iqr")):
-            by_unit[channel.unit].append(channel)
+    measured = [channel for channel in channels if len(channel.values("iqr"))]
+    by_unit = group_by(measured, lambda channel: channel.unit)
     for unit, members in sorted(by_unit.items(), key=lambda pair: -len(pair[1]))[:MAX_BAR_PLOTS]:
         if len(members) > 1 or len(members[0].recordings) > 1:
             yield _spread_figure(unit, members)

@@ -7,14 +7,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate import result_table
+from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import is_lower_better
-from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn
+from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn, group_by
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -26,7 +26,7 @@ from bitimely_core.page import (
     rename_units,
 )
 from bitimely_core.records import describe_changes, has_result
-from bitimely_core.report.dashboard_page import identify_arm
+from bitimely_core.report.dashboard_page import identify_arm, show_baseline, show_seeds
 from bitimely_core.report.differences import (
     DESCRIBED,
     METHOD,
@@ -54,7 +54,6 @@ from bitimely_core.report.run_page import (
     main_metric,
     run_facts,
 )
-from bitimely_core.report.text import text_cell
 from bitimely_core.schemas.scores import MetricValue, Scores
 
 Arm = tuple[str, str]  # row, data
@@ -156,13 +155,13 @@ def _add_blocks(
 def _group_seeds(table: ResultTable, scored: Sequence[Scores]) -> dict[Arm, list[Scores]]:
     """Name and data -> the runs that differ in their seed alone; a single run has its own name."""
     runs_by_name = {run.name: run for run in table.found}
-    arms: dict[Arm, list[Scores]] = {}
-    for scores in scored:
+
+    def find_arm(scores: Scores) -> Arm:
         run = runs_by_name.get(scores.run)
-        arm = identify_arm(run.record) if run else scores.run
-        arms.setdefault((arm, scores.data), []).append(scores)
+        return identify_arm(run.record) if run else scores.run, scores.data
+
     grouped = {}
-    for (_, data), members in arms.items():
+    for (_, data), members in group_by(scored, find_arm).items():
         name = members[0].run
         if len(members) > 1:
             name = f"{runs_by_name[name].row} ({len(members)} seeds)"
@@ -252,14 +251,12 @@ def _score_tables(table: ResultTable, scored: Sequence[Scores]) -> list[Table]:
     """All metrics of all runs beside their best baseline; a table a task, a row for runs that
     differ in their seed alone.
     """
-    tasks = list(dict.fromkeys(scores.task for scores in scored))
-    titles = {task: f"All scores: {task or 'pre-training'}" for task in tasks}
-    if len(tasks) == 1:
-        titles = {tasks[0]: "All scores"}
-    return [
-        _score_table(table, [scores for scores in scored if scores.task == task], title)
-        for task, title in titles.items()
-    ]
+    tables = []
+    by_task = group_by(scored, lambda scores: scores.task)
+    for task, members in by_task.items():
+        part = f": {task or 'pre-training'}" if len(by_task) > 1 else ""
+        tables.append(_score_table(table, members, f"All scores{part}"))
+    return tables
 
 
 def _score_table(table: ResultTable, members: Sequence[Scores], title: str) -> Table:
@@ -269,7 +266,9 @@ def _score_table(table: ResultTable, members: Sequence[Scores], title: str) -> T
     rows = []
     for (name, data), runs in _group_seeds(table, members).items():
         cells = [_show_metric([run.metrics.get(metric) for run in runs]) for metric in metrics]
-        rows.append([name, data, *cells, _show_baseline(runs[0])])
+        main = main_metric(runs[0])
+        best = runs[0].find_best_baseline(main, lower=is_lower_better(main))
+        rows.append([name, data, *cells, show_baseline(best)])
     columns = ["run", "data", *map(evaluate.name_metric, metrics), "best baseline"]
     caption = (
         "Value and 95 % CI; of several seeds mean ± standard deviation over them. Best "
@@ -280,15 +279,7 @@ def _score_table(table: ResultTable, members: Sequence[Scores], title: str) -> T
 
 def _show_metric(metrics: Sequence[MetricValue | None]) -> Any:
     """The cell of a metric: of several seeds their mean and spread."""
-    values = [metric.value for metric in metrics if metric and metric.value is not None]
+    values = list_values(metrics)
     if len(metrics) == 1 or len(values) < 2:
         return metrics[0]
-    note = f"{len(values)} seeds, {min(values):.3f} to {max(values):.3f}"
-    return text_cell(fmean(values), f"{fmean(values):.3f} ± {stdev(values):.3f}", note)
-
-
-def _show_baseline(scores: Scores) -> dict[str, float | str | None] | None:
-    """The cell of the best baseline in the main metric."""
-    metric = main_metric(scores)
-    best = scores.find_best_baseline(metric, lower=is_lower_better(metric))
-    return None if best is None else text_cell(best.value, f"{best.value:.3f}", best.name)
+    return show_seeds(values)

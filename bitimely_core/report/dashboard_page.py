@@ -10,10 +10,7 @@ the token sets print what may be known of them.
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,11 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 from pydantic import BaseModel
 
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError, safe_text
+from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import NAMES, is_lower_better
+from bitimely_core.evaluate.result_table import group_by, read_curves
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -38,7 +38,7 @@ from bitimely_core.page import (
     Table,
     make_tables,
 )
-from bitimely_core.records import describe_changes, has_result, read_result
+from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
@@ -161,8 +161,7 @@ class WorkspaceReader:
         name = f"{spec.kind}/{folder.name}"
         states = list_states(folder)
         before, entry = self.former.entries.get(name, ([], None))
-        is_stored = entry is not None and len(entry.cells) == len(spec.columns)
-        if entry is None or before != states or not (spec.is_flat and is_stored):
+        if entry is None or before != states or not spec.is_flat:
             entry = self.describe(folder, spec)
         self.present.entries[name] = states, entry
         return entry
@@ -192,14 +191,13 @@ class WorkspaceReader:
             state = f"finished, {record.final.step:,} steps"
         score, words = read_score(folder, record.run)
         stamps: dict[bool | str | None, str] = {True: "yes", False: "no"}
-        is_defined = score is not None and score.value.value is not None
         cells: list[Cell] = [
             self.link(folder, "report.html", "model_card.md"),
             state,
-            score.value.model_dump(include={"value", "lo", "hi"}) if score and is_defined else None,
-            show_baseline(score),
+            score.value.model_dump(include={"value", "lo", "hi"}) if score else None,
+            show_baseline(score.baseline if score else None),
             words,
-            read_curves(folder),
+            draw_curves(folder),
             ", ".join(filter(None, (record.model, record.preset))),
             ", ".join(data.name for data in record.data),
             stamps.get(record.leak_free, record.leak_free),
@@ -275,12 +273,17 @@ def read_score(folder: Path, run: str) -> tuple[ScoreLine | None, str | None]:
     return line, NAMES.get(name, name)
 
 
-def show_baseline(score: ScoreLine | None) -> dict[str, float | str | None] | None:
+def show_baseline(best: BestBaseline | None) -> dict[str, float | str | None] | None:
     """The cell of the best baseline beside a score."""
-    if score is None or score.baseline is None:
-        return None
-    best = score.baseline
-    return text_cell(best.value, f"{best.value:.3f}", best.name)
+    return None if best is None else text_cell(best.value, f"{best.value:.3f}", best.name)
+
+
+def show_seeds(values: Sequence[float]) -> dict[str, float | str | None]:
+    """The cell of the scores of several seeds: their mean ± standard deviation, and their range."""
+    mean = statistics.fmean(values)
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    note = f"{len(values)} seeds, {min(values):.3f} to {max(values):.3f}"
+    return text_cell(mean, f"{mean:.3f}{spread}", note)
 
 
 def identify_arm(record: RunRecord) -> str:
@@ -320,19 +323,15 @@ def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[
 def pool_arm(arm: Sequence[FolderEntry]) -> FolderEntry:
     """Runs that differ in their seed alone as one row: the mean of their scores and its spread."""
     first, scores = arm[0], [entry.score for entry in arm if entry.score]
-    values = [score.value.value for score in scores if score.value.value is not None]
+    values = list_values(score.value for score in scores)
     name = first.cells[0].text if isinstance(first.cells[0], Link) else ""
     cells = dict(zip(RUN_COLUMNS, first.cells, strict=True))
     cells |= {"run": Link(f"{name} and {len(arm) - 1} more seeds", f"#{SEEDS}"), "curve": None}
     score = None
     if values:
-        mean = statistics.fmean(values)
-        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-        note = f"{len(values)} seeds, {min(values):.3f} to {max(values):.3f}"
-        cells["score"] = text_cell(mean, f"{mean:.3f}{spread}", note)
-        score = replace(
-            scores[0], run=f"{name} ({len(values)} seeds)", value=MetricValue(value=mean)
-        )
+        cells["score"] = show_seeds(values)
+        mean = MetricValue(value=statistics.fmean(values))
+        score = replace(scores[0], run=f"{name} ({len(values)} seeds)", value=mean)
     unfinished = any(entry.unfinished for entry in arm)
     if unfinished:
         cells["state"] = "not all finished"
@@ -371,70 +370,32 @@ def list_folders(parent: Path) -> list[Path]:
     )
 
 
-class LogPoint(NamedTuple):
-    """A point of the curves of a run."""
-
-    step: float
-    loss: float | None
-    rel: float | None
-
-
-def read_curves(folder: Path) -> Sparkline | None:
-    """Training and validation curve of a run, thinned; None without any."""
-    path = folder / "metrics.jsonl"
-    lines = read_result(path).splitlines() if has_result(path) else []
-    points = {split: read_points(lines, split) for split in ("train", "validation")}
-    has_rel = any(point.rel is not None for point in itertools.chain(*points.values()))
-    curves = {}
-    for split, logged in points.items():
-        curve = []
-        for step, loss, rel in logged:
-            value = rel if has_rel else loss
-            if value is not None:
-                curve.append((step, value))
-        if curve:
-            curves[split] = curve
+def draw_curves(folder: Path) -> Sparkline | None:
+    """Training and validation curve of a run, each of at most `POINTS` points, evenly, with the
+    first and the last; None without any.
+    """
+    key, curves = read_curves(folder)
     if not curves:
         return None
-    split, curve = list(curves.items())[-1]
-    last, name = curve[-1][1], split.replace("train", "training")
-    quantity = "relative loss" if has_rel else "loss"
-    about = f"{quantity} by step, the last of {name} is {last:.4g}"
-    return Sparkline(last, list(curves.values()), about)
-
-
-def read_points(lines: Sequence[bytes], split: str) -> list[LogPoint]:
-    """At most `POINTS` points of a split, evenly, with the first and the last."""
-    logged = list(filter(re.compile(rb'"split": ?"%b"' % split.encode()).search, lines))
-    if len(logged) > POINTS:
-        logged = [logged[round(k * (len(logged) - 1) / (POINTS - 1))] for k in range(POINTS)]
-    return list(filter(None, map(parse_point, logged)))
-
-
-def parse_point(line: bytes) -> LogPoint | None:
-    """A line of `metrics.jsonl`; None where a kill has cut it."""
-    try:
-        values = json.loads(line)
-        entries = list(map(values.get, LogPoint._fields))
-    except (ValueError, AttributeError):
-        return None
-    step, loss, rel = (
-        float(entry) if isinstance(entry, int | float) and math.isfinite(entry) else None
-        for entry in entries
-    )
-    return None if step is None else LogPoint(step, loss, rel)
+    thinned = []
+    for curve in curves.values():
+        count = curve.shape[1]
+        places = np.linspace(0, count - 1, min(count, POINTS)).round().astype(int)
+        thinned.append(list(map(tuple, curve[:, places].T.tolist())))
+    split, last = list(curves)[-1], thinned[-1][-1][1]
+    quantity = "relative loss" if key == "rel" else "loss"
+    about = f"{quantity} by step, the last of {split.replace('train', 'training')} is {last:.4g}"
+    return Sparkline(last, thinned, about)
 
 
 def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:
     """The runs of the key figure, the best first: those with the metric, data set and split that
     most runs are scored on.
     """
-    groups: dict[tuple[str, str, str], list[ScoreLine]] = {}
-    for score in scores:
-        if score.value.value is not None:
-            groups.setdefault((score.metric, score.data, score.split), []).append(score)
-    if not groups:
+    defined = [score for score in scores if score.value.value is not None]
+    if not defined:
         return []
+    groups = group_by(defined, lambda score: (score.metric, score.data, score.split))
     (metric, *_), members = max(
         groups.items(), key=lambda item: (item[0][0] in NAMES, len(item[1]), item[0])
     )

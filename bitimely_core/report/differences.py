@@ -13,6 +13,7 @@ from typing import Any
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate import verdicts
+from bitimely_core.evaluate.multiple import find_margin_test
 from bitimely_core.evaluate.result_table import Key, ResultTable
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, Table, make_table, make_tables
 from bitimely_core.report.text import scale_number, text_cell
@@ -102,8 +103,8 @@ def difference_table(table: ResultTable) -> Table:
 
 def _describe_margin_test(d: CorrectedDifference, factor: float) -> str | None:
     """The verdict against the margin, in printed units; None where there is none."""
-    test = d.against_margin
-    if test is None or test.worst is None or evaluate.explain_no_verdict(d) is not None:
+    test = find_margin_test(d)
+    if test is None or test.worst is None:
         return None
     verdict = "non-inferior" if test.non_inferior else "not shown"
     if test.equivalent:
@@ -303,8 +304,7 @@ def _count_undecided(table: ResultTable, significant: int) -> list[str]:
         counted = f"{rest} of {total} comparisons"
         sentences.append(f"No significant difference in {counted} after Holm correction.")
     for reason, count in reasons.items():
-        text = reason.removeprefix("no CI: ")
-        sentences.append(f"No verdict in {count} of {total} comparisons: {text}.")
+        sentences.append(f"No verdict in {count} of {total} comparisons: {reason}.")
     return sentences
 
 

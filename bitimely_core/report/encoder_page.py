@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
+from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
@@ -71,8 +72,7 @@ def compared_table(scores: Scores) -> list[Table]:
         values = [model.metrics.get(metric.name, MetricValue()) for model in models]
         mean = values[0]
         if len(values) > 1:
-            defined = [value.value for value in values if value.value is not None]
-            mean = MetricValue(value=float(np.mean(defined)))
+            mean = MetricValue(value=float(np.mean(list_values(values))))
         difference = metric.fit_difference(d).difference(d.difference)
         corrected = None if d.corrected_lo is None else print_bounds(d, metric)
         test = (difference, corrected, d.p_holm, name_verdict(d, metric))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.evaluate.verdicts import PrintedMetric
 from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder, make_tables
 from bitimely_core.report.differences import scale_fields
@@ -114,8 +115,7 @@ def draw_differences(results: Sequence[RegisteredResult]) -> ForestPlot:
     """A row for each family and rival, a panel for each column of data."""
     rows = list(dict.fromkeys((result.family, result.rival) for result in results))
     panels = []
-    for data in dict.fromkeys(result.data for result in results):
-        of_data = [result for result in results if result.data == data]
+    for data, of_data in group_by(results, lambda result: result.data).items():
         cells = {(result.family, result.rival): result for result in of_data}
         metric, unit = PrintedMetric(of_data[0].metric), of_data[0].unit
         values, lo, hi, margins = scale_fields(

@@ -7,7 +7,7 @@ and no date, and names no unit that the ingest report does not name.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.errors import Finding, Reason, UserError
+from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import Page, PageBuilder, Table, make_table, make_tables, rename_units
 from bitimely_core.records import read_result, write_results
 from bitimely_core.report.channel_blocks import (
@@ -137,22 +138,23 @@ def _describe_ingest(report: IngestReport) -> str:
 
 def _list_notices(report: IngestReport) -> list[str]:
     """What a reader must know before the data are used or shared."""
-    options, notices = report.options, []
-    if not report.published:
-        notices.append(
-            "Nothing of this ingest is in the cache; an earlier generation, if any, is unchanged."
-        )
-    if options.get("verify") is False:
-        notices.append("The files were not compared with SHA256SUMS.txt (--no-verify).")
-    if report.source.sha256sums == "mismatch":
-        notices.append("Files that differ from SHA256SUMS.txt were quarantined.")
-    if options.get("keep_phi"):
-        notices.append(
-            "Header text that can identify persons was kept (--keep-phi): do not share this cache."
-        )
-    if options.get("keep_dates"):
-        notices.append("Start times were kept (--keep-dates): do not share this cache.")
-    return notices
+    options = report.options
+    notices = {
+        "Nothing of this ingest is in the cache; an earlier generation, if any, is unchanged.": (
+            not report.published
+        ),
+        "The files were not compared with SHA256SUMS.txt (--no-verify).": (
+            options.get("verify") is False
+        ),
+        "Files that differ from SHA256SUMS.txt were quarantined.": (
+            report.source.sha256sums == "mismatch"
+        ),
+        "Header text that can identify persons was kept (--keep-phi): do not share this cache.": (
+            options.get("keep_phi")
+        ),
+        "Start times were kept (--keep-dates): do not share this cache.": options.get("keep_dates"),
+    }
+    return [notice for notice, applies in notices.items() if applies]
 
 
 def _list_facts(report: IngestReport) -> dict[str, str]:
@@ -213,14 +215,15 @@ def _unit_tables(report: IngestReport) -> Iterator[Table]:
 
 def _reason_tables(report: IngestReport) -> list[Table]:
     """Reasons of all units and of the data set by code, the worst and most frequent first."""
-    groups: dict[tuple[str, str], list[tuple[str | None, FindingRecord]]] = defaultdict(list)
-    pairs = [(unit.unit, reason) for unit in report.units for reason in unit.reasons]
-    for unit, reason in [*pairs, *((None, reason) for reason in report.reasons)]:
-        groups[reason.level, reason.code].append((unit, reason))
+    pairs: list[tuple[str | None, FindingRecord]] = []
+    for unit in report.units:
+        pairs += [(unit.unit, reason) for reason in unit.reasons]
+    pairs += [(None, reason) for reason in report.reasons]
+    groups = group_by(pairs, lambda pair: (pair[1].level, pair[1].code))
     order = list(LEVELS)
     lines = []
     for (level, code), members in groups.items():
-        units = {unit for unit, _ in members if unit is not None}
+        units = {name for name, _ in members} - {None}
         count = sum(reason.count for _, reason in members)
         words, example = code.replace("_", " "), members[0][1].message
         line = [LEVELS[level], words, len(units) or None, count, example]
@@ -237,8 +240,6 @@ def _reason_tables(report: IngestReport) -> list[Table]:
 
 def _reason_text(row: TableReport) -> str:
     """Why rows of a table were left out or warned about, with their counts."""
-    reasons = []
-    for counts in (row.quarantined_by_reason, row.dropped_by_reason, row.warned_by_reason):
-        for code, count in sorted(counts.items()):
-            reasons.append(f"{code.replace('_', ' ')} {count:,}")
-    return ", ".join(reasons)
+    parts = (row.quarantined_by_reason, row.dropped_by_reason, row.warned_by_reason)
+    counts = itertools.chain.from_iterable(sorted(part.items()) for part in parts)
+    return ", ".join(f"{code.replace('_', ' ')} {count:,}" for code, count in counts)

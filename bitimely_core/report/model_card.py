@@ -17,7 +17,7 @@ from bitimely_core.report.run_page import (
     show_split,
     stamp_text,
 )
-from bitimely_core.report.text import markdown_text
+from bitimely_core.report.text import markdown_row, markdown_text
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import Scores
 
@@ -79,7 +79,7 @@ def render_card(
 
 def _card_line(cells: Iterable[object]) -> str:
     """A line of a Markdown table."""
-    return "| " + " | ".join(map(markdown_text, cells)) + " |"
+    return markdown_row(map(markdown_text, cells))
 
 
 def _card_rows(values: Mapping[str, str]) -> str:
@@ -96,8 +96,8 @@ def _card_data(data: RunData, verb: str) -> str:
         "|---|---|---|",
     ]
     for part in sorted(data.audit, key=ORDER.index):
-        counts = f"{show_split(data, part, 'subjects')} | {show_split(data, part, 'windows')}"
-        lines.append(f"| {markdown_text(part)} | {counts} |")
+        counts = [show_split(data, part, kind) for kind in ("subjects", "windows")]
+        lines.append(markdown_row([markdown_text(part), *counts]))
     return "\n".join(lines)
 
 

@@ -5,8 +5,7 @@ Counts of few people are withheld unless the people are synthetic.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypedDict
 
 import numpy as np
 
@@ -121,8 +120,9 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
         title = f"Mean risk of {labels[0]}"
         page.figure("risks", title, "The mean of the predicted risks of each label.", bars)
     status, hidden = _count_status(made)
-    rows = [[name, None if (name,) in hidden else n] for name, n in status.items()]
-    page.table("people", "People", STATUS, ["history", "people"], _show_counts(rows))
+    shared = {name: None if (name,) in hidden else n for name, n in status.items()}
+    rows = [[name, privacy.show_count(n)] for name, n in shared.items()]
+    page.table("people", "People", STATUS, ["history", "people"], rows)
     _add_unknown(page, made)
     for label in labels if shows_risks else ():
         _add_distribution(page, label, made)
@@ -175,7 +175,3 @@ def _add_unknown(page: PageBuilder, made: SubjectsPredictionLike) -> None:
     caption = UNKNOWN + (f" {others:,} more codes are not listed." if others else "")
     columns = ["code", "reason", "rows", "people"]
     page.add(*make_tables("unknown", "Not understood", caption, columns, rows))
-
-
-def _show_counts(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    return [[name, privacy.show_count(count)] for name, count in rows]

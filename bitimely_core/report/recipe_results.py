@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
@@ -27,6 +27,7 @@ from bitimely_core.evaluate.result_table import (
     OpenWindows,
     ResultTable,
     ScoredRun,
+    group_by,
     has_withheld,
 )
 from bitimely_core.page import (
@@ -58,9 +59,6 @@ from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder
-
-if TYPE_CHECKING:
-    pass
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
@@ -269,8 +267,7 @@ def _fit_baselines(
     fitted: dict[str, dict[str, FittedBaseline]] = {}
     remarks = []
     scored = [run for run in runs if run.scores.task]
-    for data in dict.fromkeys(run.data for run in scored):
-        of_data = [run for run in scored if run.data == data]
+    for data, of_data in group_by(scored, lambda run: run.data).items():
         first = min(of_data, key=lambda run: (run.row != reference, run.seed))
         if has_withheld(first.scores):
             reason = "scores of labels of few people are withheld"
@@ -433,12 +430,9 @@ def _list_notices(results: RecipeResults) -> list[str]:
 def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:
     """Facts at the top of the page; those that are not known are left out."""
     table = results.table
-    versions = set()
+    versions: set[str] = set()
     for run in table.found:
-        for part in run.runs:
-            stored = part.record.versions
-            names = stored.keys() & run_page.SHOWN_VERSIONS
-            versions |= {f"{name} {stored[name]}" for name in names}
+        versions.update(*(run_page.list_versions(part.record) for part in run.runs))
     stamps = Counter(run_page.stamp_text(run.scores.leak_free) for run in table.found)
     pretraining = [f"{n} run{'s' * (n > 1)} {words}" for words, n in stamps.most_common()]
     source = "the paper's table" if results.paper else "no numbers of the paper"

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn
+from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, ScoredRun, group_by
 from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.page import Table, make_table
 from bitimely_core.report.numbers import table_data, to_csv
-from bitimely_core.report.text import markdown_text, scale_number, tex_text, text_cell
+from bitimely_core.report.text import markdown_row, markdown_text, scale_number, tex_text, text_cell
 from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
 
 EVENT_BASELINES = ("length_only", "single_code")  # shortcut baselines of claims, with labels
@@ -69,14 +69,14 @@ class RecipeResults:
 
     def baselines(self, column: ScoreColumn) -> dict[str, MetricValue]:
         """The baselines of a column by printed name, those without fitting first."""
-        run = next((run for run in self.table.found if run.data == column.data), None)
-        if run is None or column.metric is None:
+        runs = self.table.by_data.get(column.data)
+        if not runs or column.metric is None:
             return {}
         fitted = {
             baselines.title_baseline(kind): column.metric_in(scores) or MetricValue()
             for kind, scores in self.fitted.get(column.data, {}).items()
         }
-        return {**_list_simple_baselines(column, run.scores), **fitted}
+        return {**_list_simple_baselines(column, runs[0].scores), **fitted}
 
 
 def _list_simple_baselines(column: ScoreColumn, scores: TaskScores) -> dict[str, MetricValue]:
@@ -225,11 +225,6 @@ def render_latex(results: RecipeResults) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
-    """A row of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
-
-
 def render_markdown(results: RecipeResults, verdict: str) -> str:
     """The table with baselines at its end, and the missing cells, as Markdown."""
     table, columns = results.table, results.table.columns
@@ -238,13 +233,13 @@ def render_markdown(results: RecipeResults, verdict: str) -> str:
         "",
         markdown_text(verdict),
         "",
-        _markdown_line(["row", *(markdown_text(table.name(column.key)) for column in columns)]),
-        _markdown_line(["---"] * (len(columns) + 1)),
-        _markdown_line(["", *(markdown_text(column.words) for column in columns)]),
+        markdown_row(["row", *(markdown_text(table.name(column.key)) for column in columns)]),
+        markdown_row(["---"] * (len(columns) + 1)),
+        markdown_row(["", *(markdown_text(column.words) for column in columns)]),
     ]
     for row in table.rows:
         cells = [_format_pair(results, row, column) for column in columns]
-        lines.append(_markdown_line([markdown_text(table.name(row)), *cells]))
+        lines.append(markdown_row([markdown_text(table.name(row)), *cells]))
     lines += _list_baseline_lines(results)
     beside = " / the paper's" if results.paper else ""
     source = f", {markdown_text(results.source)}" if results.source else ""
@@ -260,7 +255,7 @@ def _list_baseline_lines(results: RecipeResults) -> list[str]:
     for name in dict.fromkeys(name for values in reached for name in values):
         pairs = zip(reached, columns, strict=True)
         cells = [format_cell(values.get(name), column) for values, column in pairs]
-        lines.append(_markdown_line([f"*{markdown_text(name)}*", *cells]))
+        lines.append(markdown_row([f"*{markdown_text(name)}*", *cells]))
     return lines
 
 
@@ -268,9 +263,9 @@ def _list_missing_lines(missing: Sequence[MissingCell]) -> list[str]:
     """The missing cells as a section of Markdown; [] without any."""
     if not missing:
         return []
-    head = ["", "## Missing cells", "", _markdown_line(MISSING_COLUMNS)]
-    rows = [_markdown_line(map(markdown_text, cells)) for cells in list_missing(missing)]
-    return [*head, _markdown_line(["---"] * len(MISSING_COLUMNS)), *rows]
+    head = ["", "## Missing cells", "", markdown_row(MISSING_COLUMNS)]
+    rows = [markdown_row(map(markdown_text, cells)) for cells in list_missing(missing)]
+    return [*head, markdown_row(["---"] * len(MISSING_COLUMNS)), *rows]
 
 
 def list_missing(
@@ -279,9 +274,7 @@ def list_missing(
     """The cells of `MISSING_COLUMNS`: missing cells of one column with the same reason in one line;
     `name` gives the printed name of a row or column.
     """
-    groups: dict[tuple[str, str, str], list[MissingCell]] = {}
-    for cell in missing:
-        groups.setdefault((cell.column, cell.state, cell.detail), []).append(cell)
+    groups = group_by(missing, lambda cell: (cell.column, cell.state, cell.detail))
     lines = []
     for (column, state, detail), cells in groups.items():
         rows = ", ".join(map(name, dict.fromkeys(cell.row for cell in cells)))
@@ -292,13 +285,15 @@ def list_missing(
 
 def write_long_csv(cells: Sequence[PlannedCell], results: RecipeResults) -> str:
     """A line a cell and seed, in the units of `scores.json`; the paper's in its own."""
-    places = dict.fromkeys((cell.row, cell.column.partition(":")[0], cell.seed) for cell in cells)
+    runs = {(run.row, run.data, run.seed): run for run in results.table.found}
+    missing = {_find_place(cell): cell for cell in results.missing}
     lines = []
-    for row, data, seed in places:
+    for place in dict.fromkeys(map(_find_place, cells)):
+        row, data, seed = place
         for column in results.table.columns:
             if column.data == data:
                 paper = results.paper.get((row, column.key), (None, None))
-                numbers, detail = _list_numbers(results, (row, data, seed), column)
+                numbers, detail = _list_numbers(runs.get(place), missing.get(place), column)
                 lines.append([row, column.key, column.metric, seed, *numbers, *paper, detail])
     cell = ("row", "column", "metric", "seed", "run", "state")
     score = ("value", "se", "lo", "hi", "windows", "subjects")
@@ -306,17 +301,20 @@ def write_long_csv(cells: Sequence[PlannedCell], results: RecipeResults) -> str:
     return to_csv(table_data(make_table("results", "", "", columns, lines)))
 
 
+def _find_place(cell: PlannedCell | MissingCell) -> tuple[str, str, int]:
+    """Row, data and seed of a cell."""
+    return cell.row, cell.column.partition(":")[0], cell.seed
+
+
 def _list_numbers(
-    results: RecipeResults, place: tuple[str, str, int], column: ScoreColumn
+    run: ScoredRun | None, missing: MissingCell | None, column: ScoreColumn
 ) -> tuple[list[Any], str | None]:
     """Run, state, metric, windows and subjects of a cell and seed; and why a number is missing."""
-    for run in results.table.found:
-        if (run.row, run.data, run.seed) == place:
-            metric = column.metric_in(run.scores) or MetricValue()
-            numbers = [metric.value, metric.se, metric.lo, metric.hi]
-            counts = [run.scores.n, run.scores.n_subjects]
-            return [run.name, "done", *numbers, *counts], metric.undefined_reason
-    for cell in reversed(results.missing):
-        if (cell.row, cell.column.partition(":")[0], cell.seed) == place:
-            return [None, cell.state, *[None] * 6], cell.detail
+    if run is not None:
+        metric = column.metric_in(run.scores) or MetricValue()
+        numbers = [metric.value, metric.se, metric.lo, metric.hi]
+        counts = [run.scores.n, run.scores.n_subjects]
+        return [run.name, "done", *numbers, *counts], metric.undefined_reason
+    if missing is not None:
+        return [None, missing.state, *[None] * 6], missing.detail
     return [None] * 8, None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core import cache, registry
+from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -143,9 +144,7 @@ def draw_recording(record: Record, report: IngestReport) -> list[Figure]:
     """The first half minute of a recording, then all of it as an envelope, with its labels on the
     same axis.
     """
-    channels: dict[str, list[Signal]] = {}
-    for signal in record.signals:
-        channels.setdefault(signal.channel, []).append(signal)
+    channels = group_by(record.signals, lambda signal: signal.channel)
     omitted = ""
     if len(channels) > MAX_CHANNELS:
         omitted = f" The first {MAX_CHANNELS} of {len(channels)} channels."

@@ -4,18 +4,21 @@ and loss curves. Rows and columns are those of `differences`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bitimely_core import evaluate
+from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.result_table import (
     ResultTable,
     ScoreColumn,
     ScoredRun,
-    read_curve,
+    group_by,
+    read_curves,
     read_speed,
 )
 from bitimely_core.page import Figure, Line, LinePlot, RankPlot, Table, make_table, make_tables
@@ -44,10 +47,8 @@ Speed = tuple[float | None, float | None]  # seconds of training, windows per se
 
 def _group_runs(table: ResultTable) -> dict[str, list[ScoredRun]]:
     """Row -> its runs, each fold by itself."""
-    rows: dict[str, list[ScoredRun]] = defaultdict(list)
-    for scored_run in table.found:
-        rows[scored_run.row] += scored_run.runs
-    return rows
+    folds = itertools.chain.from_iterable(run.runs for run in table.found)
+    return group_by(folds, lambda run: run.row)
 
 
 def list_scored(table: ResultTable) -> list[str]:
@@ -64,7 +65,7 @@ def variance_table(table: ResultTable) -> list[Table]:
     rows = []
     for (row, key), cell in table.cells.items():
         factor = table.column(key).factor
-        values = [seed.value * factor for seed in cell.seeds if seed.value is not None]
+        values = [value * factor for value in list_values(cell.seeds)]
         if len(values) < 2:
             continue
         errors = [seed.se * factor for seed in cell.seeds if seed.se is not None]
@@ -208,8 +209,7 @@ def secondary_table(table: ResultTable) -> list[Table]:
 def data_table(table: ResultTable) -> Table:
     """The scored split of each data set, and the share of training subjects."""
     rows = []
-    for data in dict.fromkeys(run.data for run in table.found):
-        runs = [run for run in table.found if run.data == data]
+    for data, runs in table.by_data.items():
         scores, trained = runs[0].scores, runs[0].record.data[0]
         split = SPLITS.get(trained.split, trained.split)
         if runs[0].parts:
@@ -297,11 +297,12 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
 
 def _sum_costs(costs: Sequence[Speed]) -> Speed:
     """Total seconds (None unless all are known) and median windows per second."""
-    seconds = [second for second, _ in costs if second is not None]
-    rates = [rate for _, rate in costs if rate is not None]
-    is_complete = seconds and len(seconds) == len(costs)
-    total = round(sum(seconds), 1) if is_complete else None
-    return total, round(float(np.median(rates)), 1) if rates else None
+    known = [(seconds, rate) for seconds, rate in costs if seconds is not None and rate is not None]
+    if not known:
+        return None, None
+    seconds, rates = zip(*known, strict=True)
+    total = round(sum(seconds), 1) if len(known) == len(costs) else None
+    return total, round(float(np.median(rates)), 1)
 
 
 def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
@@ -309,12 +310,8 @@ def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
     seed of each row.
     """
     groups: dict[str, dict[str, Path]] = {"Pre-training": {}}
-    firsts: dict[tuple[str, str], ScoredRun] = {}
-    for run in sorted(table.found, key=lambda run: run.seed):
-        firsts.setdefault((run.row, run.data), run)
-    for run in table.found:
-        if firsts[run.row, run.data] is not run:
-            continue
+    for runs in group_by(table.found, lambda run: (run.row, run.data)).values():
+        run = min(runs, key=lambda run: run.seed)
         groups.setdefault(f"Fine-tuning on {table.name(run.data)}", {})[run.row] = run.folder
         parent = name_parent(run.record)
         folder = locate(workspace, "runs", parent) if parent else None
@@ -330,11 +327,12 @@ def _draw_curves(title: str, folders: Sequence[tuple[str, Path]]) -> list[Figure
     """A curve for each of the first rows; none where nothing was logged."""
     lines, key = [], ""
     for name, folder in folders[:MAX_CURVES]:
-        key, steps, losses = read_curve(folder, "validation")
-        if len(steps) < 2:
-            key, steps, losses = read_curve(folder, "train")
-        if len(steps):
-            lines.append(Line(name, steps, losses))
+        key, curves = read_curves(folder)
+        curve = curves.get("validation", np.empty((2, 0)))
+        if curve.shape[1] < 2:
+            curve = curves.get("train", curve[:, :0])
+        if curve.size:
+            lines.append(Line(name, *curve))
     rest = len(folders) - MAX_CURVES
     part = f", of the first {MAX_CURVES} rows; {rest} more are in their runs" if rest > 0 else ""
     figure = Figure(

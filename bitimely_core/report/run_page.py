@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
 from bitimely_core.config import ModelConfig, describe_tokens
 from bitimely_core.evaluate.metrics import NAMES, is_lower_better
-from bitimely_core.evaluate.result_table import read_curve
+from bitimely_core.evaluate.result_table import read_curves
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
     choose_places,
@@ -36,7 +37,7 @@ from bitimely_core.privacy import format_count, is_small, round_message
 from bitimely_core.records import has_result
 from bitimely_core.report.score_blocks import add_score_blocks, comparison_table
 from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
-from bitimely_core.schemas.scores import MetricValue, Scores
+from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 from bitimely_core.train import tuning
 
 if TYPE_CHECKING:
@@ -117,6 +118,12 @@ def list_reproductions(folder: Path) -> list[str]:
     return [notice] if changes else []
 
 
+def list_versions(record: RunRecord) -> list[str]:
+    """The versions of bitimely, torch and Python that a run was computed with."""
+    versions = record.versions.items()
+    return [f"{name} {version}" for name, version in versions if name in SHOWN_VERSIONS]
+
+
 def run_facts(record: RunRecord) -> dict[str, str]:
     """Facts at the top of a run's pages."""
     facts = {**_describe_data(record), "Model": _describe_model(record)}
@@ -125,9 +132,7 @@ def run_facts(record: RunRecord) -> dict[str, str]:
     if record.checkpoint:
         facts["Checkpoint"] = record.checkpoint.describe()
     facts["Seed"] = str(record.seed)
-    versions = record.versions.items()
-    named = [f"{name} {version}" for name, version in versions if name in SHOWN_VERSIONS]
-    facts["Versions"] = ", ".join(named)
+    facts["Versions"] = ", ".join(list_versions(record))
     if record.environment:
         facts["Computed on"] = record.environment.describe()
     facts["Fingerprint of the data"] = record.data[0].fingerprint[:16]
@@ -179,9 +184,9 @@ def _describe_pretraining(record: RunRecord) -> dict[str, str]:
     if not record.is_finetuned:
         return {"Objective": objective}
     pretraining = "none (from scratch)"
-    if record.source is not None and record.source.weights:
+    if parent := name_parent(record):
         trained_on = _join_names(record.pretraining_data or ())
-        pretraining = f"run {record.source.run} on {trained_on}, {objective}"
+        pretraining = f"run {parent} on {trained_on}, {objective}"
     layers = settings.finetune.layers
     readout = f"{settings.finetune.readout} of layer{'s' * (layers == 'last-two')} {layers}"
     frozen = ", frozen" if settings.finetune.freeze else ""
@@ -199,11 +204,8 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
     """The training and validation curves of a run, as loss / Var(target) where it is known, else as
     loss.
     """
-    lines, key = [], ""
-    for split in ("train", "validation"):
-        key, steps, losses = read_curve(folder, split)
-        if len(steps):
-            lines.append(Line(split, steps, losses))
+    key, curves = read_curves(folder)
+    lines = [Line(split, *curve) for split, curve in curves.items()]
     plot = LinePlot(lines, "optimizer step", key)
     return [Figure(name, title, CURVES, plot)] if lines else []
 
@@ -284,11 +286,11 @@ def folds_page(
     page.add_facts({**run_facts(runs[0].record), **pooled})
     _add_lift(page, scores)
     add_score_blocks(page, rows, scores, columns, [_fold_table(runs)])
-    lines = []
-    for number, run in enumerate(runs, 1):
-        key, steps, losses = read_curve(run.folder, "train")
-        lines.append(Line(f"fold {number}", steps, losses))
     if not record.is_method:  # which is fitted at once
+        lines = []
+        for number, run in enumerate(runs, 1):
+            key, curves = read_curves(run.folder)
+            lines.append(Line(f"fold {number}", *curves.get("train", np.empty((2, 0)))))
         plot = LinePlot(lines, "optimizer step", key)
         page.figure("curves", "Training of each fold", CURVES, plot)
     return rename_units(page.finish(verdict_text(scores), scores.to_json()), rows.subject_unit)
@@ -375,8 +377,8 @@ def baseline_values(scores: Scores, metric: str) -> dict[str, float]:
     """
     values = {}
     for name in MAIN_BASELINES:
-        metrics = scores.baselines[name].metrics if name in scores.baselines else {}
-        value = metrics.get(metric, MetricValue()).value
+        baseline = scores.baselines.get(name, Baseline())
+        value = baseline.metrics.get(metric, MetricValue()).value
         if value is not None:
             values[name.replace("_", "-")] = value
     return values

@@ -306,7 +306,7 @@ def _incidence_figures(label: str, groups: RiskGroups) -> list[Figure]:
 
 def _at_risk_table(label: str, groups: RiskGroups) -> Table:
     """People under observation at the horizons and at about four days more."""
-    days = [point.day for point in groups.groups[0].points] if groups.groups else []
+    days = [point.day for point in groups.groups[0].points]
     quarter = max(len(days) // 4, 1)
     days = sorted({*groups.horizons, *days[quarter - 1 :: quarter]} & set(days))
     rows = []

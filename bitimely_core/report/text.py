@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,11 @@ def is_numeric(values: Sequence[Any]) -> bool:
     """Whether all values of a column are numbers or None, and at least one is a number."""
     present = [value for value in values if value is not None]
     return bool(present) and all(map(is_number, present))
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table, of cells that are Markdown."""
+    return f"| {' | '.join(cells)} |"
 
 
 def markdown_text(value: object) -> str:
