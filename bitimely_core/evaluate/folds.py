@@ -19,7 +19,7 @@ from bitimely_core import evaluate, storage
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import baselines
 from bitimely_core.records import has_result, read_result_table
-from bitimely_core.schemas.scores import EvaluationSettings, Scores, TaskScores
+from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
@@ -57,18 +57,14 @@ def pool_folds(runs: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows)
 
 def _find_files(runs: Sequence[ScoredRun]) -> list[Path]:
     """The files of the predictions of all folds. Raises UserError: config, not_found (exit 2)."""
-    return [_find_predictions(runs[0], run) for run in runs]
-
-
-def _find_predictions(first: ScoredRun, run: ScoredRun) -> Path:
-    """The file of the predictions of a fold. Raises UserError: config, not_found (exit 2)."""
-    file = run.folder / "predictions.parquet"
-    if not has_result(file):
-        wanted = "expected those of a fold"
-        raise usage_error("no predictions", wanted, code=Reason.NOT_FOUND, file=str(file))
-    if run.scores.task != first.scores.task:
-        raise _mismatch_error(first, run, f"{run.scores.task} and {first.scores.task}")
-    return file
+    first, files = runs[0], [run.folder / "predictions.parquet" for run in runs]
+    for run, file in zip(runs, files, strict=True):
+        if not has_result(file):
+            wanted = "expected those of a fold"
+            raise usage_error("no predictions", wanted, code=Reason.NOT_FOUND, file=str(file))
+        if run.scores.task != first.scores.task:
+            raise _mismatch_error(first, run, f"{run.scores.task} and {first.scores.task}")
+    return files
 
 
 def join_predictions(runs: Sequence[ScoredRun]) -> pl.DataFrame:
@@ -100,7 +96,7 @@ def score_folds(
     """
     scores = runs[0].scores
     constants = {**_join_constants(runs, open_windows), **(fitted or {})}
-    pooled = score_pooled(scores.task or "", frame, scores.settings, constants, like=scores)
+    pooled = score_pooled(frame, scores, constants)
     remark = (
         f"{len(runs)} test folds together, each window predicted by the model that was not trained "
         "on its subject."
@@ -116,17 +112,12 @@ def score_folds(
 
 
 def score_pooled(
-    task: str,
-    frame: pl.DataFrame,
-    settings: EvaluationSettings,
-    constants: Mapping[str, evaluate.ConstantBaseline] | None = None,
-    *,
-    like: TaskScores | None = None,
+    frame: pl.DataFrame, like: Scores, constants: Mapping[str, evaluate.ConstantBaseline]
 ) -> TaskScores:
-    """`evaluate.score` of the content of a `predictions.parquet`, with the units of the scores
-    `like`; `constants` are predictions on the same rows.
+    """`evaluate.score` of the content of a `predictions.parquet`, by the task, units and settings
+    of the scores `like`; `constants` are predictions on the same rows.
     """
-    constants = constants or {}
+    task, by = like.task or "", like.settings.by
     names = evaluate.list_classes(frame)
     predictions = evaluate.parse_predictions(task, frame, names)
     return evaluate.score(
@@ -137,10 +128,10 @@ def score_pooled(
         class_names=names,
         baselines={name: constant.prediction for name, constant in constants.items()},
         about={name: constant.about for name, constant in constants.items()},
-        bootstrap=settings.bootstrap,
-        by=settings.by,
-        unit=like.unit if like else None,
-        subject=evaluate.name_unit(like) if like and settings.by == "subject" else "subject",
+        bootstrap=like.settings.bootstrap,
+        by=by,
+        unit=like.unit,
+        subject=evaluate.name_unit(like) if by == "subject" else "subject",
     )
 
 
@@ -173,8 +164,8 @@ def fit_pooled_baseline(
         fitted.append(baseline)
     if len(fitted) == 1:
         return fitted[0]
-    scores, frame = run.scores, pl.concat([frame for _, frame in fitted])
-    return score_pooled(scores.task or "", frame, scores.settings, like=scores), frame
+    frame = pl.concat([frame for _, frame in fitted])
+    return score_pooled(frame, run.scores, {}), frame
 
 
 def _join_constants(
