@@ -12,9 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -28,8 +26,6 @@ from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.code_columns import (
     find_vocabulary,
-    find_wide_columns,
-    has_code_columns,
     match_vocabularies,
     report_other_codes,
 )
@@ -38,18 +34,13 @@ from bitimely_core.claims.sources.columns import (
     assign_vocabulary,
     find_names,
     open_table,
+    peek_texts,
     reformat_dates,
     report_spelling,
     report_zones,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.dated_codes import (
-    Pairs,
-    find_pairs,
-    join_dates,
-    report_pairs,
-    spread_lists,
-)
+from bitimely_core.claims.sources.dated_codes import Pairs, join_dates, report_pairs, spread_lists
 from bitimely_core.claims.sources.observation_tables import (
     PERIOD_DATES,
     join_periods,
@@ -66,8 +57,13 @@ from bitimely_core.claims.sources.options import (
     parse_vocabularies,
 )
 from bitimely_core.claims.sources.plain_files import (
+    MAP_FILE,
+    PERIOD_COLUMNS,
+    AcceptedNames,
+    Names,
     PlainFiles,
     find_plain_files,
+    list_names,
     list_partitions,
     report_unread,
 )
@@ -87,20 +83,9 @@ from bitimely_core.claims.sources.subject_tables import (
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
-from bitimely_core.errors import (
-    Finding,
-    Reason,
-    UserError,
-    input_error,
-    input_warning,
-    safe_text,
-    usage_error,
-)
-from bitimely_core.formats import tables
-from bitimely_core.formats.sniffer import find_delimiter
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
-from bitimely_core.types import SourceRows
 
 EVENT_COLUMNS = {
     **words.list_names("claims"),
@@ -116,11 +101,9 @@ PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
-MAP_FILE = "icd9_phecode.csv"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
 FLOAT_ID = r"^(\d+)\.0+$"
-ID_ROWS = 200  # rows by which the form of the ids of claims is known
 QUOTES = "'\""
 
 
@@ -137,8 +120,7 @@ class _BlockPlan:
     since: int | None  # day from which on codes are ICD-10
     constants: Mapping[str, str]  # key -> text of all rows, as the folders of the file state it
     whole_ids: bool  # ids are written as numbers with a fraction of 0
-    # word -> kind of a row, where the table has columns of reversals
-    words_of_status: Mapping[str, int] | None
+    words_of_status: Mapping[str, int]  # word of the column `status` -> kind of a row
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """Columns under the names of `ClaimsSource.events`, one row for each code."""
@@ -158,11 +140,11 @@ class _BlockPlan:
             vocab = _translate_words(events["vocab"], self.vocabularies, words.fold_name)
             events = events.with_columns(vocab)
             rows = events.height
-            events = _drop_other_vocabularies(events)
+            events = events.filter(pl.col("vocab").cast(pl.String).ne_missing(words.NO_DIAGNOSIS))
             dropped = count_dropped(Reason.WRONG_VOCABULARY, rows - events.height)
         if "source" in events.columns:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
-        if self.words_of_status is not None:
+        if not set(REVERSING).isdisjoint(events.columns):
             events = reversals.mark_reversals(events, self.words_of_status)
         return EventBlock(events if self.pairs else self._place_codes(events), dropped)
 
@@ -209,14 +191,6 @@ class _BlockPlan:
         return events.with_columns(vocab=vocab)
 
 
-def _drop_other_vocabularies(events: pl.DataFrame) -> pl.DataFrame:
-    """The rows without those of vocabularies that hold no diagnoses."""
-    present = events["vocab"].unique().cast(pl.String)
-    if words.NO_DIAGNOSIS not in present:
-        return events
-    return events.filter(pl.col("vocab").cast(pl.String).ne_missing(words.NO_DIAGNOSIS))
-
-
 def _trim(text: str) -> str:
     return text.strip().lower()
 
@@ -237,6 +211,26 @@ def _translate_words(
     return map_texts(column, translate, column.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What is read, by which names, and the survey of all of it."""
+
+    source: Source
+    options: ClaimsOptions
+    accepted: AcceptedNames
+    survey: SourceSurvey
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """Key of a column -> its name, by `--col`."""
+        return self.accepted.renamed
+
+    @property
+    def subject_names(self) -> tuple[str, ...]:
+        """Of tables beside the claims: the column may have the name of `--col` in the claims only."""
+        return (*self.accepted.patients["subject"], *SUBJECT_NAMES)
+
+
 def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
     """Claims in plain tables.
 
@@ -248,77 +242,72 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     `date_format`, they are surveyed here.
     """
     renamed = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS})
-    wanted = _rename_accepted(EVENT_COLUMNS, renamed)
-    is_dated = partial(_is_dated, wanted, renamed)
-    has_codes = partial(has_code_columns, accepted=wanted["code"], pattern=renamed.get("code"))
-    has_periods = partial(_has_periods, wanted=_rename_accepted(PATIENT_COLUMNS, renamed))
-    files = find_plain_files(source, is_dated, {MAP_FILE}, has_codes, has_periods)
-    source_tables, survey = _open_events(source, files.claims, renamed, options)
-    survey.counts_subjects = bool(files.labels)
+    accepted = AcceptedNames(
+        renamed,
+        events=_rename_accepted(EVENT_COLUMNS, renamed),
+        patients=_rename_accepted(PATIENT_COLUMNS, renamed),
+    )
+    files = find_plain_files(source, accepted)
+    survey = SourceSurvey(counts_subjects=bool(files.labels))
+    request = _Request(source=source, options=options, accepted=accepted, survey=survey)
+    source_tables = _open_events(request, files.claims)
     survey.findings += report_unread(files)
-    people = _read_subject_facts(source, files, renamed, survey)
+    people = _read_subject_facts(request, files)
     # two digits of a year of birth and the end of an observation go by the last day of the claims
     forms = parse_date_forms(options)
     if not once or any(forms.values()) or people.spells is not None:
         survey.read_all(source_tables)
     patients, periods = _make_patients(people, forms, survey)
-    labels = _read_labels(source, files.labels, renamed, options, survey)
-    map_files = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
-    is_wide = any(table.wide for table in source_tables)
     return ClaimsSource(
         events=EventReader(source_tables),
         survey=survey,
         subjects=patients,
-        labels=labels,
+        labels=_read_labels(request, files.labels),
         source=options.default_source or "outpatient",
-        map_files=map_files[:1],
-        facts={"records": survey.records} if is_wide else {},
+        map_files=[path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE][
+            :1
+        ],
+        facts={"records": survey.records} if any(table.wide for table in source_tables) else {},
         periods=periods,
         advice=people.advice,
     )
 
 
-def _open_events(
-    source: Source, files: Sequence[str], renamed: Mapping[str, str], options: ClaimsOptions
-) -> tuple[list[SourceTable], SourceSurvey]:
-    """The tables of claims, and the survey that they need."""
-    opened = [_open_events_table(source, file, renamed, options) for file in files]
-    vocab, stated = opened[0][1]
-    source_tables, survey = [], SourceSurvey(vocab=vocab, stated=stated)
-    reverses = any(not set(REVERSING).isdisjoint(table.table.columns) for table, *_ in opened)
-    for table, (own_vocab, _), findings in opened:
-        table = replace(table, reverses=reverses)
-        if own_vocab != vocab:  # each table states its vocabulary, by a name of its columns
-            table = replace(table, vocab=own_vocab)
-        source_tables.append(table)
-        survey.findings += findings
-    return source_tables, survey
+def _open_events(request: _Request, files: Sequence[str]) -> list[SourceTable]:
+    """The tables of claims. What states the vocabulary of the first is entered in the survey."""
+    opened = [_open_events_table(request, file) for file in files]
+    request.survey.vocab, request.survey.stated = opened[0][1]
+    reverses = any(not set(REVERSING).isdisjoint(table.table.columns) for table, _ in opened)
+    return [
+        # each table states its vocabulary, by a name of its columns
+        replace(table, reverses=reverses, vocab="" if vocab == request.survey.vocab else vocab)
+        for table, (vocab, _) in opened
+    ]
 
 
-def _open_events_table(
-    source: Source, file: str, renamed: Mapping[str, str], options: ClaimsOptions
-) -> tuple[SourceTable, tuple[str, Stated], list[Finding]]:
-    """A table of claims, the vocabulary of its rows without one, and findings."""
-    path = source.path(file)
-    names = tables.read_names(path, delimiter=find_delimiter(path))
-    wanted = _rename_accepted(EVENT_COLUMNS, renamed)
+def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple[str, Stated]]:
+    """A table of claims, and the vocabulary of its rows without one."""
+    options, renamed, names = request.options, request.renamed, list_names(request.source, file)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = _find_stated_vocabulary(names, renamed, meanings)
-    wide = find_wide_columns(names, renamed.get("code"))
-    pairs = _find_date_pairs(names, wide, wanted, renamed)
+    wanted = dict(request.accepted.events)
+    wide = request.accepted.find_wide_columns(names)
+    pairs = request.accepted.find_date_pairs(names, wide)
     dates = tuple(itertools.chain(*pairs.values()))
     if pairs:
         wide = tuple(pairs)
         wanted["date"] = dates[:1]
     constants = _find_constants(file, names, wanted)
-    unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}
-    wanted = _drop_columns(wanted, unneeded, renamed)
+    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    for key in {*constants, *unused, *["vocab"] * bool(constant), *["code"] * bool(wide)}:
+        del wanted[key]
     table = open_table(
-        source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
+        request.source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
     )
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
-    _refuse_two_vocabularies(table, constant, since)
+    if since is not None and (constant or "vocab" in table.columns):
+        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
@@ -330,7 +319,7 @@ def _open_events_table(
         since=since,
         constants=constants,
         whole_ids=whole_ids,
-        words_of_status=_list_status_words(table),
+        words_of_status=reversals.list_words(table.columns.get("status", "")),
     )
     events = SourceTable(
         table=table,
@@ -341,41 +330,17 @@ def _open_events_table(
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
-    code_name = wide[0] if wide else table.columns.get("code", "")
     spelled = {key: wanted[key] for key in wanted if key not in REVERSING}
-    findings = [
+    request.survey.findings += [
         *report_spelling(file, table.columns, spelled),
-        *_report_choice(file, names, table.columns, wanted, renamed),
+        *_report_choice(table, names, wanted, renamed),
         *report_pairs(file, pairs, is_stated="date" in renamed),
-        *report_other_codes(table, names, wide),
+        *report_other_codes(table, wide),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
-    return events, find_vocabulary(code_name, constant, since), findings
-
-
-def _find_date_pairs(
-    names: Sequence[str],
-    wide: Sequence[str],
-    wanted: Mapping[str, Sequence[str]],
-    renamed: Mapping[str, str],
-) -> dict[str, tuple[str, ...]]:
-    """The columns of dates of the columns of codes, {} where one date is that of all."""
-    codes = wide or find_names(names, wanted["code"])[:1]
-    return find_pairs(names, codes, renamed.get("date")) if codes else {}
-
-
-def _is_dated(
-    wanted: Mapping[str, Sequence[str]], renamed: Mapping[str, str], names: Sequence[str]
-) -> bool:
-    """Whether a table has columns of subjects and of dates."""
-    if not find_names(names, wanted["subject"]):
-        return False
-    with suppress(UserError):
-        wide = find_wide_columns(names, renamed.get("code"))
-        if _find_date_pairs(names, wide, wanted, renamed):
-            return True
-    return bool(find_names(names, wanted["date"]))
+    code_name = wide[0] if wide else table.columns.get("code", "")
+    return events, find_vocabulary(code_name, constant, since)
 
 
 def _find_stated_vocabulary(
@@ -384,29 +349,6 @@ def _find_stated_vocabulary(
     """The vocabulary of all rows, where `--col vocab` gives one and no column."""
     stated = renamed.get("vocab", "")
     return None if stated in names else meanings.get(words.fold_name(stated))
-
-
-def _drop_columns(
-    wanted: Mapping[str, tuple[str, ...]], unneeded: Collection[str], renamed: Mapping[str, str]
-) -> dict[str, tuple[str, ...]]:
-    """Key -> accepted names, without the keys that are not needed and the columns of reversals
-    that `--col KEY=none` leaves out.
-    """
-    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
-    return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
-
-
-def _refuse_two_vocabularies(table: OpenTable, constant: str | None, since: int | None) -> None:
-    """Raises UserError (config, exit 2) for a vocabulary beside `--icd10-from`."""
-    if since is not None and (constant or "vocab" in table.columns):
-        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
-
-
-def _list_status_words(table: OpenTable) -> dict[str, int] | None:
-    """Word of a status -> kind of a row; None where the table has no column of reversals."""
-    if set(REVERSING).isdisjoint(table.columns):
-        return None
-    return reversals.list_words(table.columns.get("status", ""))
 
 
 def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, list[Finding]]:
@@ -424,22 +366,18 @@ def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, lis
     marked = _peek_reversals(table, keys)
     if not (marked["reversal"] != reversals.USUAL).any():
         return without, []
-    return _judge_reversing(table, without, guessed, is_used=reversals.is_reversing(marked, keys))
-
-
-def _judge_reversing(
-    table: OpenTable, without: OpenTable, guessed: Sequence[str], *, is_used: bool
-) -> tuple[OpenTable, list[Finding]]:
-    """The table with its guessed columns of reversals or without them, and a line on either."""
     names = " and ".join(safe_text(table.columns[key]) for key in guessed)
-    flags = " ".join(f"--col {key}={safe_text(table.columns[key])}" for key in guessed)
-    if is_used:
+    if reversals.is_reversing(marked, keys):
         problem, rule = f"{names} mark reversals of other rows", "both are left out"
         hint = f"Give {' '.join(f'--col {key}={NO_COLUMN}' for key in guessed)} to use them"
     else:
+        problem, rule = (
+            f"{names} may mark reversed or replaced claims",
+            "they are used as all others",
+        )
+        flags = " ".join(f"--col {key}={safe_text(table.columns[key])}" for key in guessed)
+        hint = f"Give {flags} to leave them out"
         table = without
-        problem = f"{names} may mark reversed or replaced claims"
-        rule, hint = "they are used as all others", f"Give {flags} to leave them out"
     return table, [input_warning(Reason.REVERSED, problem, rule, hint, file=table.file)]
 
 
@@ -464,9 +402,7 @@ def _rename_accepted(
     return {key: (renamed[key],) if key in renamed else names for key, names in accepted.items()}
 
 
-def _find_constants(
-    file: str, names: Sequence[str], wanted: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
+def _find_constants(file: str, names: Sequence[str], wanted: Names) -> dict[str, str]:
     """Key -> text of all rows of a file, where its folders state it and no column does."""
     partitions = list_partitions(file)
     constants = {}
@@ -481,11 +417,8 @@ def _has_float_ids(table: OpenTable, key: str) -> bool:
     """Whether the ids of a table, by its first rows, are whole numbers as tools without empty
     integers write them: 1000.0.
     """
-    rows = tables.read_rows(table.path, (table.columns[key],), delimiter=table.delimiter)
-    sample = itertools.islice(rows, ID_ROWS)
-    ids = [row.cells[0].strip() for row in sample if isinstance(row, tables.TableRow)]
-    written = [text for text in ids if text]
-    return bool(written) and all(re.fullmatch(FLOAT_ID, text) for text in written)
+    texts = peek_texts(table.path, table.columns[key], table.delimiter)
+    return bool(texts) and all(re.fullmatch(FLOAT_ID, text) for text in texts)
 
 
 def _report_float_ids(file: str, *, is_float: bool) -> list[Finding]:
@@ -496,22 +429,18 @@ def _report_float_ids(file: str, *, is_float: bool) -> list[Finding]:
 
 
 def _report_choice(
-    file: str,
-    names: Sequence[str],
-    columns: Mapping[str, str],
-    wanted: Mapping[str, Sequence[str]],
-    renamed: Mapping[str, str],
+    table: OpenTable, names: Sequence[str], wanted: Names, renamed: Mapping[str, str]
 ) -> list[Finding]:
     """A warning where several columns may hold the date or the code, and none has been named."""
     findings = []
     for key in ("date", "code"):
-        matches = find_names(names, wanted.get(key, ()))
-        is_plain = bool(matches) and matches[0].lower() == wanted[key][0]
-        if key in columns and key not in renamed and len(matches) > 1 and not is_plain:
-            others = " and ".join(map(safe_text, matches[1:]))
-            problem = f"the {key} is read from {safe_text(columns[key])}, not from {others}"
+        if key in renamed or key not in table.columns:
+            continue
+        first, *others = map(safe_text, find_names(names, wanted[key]))
+        if others and table.columns[key].lower() != wanted[key][0]:
+            problem = f"the {key} is read from {first}, not from {' and '.join(others)}"
             hint = f"Choose with --col {key}=NAME"
-            findings.append(input_warning(Reason.HEADER, problem, "", hint, file=file, row=1))
+            findings.append(input_warning(Reason.HEADER, problem, "", hint, file=table.file, row=1))
     return findings
 
 
@@ -531,55 +460,45 @@ class _SubjectFacts(NamedTuple):
     spells_file: str
 
 
-def _has_periods(names: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a table has columns of subjects and of the start and end of their observation."""
-    return all(find_names(names, wanted[key]) for key in ("subject", *PERIOD_DATES))
-
-
-def _read_subject_facts(
-    source: Source, files: PlainFiles, renamed: Mapping[str, str], accounts: TableAccounts
-) -> _SubjectFacts:
+def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     """The registered subjects, if tables of them or the claims tell of them."""
-    wanted = _rename_accepted(PATIENT_COLUMNS, renamed)
-    # the column may have its name in the claims only
-    wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)
+    wanted = {**request.accepted.patients, "subject": request.subject_names}
     file, advice, spells = files.claims[0], dict[str, str](), None
     frame: pl.DataFrame | None
-    named = dict(renamed)
-    if files.periods:  # their columns are there
-        named = {key: name for key, name in named.items() if key not in PERIOD_DATES}
+    # the columns of periods are in tables of their own, where there are some
+    named = set(request.renamed) - set(PERIOD_DATES if files.periods else ())
     if files.patients:
         file = files.patients[0]
-        table, advice = _read_patient_tables(source, files.patients, wanted, named, accounts)
+        table, advice = _read_patient_tables(request, files.patients, wanted, named)
         people, spells = separate_spells(table)
-        frame = keep_unique_rows(people, file, accounts, "subject")
-        accounts.rows[-1] = replace(accounts.rows[-1], seen=table.height)
+        frame = keep_unique_rows(people, file, request.survey, "subject")
+        request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
     else:
-        frame = _read_patients_of_claims(source, files.claims, wanted, named, accounts)
+        frame = _read_patients_of_claims(request, files.claims, wanted, named)
     if files.deaths:
-        frame = _add_deaths(frame, _read_deaths(source, files.deaths, wanted, accounts))
+        columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
+        rows = pl.concat(_read_people(request, path, columns) for path in files.deaths)
+        deaths = keep_unique_rows(rows, files.deaths[0], request.survey, "subject")
+        frame = _add_deaths(frame, deaths.drop("row"))
     if not files.periods:
         return _SubjectFacts(frame, file, advice, spells, file)
-    spells = _read_period_tables(source, files.periods, wanted, accounts)
+    spells = _read_period_tables(request, files.periods, wanted)
     return _SubjectFacts(frame, file, advice, spells, files.periods[0])
 
 
-def _read_period_tables(
-    source: Source,
-    files: Sequence[str],
-    wanted: Mapping[str, Sequence[str]],
-    accounts: TableAccounts,
-) -> pl.DataFrame:
+def _read_people(request: _Request, file: str, columns: Names) -> pl.DataFrame:
+    """All rows of a table of subjects whose columns are all there."""
+    table = open_table(request.source, file, columns, named=True)
+    return _read_ids(table, "subject", request.survey)
+
+
+def _read_period_tables(request: _Request, files: Sequence[str], wanted: Names) -> pl.DataFrame:
     """The times of observation of tables of them: subject, obs_start, obs_end."""
-    columns = {key: wanted[key] for key in ("subject", *PERIOD_DATES)}
+    columns = {key: wanted[key] for key in PERIOD_COLUMNS}
     frames = []
-    for path in files:
-        frame = _read_ids(open_table(source, path, columns, named=True), "subject", accounts)
-        accounts.rows.append(SourceRows(file=path, kind="subjects", seen=frame.height))
-        accounts.exclude(
-            Reason.IDENTIFIER, frame.filter(pl.col("subject").is_null())["row"], "have no subject"
-        )
-        frames.append(frame.drop("row").drop_nulls("subject"))
+    for file in files:
+        frame = _read_people(request, file, columns)
+        frames.append(request.survey.enter_subjects(frame, file, "subject").drop("row"))
     return pl.concat(frames)
 
 
@@ -607,41 +526,17 @@ def _add_spans(frame: pl.DataFrame | None, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _read_patient_tables(
-    source: Source,
-    files: Sequence[str],
-    wanted: Mapping[str, Sequence[str]],
-    renamed: Mapping[str, str],
-    accounts: TableAccounts,
+    request: _Request, files: Sequence[str], wanted: Names, named: set[str]
 ) -> tuple[pl.DataFrame, dict[str, str]]:
     """All rows, and what to give for the facts that are not told."""
-    frames, names, columns = [], list[str](), dict[str, str]()
-    for file in files:
-        table = open_table(
-            source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed}, named=True
-        )
-        frames.append(_read_ids(table, "subject", accounts))
-        accounts.findings += report_spelling(file, table.columns, wanted)
-        accounts.findings += report_unread_dates(table)
-        names = list(tables.read_names(table.path, delimiter=table.delimiter))
-        columns = table.columns
-    frame = pl.concat(frames, how="diagonal")
-    advice = {key: _advise_column(key, names, columns, files[0]) for key in ("birth", "sex")}
-    return frame, advice
-
-
-def _read_deaths(
-    source: Source,
-    files: Sequence[str],
-    wanted: Mapping[str, Sequence[str]],
-    accounts: TableAccounts,
-) -> pl.DataFrame:
-    """Subject and death of the tables of deaths."""
-    columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
-    frames = [
-        _read_ids(open_table(source, file, columns, named=True), "subject", accounts)
-        for file in files
-    ]
-    return keep_unique_rows(pl.concat(frames), files[0], accounts, "subject").drop("row")
+    frames, optional = [], set(PATIENT_COLUMNS) - {"subject", *named}
+    opened = [open_table(request.source, file, wanted, optional, named=True) for file in files]
+    for table in opened:
+        frames.append(_read_ids(table, "subject", request.survey))
+        request.survey.findings += report_spelling(table.file, table.columns, wanted)
+        request.survey.findings += report_unread_dates(table)
+    advice = {key: _advise_column(key, opened[-1], files[0]) for key in ("birth", "sex")}
+    return pl.concat(frames, how="diagonal"), advice
 
 
 def _add_deaths(frame: pl.DataFrame | None, deaths: pl.DataFrame) -> pl.DataFrame:
@@ -665,58 +560,48 @@ def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFra
     ids = frame[key].drop_nulls()
     is_float = ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
     accounts.findings += _report_float_ids(table.file, is_float=is_float)
-    if not is_float:
-        return frame
-    return frame.with_columns(pl.col(key).str.replace(FLOAT_ID, "$1"))
+    return frame.with_columns(pl.col(key).str.replace(FLOAT_ID, "$1")) if is_float else frame
 
 
-def _advise_column(key: str, names: Sequence[str], columns: Mapping[str, str], file: str) -> str:
+def _advise_column(key: str, table: OpenTable, file: str) -> str:
     """What to give where a table of patients has no column of `key`; "" where it has one."""
-    if key in columns:
+    if key in table.columns:
         return ""
-    similar = words.find_lookalikes(key, set(names) - set(columns.values()))
-    if similar:
-        return f"Give --col {key}={safe_text(sorted(similar)[0]).strip(QUOTES)}"
-    listed = ", ".join(map(safe_text, names[:10]))
+    if similar := words.find_lookalikes(key, table.list_unread()):
+        return f"Give --col {key}={safe_text(min(similar)).strip(QUOTES)}"
+    listed = ", ".join(map(safe_text, table.list_names()[:10]))
     return f"Give --col {key}=NAME: the columns of {file} are {listed}"
 
 
 def _read_patients_of_claims(
-    source: Source,
-    files: Sequence[str],
-    wanted: Mapping[str, Sequence[str]],
-    renamed: Mapping[str, str],
-    accounts: TableAccounts,
+    request: _Request, files: Sequence[str], wanted: Names, named: set[str]
 ) -> pl.DataFrame | None:
     """What the claims themselves tell of their subjects on each row: birth, death and sex.
 
     A fact of which two rows of a subject differ is unknown. Raises UserError: config (exit 2) for a
     column that `--col` names and no table has.
     """
-    tables_read = [_read_claim_facts(source, file, wanted) for file in files]
-    frames = [frame for frame in tables_read if frame is not None]
+    facts = [_read_claim_facts(request.source, file, wanted) for file in files]
+    frames = [frame for frame in facts if frame is not None]
     columns = {column for frame in frames for column in frame.columns}
-    missing = sorted(set(renamed) & set(PATIENT_COLUMNS) - {"subject"} - columns)
+    missing = sorted(named & set(PATIENT_COLUMNS) - {"subject"} - columns)
     if missing:
-        name = safe_text(renamed[missing[0]])
         raise usage_error(
-            f"--col {missing[0]}={name} names no column of the claims",
+            f"--col {missing[0]}={safe_text(request.renamed[missing[0]])} names no column of the "
+            "claims",
             "and there is no table of patients",
             "Put patients.csv beside the claims",
         )
     if not frames:
         return None
-    return _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], accounts)
+    return _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], request.survey)
 
 
-def _read_claim_facts(
-    source: Source, file: str, wanted: Mapping[str, Sequence[str]]
-) -> pl.DataFrame | None:
+def _read_claim_facts(source: Source, file: str, wanted: Names) -> pl.DataFrame | None:
     """The distinct subject, birth, death and sex of a table of claims, as far as it has them; None
     for one that has none.
     """
-    path = source.path(file)
-    names = tables.read_names(path, delimiter=find_delimiter(path))
+    names = list_names(source, file)
     present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
     if not present or not find_names(names, wanted["subject"]):
         return None
@@ -729,41 +614,32 @@ def _read_claim_facts(
 
 def _keep_single_facts(rows: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame:
     """One row for each subject; a fact of which two rows of a subject differ is unknown."""
-    columns = [column for column in rows.columns if column != "subject"]
+    texts = pl.all().drop_nulls()  # of all facts of a subject
     groups = rows.group_by("subject", maintain_order=True)
-    counts = groups.agg(pl.col(columns).drop_nulls().n_unique())
-    facts = groups.agg(pl.col(columns).drop_nulls().first())
-    for column in columns:
-        is_single = counts[column] < 2
-        problem = f"subjects have several texts of {column} in their claims"
+    several = groups.agg(texts.n_unique() > 1).drop("subject").sum()
+    for column in several:
+        problem = f"subjects have several texts of {column.name} in their claims"
         accounts.findings += warn_of_rows(
-            int((~is_single).sum()), Reason.METADATA, problem, "it counts as unknown", file=file
+            column[0], Reason.METADATA, problem, "it counts as unknown", file=file
         )
-        facts = facts.with_columns(pl.when(pl.Series(is_single)).then(column).alias(column))
-    return facts
+    return groups.agg(pl.when(texts.n_unique() < 2).then(texts.first()))
 
 
-def _read_labels(
-    source: Source,
-    files: Sequence[str],
-    renamed: Mapping[str, str],
-    options: ClaimsOptions,
-    accounts: TableAccounts,
-) -> pl.DataFrame | None:
+def _read_labels(request: _Request, files: Sequence[str]) -> pl.DataFrame | None:
     """The table of labels, if there is one: all its columns, or those of `--label-column`."""
+    options, accounts = request.options, request.survey
     chosen = parse_label_columns(options)
-    file = files[0] if files else ""
-    if chosen and not file:
+    if chosen and not files:
         raise usage_error("--label-column is given", "but the folder has no table of labels")
     if any(label.year for label in chosen):
         raise usage_error("--label-column with a year has no meaning with --source claims")
-    if not file:
+    if not files:
         return None
-    subject_names = (renamed["subject"],) if "subject" in renamed else ()
-    wanted = {"subject_id": (*subject_names, *SUBJECT_NAMES), INDEX_DATE: (INDEX_DATE,)}
-    table = open_table(source, file, wanted, {INDEX_DATE})
+    file = files[0]
+    wanted = {"subject_id": request.subject_names, INDEX_DATE: (INDEX_DATE,)}
+    table = open_table(request.source, file, wanted, {INDEX_DATE})
     names = _list_labels(table, chosen)
-    table = open_table(source, file, {**wanted, **names}, {INDEX_DATE})
+    table = open_table(request.source, file, {**wanted, **names}, {INDEX_DATE})
     frame = _read_ids(table, "subject_id", accounts).with_columns(map(_flag_value, chosen))
     frame = keep_unique_rows(frame, file, accounts)
     labels = parse_labels(frame, table.columns, list(names), accounts)
@@ -777,8 +653,7 @@ def _list_labels(table: OpenTable, chosen: Sequence[LabelColumn]) -> dict[str, s
     """Label -> its column. Raises UserError: header where two have one name."""
     if chosen:
         return {label.name: label.column for label in chosen}
-    names = tables.read_names(table.path, delimiter=table.delimiter)
-    columns = [name for name in names if name not in table.columns.values()]
+    columns = table.list_unread()
     labels = {name.lower(): name for name in columns}
     if len(labels.keys() - {"subject_id", INDEX_DATE}) < len(columns):
         raise input_error(

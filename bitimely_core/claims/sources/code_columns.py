@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
-
-import polars as pl
 
 from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import find_names, warn_of_rows
+from bitimely_core.claims.sources.columns import select_columns, warn_of_rows
 from bitimely_core.claims.sources.source_table import OpenTable, Stated
-from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 
 CODE_NAMES = words.WORDS["claims"]["code"]
 NUMBERED = re.compile(r"(.*?\D)[\W_]?\d+", re.ASCII)  # a name of a series: DIAG_4_01
@@ -23,7 +20,6 @@ VOCABULARY = re.compile(
 )
 FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
 CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items()}
-ROWS = 200  # by which it is known whether a column holds codes
 
 
 def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
@@ -43,13 +39,6 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
     if any(name.lower() in CODE_NAMES for name in names):
         return ()
     return tuple(sorted(filter(_is_numbered, names), key=list_numbers))
-
-
-def has_code_columns(names: Sequence[str], accepted: Sequence[str], pattern: str | None) -> bool:
-    """Whether a table has columns of codes: of accepted names, or as `find_wide_columns`."""
-    with suppress(UserError):
-        return bool(find_names(names, accepted) or find_wide_columns(names, pattern))
-    return False
 
 
 def _is_numbered(name: str) -> bool:
@@ -113,21 +102,15 @@ def find_vocabulary(
     return (by_name, "by name") if by_name else ("icd9", "nowhere")
 
 
-def report_other_codes(
-    table: OpenTable, names: Sequence[str], wide: Sequence[str]
-) -> list[Finding]:
+def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
     """A warning of columns that are called as diagnoses and hold codes, but are not read.
 
     `wide`: the columns of codes that are read where there are several.
     """
     read = [*wide] or [table.columns["code"]]
-    unread = [name for name in names if name not in {*read, *table.columns.values()}]
+    unread = [name for name in table.list_unread() if name not in read]
     named = {*words.find_lookalikes("diagnosis", unread), *filter(_is_numbered, unread)}
-    alike = {name: name for name in unread if name in named}
-    if not alike:
-        return []
-    first = next(iter(table._replace(columns=alike).read_blocks()), pl.DataFrame())
-    others = [name for name in alike if name in first.columns and _holds_codes(first[name])]
+    others = select_columns(table, [name for name in unread if name in named], _is_code)
     listed = " and ".join(map(safe_text, others))
     sources = f"{safe_text(read[0])}{' and others like it' if wide else ''}"
     return warn_of_rows(
@@ -141,8 +124,6 @@ def report_other_codes(
     )
 
 
-def _holds_codes(cells: pl.Series) -> bool:
-    """Whether most of the first texts of a column have the form of a code of a diagnosis."""
-    texts = cells.cast(pl.String).drop_nulls().head(ROWS).to_list()
-    coded = [text for text in texts if any(normalise_code(text, vocab)[0] for vocab in FAMILIES)]
-    return 2 * len(coded) > len(texts)
+def _is_code(text: str) -> bool:
+    """Whether a text has the form of a code of a diagnosis."""
+    return any(normalise_code(text, vocab)[0] for vocab in FAMILIES)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self, Unpack
@@ -50,7 +50,7 @@ SUBJECT_COLUMNS = {"subject", "subject_id"}
 WHOLE_COLUMNS = {*SUBJECT_COLUMNS, "date", *SUBJECT_DATE_COLUMNS}
 SHORT_TYPES = ("float", "halffloat")  # of Arrow: they do not hold a number of eight digits
 EXACT_BELOW = 2**53  # whole numbers that a double holds
-TYPE_ROWS = 200  # by which it is known whether numbers are whole
+SAMPLE_ROWS = 200  # by which it is known what a column holds
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
@@ -223,9 +223,34 @@ def _has_lost_digits(path: Path, key: str, name: str, kind: str) -> bool:
         return True
     if kind != "double" or key not in SUBJECT_COLUMNS:
         return False
-    rows = itertools.islice(tables.read_rows(path, (name,)), TYPE_ROWS)
-    texts = [row.cells[0] for row in rows if isinstance(row, tables.TableRow) and row.cells[0]]
+    texts = peek_texts(path, name)
     return not all(text.isdecimal() and int(text) < EXACT_BELOW for text in texts)
+
+
+def peek_texts(path: Path, name: str, delimiter: str = ",") -> list[str]:
+    """The first texts of a column, without empty ones."""
+    rows = itertools.islice(tables.read_rows(path, (name,), delimiter=delimiter), SAMPLE_ROWS)
+    texts = [row.cells[0].strip() for row in rows if isinstance(row, tables.TableRow)]
+    return list(filter(None, texts))
+
+
+def select_columns(
+    table: OpenTable, names: Sequence[str], test: Callable[[str], object]
+) -> list[str]:
+    """The columns, of some, most of whose first texts pass a test. Words for a missing value do
+    not count.
+    """
+    if not names:
+        return []
+    columns = {name: name for name in names}
+    first = next(table._replace(columns=columns).read_blocks(), pl.DataFrame())
+    passed = []
+    for column in first.drop("row", strict=False):
+        texts = column.drop_nulls().head(SAMPLE_ROWS)
+        results = [bool(test(text)) for text in texts if not MISSING.fullmatch(text)]
+        if 2 * sum(results) > len(results):
+            passed.append(column.name)
+    return passed
 
 
 def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.Series:

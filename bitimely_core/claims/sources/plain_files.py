@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import ENDINGS
+from bitimely_core.claims.sources.code_columns import find_wide_columns
+from bitimely_core.claims.sources.columns import ENDINGS, find_names
+from bitimely_core.claims.sources.dated_codes import find_pairs
+from bitimely_core.claims.sources.observation_tables import PERIOD_DATES
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
@@ -23,6 +28,8 @@ CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
 ROLES = ("patients", "labels", "deaths")
+MAP_FILE = "icd9_phecode.csv"  # a map of codes beside the tables
+PERIOD_COLUMNS = ("subject", *PERIOD_DATES)
 LISTED = 5  # files that a message names
 OTHER_FORMATS = {  # what to do -> endings
     "Unpack the files": (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz", ".tar.gz"),
@@ -32,6 +39,49 @@ OTHER_FORMATS = {  # what to do -> endings
     ),
 }
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
+
+
+Names = Mapping[str, Sequence[str]]
+"""Key of a column -> accepted names of it, the preferred one first."""
+
+
+@dataclass(frozen=True)
+class AcceptedNames:
+    """The names of columns that are read. `--col` replaces those that are accepted without it."""
+
+    renamed: Mapping[str, str]  # key -> name, by `--col`
+    events: Names  # of claims
+    patients: Names  # of tables of subjects
+
+    def find_date_pairs(
+        self, names: Sequence[str], wide: Sequence[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """The columns of dates of the columns of codes, {} where one date is that of all."""
+        codes = wide or find_names(names, self.events["code"])[:1]
+        return find_pairs(names, codes, self.renamed.get("date")) if codes else {}
+
+    def find_wide_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The columns of codes of a table with several."""
+        return find_wide_columns(names, self.renamed.get("code"))
+
+    def has_claims(self, names: Sequence[str]) -> bool:
+        """Whether a table has columns of subjects and of dates."""
+        if not find_names(names, self.events["subject"]):
+            return False
+        with suppress(UserError):
+            if self.find_date_pairs(names, self.find_wide_columns(names)):
+                return True
+        return bool(find_names(names, self.events["date"]))
+
+    def has_codes(self, names: Sequence[str]) -> bool:
+        """Whether a table has columns of codes."""
+        with suppress(UserError):
+            return bool(find_names(names, self.events["code"]) or self.find_wide_columns(names))
+        return False
+
+    def has_periods(self, names: Sequence[str]) -> bool:
+        """Whether a table has columns of subjects and of the start and end of their observation."""
+        return all(find_names(names, self.patients[key]) for key in PERIOD_COLUMNS)
 
 
 class PlainFiles(NamedTuple):
@@ -71,32 +121,19 @@ def list_partitions(path: str) -> dict[str, str]:
     return {match[1]: match[2] for match in matches if match}
 
 
-def find_plain_files(
-    source: Source,
-    is_dated: Callable[[Sequence[str]], bool],
-    others: Collection[str],
-    has_codes: Callable[[Sequence[str]], bool],
-    has_periods: Callable[[Sequence[str]], bool],
-) -> PlainFiles:
+def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     """The tables of a folder.
-
-    Args:
-        source: the folder.
-        is_dated: whether a table with such columns has subjects and dates.
-        others: names of files that are no tables of this kind.
-        has_codes: whether columns of these names hold codes.
-        has_periods: whether they hold subjects and their times of observation.
 
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
-    groups = _group_tables(source, others)
+    groups = _group_tables(source)
     patients, labels, deaths = roles = [
         _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
     ]
     rest = {name: files for name, files in groups.items() if files not in roles}
-    claims = _choose_claims(source, rest, is_dated, has_codes)
+    claims = _choose_claims(source, rest, accepted)
     beside = sorted(set(itertools.chain(*rest.values())) - set(claims))
-    periods = [path for path in beside if has_periods(_list_columns(source, path))]
+    periods = [path for path in beside if accepted.has_periods(_list_columns(source, path))]
     for files in (claims, periods, *roles):
         _refuse_copies(files)
     if not claims:
@@ -123,20 +160,17 @@ def _refuse_other_formats(source: Source) -> None:
             )
 
 
-def _group_tables(source: Source, others: Collection[str]) -> dict[str, list[str]]:
+def _group_tables(source: Source) -> dict[str, list[str]]:
     """Name of a table -> its files."""
     groups: dict[str, list[str]] = {}
     for path in sorted({*source.files, *source.rejected}):
-        if is_table(path) and PurePosixPath(path).name.lower() not in others:
+        if is_table(path) and PurePosixPath(path).name.lower() != MAP_FILE:
             groups.setdefault(name_table(path), []).append(path)
     return groups
 
 
 def _choose_claims(
-    source: Source,
-    groups: Mapping[str, list[str]],
-    is_dated: Callable[[Sequence[str]], bool],
-    has_codes: Callable[[Sequence[str]], bool],
+    source: Source, groups: Mapping[str, list[str]], accepted: AcceptedNames
 ) -> list[str]:
     """The files of claims by name, else by their columns, best with codes and not of procedures,
     drugs or measurements by name; a single table without these is taken too, so that what it lacks
@@ -147,20 +181,11 @@ def _choose_claims(
     if by_name := list(itertools.chain(*map(groups.__getitem__, claims))):
         return by_name
     names = {path: _list_columns(source, path) for path in paths}
-    dated = [path for path in paths if is_dated(names[path])]
-    return _keep_diagnoses(dated, names, has_codes) or (paths if len(paths) == 1 else [])
-
-
-def _keep_diagnoses(
-    paths: Sequence[str],
-    names: Mapping[str, Sequence[str]],
-    has_codes: Callable[[Sequence[str]], bool],
-) -> list[str]:
-    """The tables that are not of something else by name, and of these those with codes; all where
-    there are none. `names`: table -> its columns.
-    """
-    diagnoses = [path for path in paths if not _is_other(path)] or list(paths)
-    return [path for path in diagnoses if has_codes(names[path])] or diagnoses
+    dated = [path for path in paths if accepted.has_claims(names[path])]
+    if not dated:
+        return paths if len(paths) == 1 else []
+    diagnoses = [path for path in dated if not _is_other(path)] or dated
+    return [path for path in diagnoses if accepted.has_codes(names[path])] or diagnoses
 
 
 def _is_other(path: str) -> bool:
@@ -173,11 +198,16 @@ def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[s
     return next((groups[name] for name in names if name in groups), [])
 
 
+def list_names(source: Source, file: str) -> tuple[str, ...]:
+    """Names of the columns of a table."""
+    path = source.path(file)
+    return tables.read_names(path, delimiter=find_delimiter(path))
+
+
 def _list_columns(source: Source, path: str) -> list[str]:
     """The columns of a table and its partitions; none of one that cannot be read."""
     try:
-        file = source.path(path)
-        return [*tables.read_names(file, delimiter=find_delimiter(file)), *list_partitions(path)]
+        return [*list_names(source, path), *list_partitions(path)]
     except UserError as error:
         if error.exit_code != Exit.REFUSED:
             raise

@@ -27,6 +27,14 @@ class OpenTable(NamedTuple):
     columns: dict[str, str]  # key -> name as the file spells it
     delimiter: str = ","
 
+    def list_names(self) -> tuple[str, ...]:
+        """Names of all columns of the file."""
+        return tables.read_names(self.path, delimiter=self.delimiter)
+
+    def list_unread(self) -> list[str]:
+        """Names of the columns that are not among those that were matched."""
+        return [name for name in self.list_names() if name not in self.columns.values()]
+
     def read(self) -> pl.DataFrame:
         """All rows, as `tables.read_table`."""
         return tables.read_table(self.path, self.file, self.columns, self.delimiter)

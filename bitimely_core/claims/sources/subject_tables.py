@@ -19,11 +19,11 @@ from bitimely_core.claims.sources.columns import (
     reformat_dates,
     refuse_unread_dates,
     report_zones,
+    select_columns,
     warn_of_rows,
 )
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
-from bitimely_core.formats import tables
 from bitimely_core.types import SourceRows
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
@@ -44,10 +44,9 @@ UNREAD_DATES = {
     "death": ("deaths", "--col death={}"),
     "obs_start": ("times of observation", "--col obs_start=NAME --col obs_end=NAME"),
 }
-DATE_LIKE = r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b"
+DATE_LIKE = re.compile(r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b")
 YEAR = r"^\s*(\d{4})(?:\.0)?\s*$"
 NO_MONTH = r"^\s*([1-9]\d{3})(?:-00-00\b|0000\s*$)"  # MySQL: 1950-00-00
-SAMPLE_ROWS = 200  # by which a column is judged
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
@@ -84,6 +83,14 @@ class TableAccounts:
             )
         )
 
+    def enter_subjects(self, frame: pl.DataFrame, file: str, key: str) -> pl.DataFrame:
+        """The rows of a table that have a subject. All are counted, and the others excluded."""
+        self.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
+        self.exclude(
+            Reason.IDENTIFIER, frame.filter(pl.col(key).is_null())["row"], "have no subject"
+        )
+        return frame.drop_nulls(key)
+
 
 def keep_unique_rows(
     frame: pl.DataFrame, file: str, accounts: TableAccounts, key: str = "subject_id"
@@ -93,7 +100,7 @@ def keep_unique_rows(
     Rows without a subject are excluded, repeated ones are used once. Raises UserError:
     duplicate_key when two rows of one subject differ.
     """
-    named = frame.filter(pl.col(key).is_not_null())
+    named = accounts.enter_subjects(frame, file, key)
     cells = [name for name in frame.columns if name != "row"]
     unique = named.unique(cells, keep="first", maintain_order=True)
     conflicting = unique.filter(pl.col(key).is_duplicated())
@@ -110,11 +117,7 @@ def keep_unique_rows(
             row=int(first[0]),
         )
     repeated = named.height - unique.height
-    dropped = count_dropped(Reason.DUPLICATES, repeated)
-    table = SourceRows(file=file, kind="subjects", seen=frame.height, dropped=dropped)
-    accounts.rows.append(table)
-    without = frame.filter(pl.col(key).is_null())["row"]
-    accounts.exclude(Reason.IDENTIFIER, without, "have no subject")
+    accounts.rows[-1].dropped.update(count_dropped(Reason.DUPLICATES, repeated))
     accounts.findings += warn_of_rows(
         repeated, Reason.DUPLICATES, "rows repeat others", "they are used once", file=file
     )
@@ -165,8 +168,7 @@ def report_unread_dates(table: OpenTable) -> list[Finding]:
     """Warnings of columns of a table of subjects that are called as deaths or times of observation
     and hold dates, but are not read.
     """
-    names = tables.read_names(table.path, delimiter=table.delimiter)
-    unread = [name for name in names if name not in table.columns.values()]
+    unread = table.list_unread()
     return [
         input_warning(
             Reason.HEADER,
@@ -177,24 +179,9 @@ def report_unread_dates(table: OpenTable) -> list[Finding]:
             row=1,
         )
         for key, (meaning, options) in UNREAD_DATES.items()
-        if key not in table.columns and (dated := _find_dated(table, key, unread))
+        if key not in table.columns
+        and (dated := select_columns(table, words.find_lookalikes(key, unread), DATE_LIKE.search))
     ]
-
-
-def _find_dated(table: OpenTable, key: str, names: Sequence[str]) -> list[str]:
-    """The columns, of some, that are called like those of `key` and hold dates."""
-    alike = {name: name for name in words.find_lookalikes(key, names)}
-    blocks = table._replace(columns=alike).read_blocks() if alike else iter(())
-    first = next(blocks, pl.DataFrame())
-    return [name for name in alike if name in first.columns and _holds_dates(first[name])]
-
-
-def _holds_dates(cells: pl.Series) -> bool:
-    """Whether most of the first texts of a column look like dates."""
-    texts = cells.cast(pl.String).drop_nulls().head(SAMPLE_ROWS)
-    written = [text for text in texts if not unknown_dates.MISSING.fullmatch(text)]
-    dated = [text for text in written if re.search(DATE_LIKE, text)]
-    return 2 * len(dated) > len(written)
 
 
 def _holds_years(texts: pl.Series) -> bool:
