@@ -32,6 +32,7 @@ from bitimely_core.claims.sources.source_table import (
 )
 from bitimely_core.claims.sources.subject_tables import TableAccounts, make_subjects
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.claims.splits import MEDS_SPLITS
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
@@ -43,12 +44,6 @@ PATTERNS = (
     r"(?P<vocab>ICD(?:9|10)(?:CM)?)//?(?P<code>[^/]+)",  # OMOP, parents of MIMIC-IV, bitimely
 )
 VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
-COLUMNS = {
-    "subject_id": "subject_id",
-    "date": "time",
-    "code": "code",
-    "source": "visit_kind",  # written by bitimely alone
-}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 SEX = r"(?i)^(?:GENDER|SEX)//?(M|F|MALE|FEMALE)$"
 PERSON = ("subject_id", "birth", "death", "sex")
@@ -128,7 +123,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
         text = f"no data/*.parquet among {len(source.files)} files"
         hint = "Give the folder that holds data/ and metadata/"
         raise input_error(Reason.NO_INPUT, text, hint=hint)
-    wanted = COLUMNS | ({"value": "numeric_value"} if others else {})
+    wanted = LAYOUTS["meds"]["data"] | ({"value": "numeric_value"} if others else {})
     opened = [open_table(source, file, wanted, {"source", "value"}) for file in files]
     source_tables = [
         SourceTable(table=table, shape=meanings, form=forms["date"], others=others)

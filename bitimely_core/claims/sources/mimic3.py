@@ -16,17 +16,9 @@ from bitimely_core.claims.sources.options import parse_date_forms
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-
-DIAGNOSIS = {
-    "subject_id": "subject_id",
-    "claim": "hadm_id",
-    "position": "seq_num",
-    "code": "icd9_code",
-}
-STAY = {"claim": "hadm_id", "date": "dischtime"}
-PERSON = {"subject_id": "subject_id", "birth": "dob", "death": "dod", "sex": "gender"}
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
@@ -38,11 +30,7 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     diagnoses, stays, cohort = (
         open_table(source, find_table(source, stem), wanted)
-        for stem, wanted in (
-            ("diagnoses_icd", DIAGNOSIS),
-            ("admissions", STAY),
-            ("patients", PERSON),
-        )
+        for stem, wanted in LAYOUTS["mimic3"].items()
     )
     survey, forms = SourceSurvey(), parse_date_forms(options)
     discharges = keep_unique_rows(stays.read(), stays.file, survey, "claim")

@@ -9,7 +9,6 @@ anchored to.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import polars as pl
 
@@ -19,36 +18,19 @@ from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
 from bitimely_core.claims.sources.options import parse_date_forms
-from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
+from bitimely_core.claims.sources.source_table import EventBlock, OpenTable, SourceTable
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
     keep_unique_rows,
     make_subjects,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
+from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.formats.source import Source
 
-
-class _Module(NamedTuple):
-    """A part of MIMIC-IV with diagnoses of its own."""
-
-    kind: str  # of claims
-    diagnoses: str  # table of diagnoses
-    stays: str  # table of stays
-    key: str  # column of both tables that identifies a stay
-    end: str  # column of the stays with the date of their diagnoses
-
-
-PERSON = {
-    "subject_id": "subject_id",
-    "sex": "gender",
-    "age": "anchor_age",
-    "year": "anchor_year",
-    "death": "dod",
-}
-CODED = {"position": "seq_num", "code": "icd_code", "vocab": "icd_version"}
-HOSPITAL = _Module("inpatient", "diagnoses_icd", "admissions", "hadm_id", "dischtime")
-EMERGENCY = _Module("emergency", "diagnosis", "edstays", "stay_id", "outtime")
+TABLES = LAYOUTS["mimic4"]
+MODULES = {"diagnoses_icd": ("admissions", "inpatient"), "diagnosis": ("edstays", "emergency")}
+"""Table of diagnoses -> table of their stays, kind of claims."""
 VERSIONS = {"9": "icd9cm", "10": "icd10cm"}
 
 
@@ -59,7 +41,7 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     forms = parse_date_forms(options)
-    cohort = open_table(source, find_table(source, "patients"), PERSON)
+    cohort = open_table(source, find_table(source, "patients"), TABLES["patients"])
     survey = SourceSurvey()
     persons = keep_unique_rows(cohort.read(), cohort.file, survey)
     persons = persons.with_columns(pl.col("age", "year").cast(pl.Int32, strict=False))
@@ -68,12 +50,13 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
         pl.when(born.is_not_null()).then(pl.format("{}-01", born)).alias("birth")
     )
     source_tables, absent = [], []
-    for module in (HOSPITAL, EMERGENCY):
-        file = find_table(source, module.diagnoses, needed=module is HOSPITAL)
-        if file:
-            source_tables.append(_open_module(source, module, file, persons, forms["date"], survey))
+    for stem in MODULES:
+        if file := find_table(source, stem, needed=stem == "diagnoses_icd"):
+            diagnoses = open_table(source, file, TABLES[stem])
+            dated = _date_module(source, stem, diagnoses, persons, forms["date"], survey)
+            source_tables.append(dated)
         else:
-            absent.append(module.diagnoses)
+            absent.append(stem)
     survey.read_all(source_tables)
     persons = persons.with_columns(_reformat_near_dates(persons, "death", forms["death"]))
     subjects = make_subjects(persons, cohort.file, survey)
@@ -86,23 +69,22 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
     )
 
 
-def _open_module(
+def _date_module(
     source: Source,
-    module: _Module,
-    file: str,
+    stem: str,
+    diagnoses: OpenTable,
     persons: pl.DataFrame,
     form: str,
     accounts: TableAccounts,
 ) -> SourceTable:
     """A table of diagnoses with the dates of its stays."""
-    keys = {"subject_id": "subject_id", "claim": module.key}
-    stays = open_table(source, find_table(source, module.stays), {**keys, "date": module.end})
+    stem_of_stays, kind = MODULES[stem]
+    stays = open_table(source, find_table(source, stem_of_stays), TABLES[stem_of_stays])
     ended = keep_unique_rows(stays.read(), stays.file, accounts, "claim").join(
         persons.select("subject_id", "year"), on="subject_id", how="left", maintain_order="left"
     )
     dates_of_stays = ended.select("claim", _reformat_near_dates(ended, "date", form))
-    diagnoses = open_table(source, file, keys | CODED)
-    shape = partial(_shape_block, stays=dates_of_stays, kind=module.kind)
+    shape = partial(_shape_block, stays=dates_of_stays, kind=kind)
     dated = (stays.file, stays.columns["date"])
     return SourceTable(table=diagnoses, shape=shape, dated=dated)
 

@@ -49,18 +49,8 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
 
-# tables with ICD codes -> beginning of the names of columns, column of dates
-EVENTS = {
-    "condition_occurrence": ("condition", "condition_start_date"),
-    "observation": ("observation", "observation_date"),
-    "procedure_occurrence": ("procedure", "procedure_date"),
-    "measurement": ("measurement", "measurement_date"),
-}
-OTHER_EVENTS = {  # tables that are read with `--codes all`
-    "drug_exposure": ("drug", "drug_exposure_start_date"),
-    "device_exposure": ("device", "device_exposure_start_date"),
-    "visit_occurrence": ("visit", "visit_start_date"),
-}
+TABLES = words.LAYOUTS["omop"]
+EVENTS, OTHER_EVENTS = TABLES["events"], TABLES["other_events"]  # table -> column of dates
 VOCABULARIES = {"ICD9CM": "icd9cm", "ICD10CM": "icd10cm", "ICD10": "icd10"}
 VISITS = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
 SEXES = {"8507": "1", "8532": "2"}  # as `make_subjects` reads them
@@ -68,28 +58,7 @@ SEXES = {"8507": "1", "8532": "2"}  # as `make_subjects` reads them
 LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"
 # HCPCS: vision, hearing, equipment
 PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"
-SUBJECT = {"subject_id": "person_id"}
-CONCEPT = {"concept": "concept_id", "vocab": "vocabulary_id", "concept_code": "concept_code"}
-NUMBER_COLUMNS = {
-    "value": "value_as_number",
-    "unit": "unit_concept_id",
-    "unit_text": "unit_source_value",
-}
 ID_COLUMNS = {"claim", "concept", "standard", "unit"}  # keys of columns of whole numbers
-PERSON = {
-    **SUBJECT,
-    "sex": "gender_concept_id",
-    "year": "year_of_birth",
-    "month": "month_of_birth",
-    "day": "day_of_birth",
-}
-PERSON_DATES = {  # table -> its dates
-    "observation_period": {
-        "obs_start": "observation_period_start_date",
-        "obs_end": "observation_period_end_date",
-    },
-    "death": {"death": "death_date"},
-}
 NULL_TEXT = pl.lit(None, pl.String)
 
 
@@ -167,22 +136,22 @@ def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, Open
         if file := find_table(source, name, needed=False):
             wanted = _list_columns(name, others=others, timed=timed)
             opened[name] = open_table(
-                source, file, wanted, {"concept", "claim", "moment", *NUMBER_COLUMNS}
+                source, file, wanted, {"concept", "claim", "moment", *TABLES["numbers"]}
             )
     return opened
 
 
 def _list_columns(name: str, *, others: bool, timed: bool) -> dict[str, str]:
     """Key -> name of the columns of a table of events."""
-    prefix, date = (EVENTS | OTHER_EVENTS)[name]
-    columns = {**SUBJECT, "date": date}
+    prefix, date = name.partition("_")[0], (EVENTS | OTHER_EVENTS)[name]
+    columns = {"subject_id": "person_id", "date": date}
     if name in EVENTS:
         columns["code"] = f"{prefix}_source_value"
         columns["concept"] = f"{prefix}_source_concept_id"
     columns["claim"] = "visit_occurrence_id"
     if others:
         columns["standard"] = f"{prefix}_concept_id"
-        columns |= NUMBER_COLUMNS if name in EVENTS else {}
+        columns |= TABLES["numbers"] if name in EVENTS else {}
     if timed:
         columns["moment"] = f"{date}time"
     return columns
@@ -196,7 +165,7 @@ def _iter_concepts(source: Source) -> Iterator[pl.DataFrame]:
     file = find_table(source, "concept", needed=False)
     if not file:
         return
-    table = open_table(source, file, CONCEPT, codes=("concept_code",))
+    table = open_table(source, file, TABLES["concept"], codes=("concept_code",))
     for block in table.read_blocks(quotes=table.delimiter != "\t"):
         yield block.drop("row")
 
@@ -255,8 +224,7 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
     file = find_table(source, "visit_occurrence", needed=False)
     if not file:
         return None
-    wanted = {"claim": "visit_occurrence_id", "source": "visit_concept_id"}
-    visits = open_table(source, file, wanted).read()
+    visits = open_table(source, file, TABLES["visit_occurrence"]).read()
     kind = read_id("source").replace_strict(VISITS, default=None, return_dtype=pl.String)
     visits = visits.select(claim=read_id("claim"), source=kind).drop_nulls("source")
     return visits.unique("claim", maintain_order=True)
@@ -280,7 +248,7 @@ def _name_concepts(source: Source, opened: Iterable[OpenTable]) -> pl.DataFrame:
             columns = [block.frame.select(concept=read_id(name))["concept"] for name in names]
             ids = pl.concat([ids, *columns]).unique()
     wanted = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
-    named = pl.DataFrame(schema=dict.fromkeys(CONCEPT, pl.String))
+    named = pl.DataFrame(schema=dict.fromkeys(TABLES["concept"], pl.String))
     for concepts in _iter_concepts(source):
         named = pl.concat([named, concepts.join(wanted, on="concept", how="semi")])
     joined = wanted.join(named.unique("concept"), on="concept", how="left", maintain_order="left")
@@ -411,7 +379,7 @@ def _read_persons(
     periods of those who were observed several times.
     """
     periods = None
-    table = open_table(source, find_table(source, "person"), PERSON, {"month", "day"})
+    table = open_table(source, find_table(source, "person"), TABLES["person"], {"month", "day"})
     persons = keep_unique_rows(table.read(), table.file, accounts)
     year, month, day = (
         pl.col(name).str.replace(r"\.0$", "") if name in table.columns else NULL_TEXT
@@ -421,9 +389,10 @@ def _read_persons(
         sex=pl.col("sex").replace_strict(SEXES, default="0"),
         birth=pl.format("{}-{}-{}", year, month.fill_null("1"), day.fill_null("1")),
     )
-    for name, columns in PERSON_DATES.items():  # any number of rows per person
+    for name in ("observation_period", "death"):  # any number of rows per person
         if file := find_table(source, name, needed=False):
-            frame = open_table(source, file, SUBJECT | columns).read()
+            frame = open_table(source, file, TABLES[name]).read()
+            columns = [key for key in TABLES[name] if key != "subject_id"]
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], forms[key]) for key in columns)
             if name == "observation_period":

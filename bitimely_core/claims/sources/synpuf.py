@@ -34,6 +34,7 @@ from bitimely_core.claims.sources.subject_tables import (
     make_subjects,
 )
 from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
+from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
@@ -52,21 +53,8 @@ CLAIMS = re.compile(
 )
 KIND = {"inpatient": "inpatient", "outpatient": "outpatient", "carrier": "physician"}
 YEARS = ("2008", "2009", "2010")
-SUBJECT = "DESYNPUF_ID"
 ADMITTING = "ADMTNG_ICD9_DGNS_CD"
-CLAIM_COLUMNS = {
-    "subject_id": SUBJECT,
-    "claim": "CLM_ID",
-    "date": "CLM_FROM_DT",
-    "segment": "SEGMENT",
-}
 CODE = re.compile(r"(LINE_)?ICD9_DGNS_CD_(\d+)", re.IGNORECASE | re.ASCII)
-PERSON = {
-    "subject_id": SUBJECT,
-    "birth": "BENE_BIRTH_DT",
-    "death": "BENE_DEATH_DT",
-    "sex": "BENE_SEX_IDENT_CD",
-}
 
 
 class _SynpufFile(NamedTuple):
@@ -178,7 +166,7 @@ def _open_table(
             f"found {', '.join(map(safe_text, names[:60]))}",
             file=file.path,
         )
-    table = open_table(source, file.path, CLAIM_COLUMNS, {"segment"}, codes=wide)
+    table = open_table(source, file.path, LAYOUTS["synpuf"]["claims"], {"segment"}, codes=wide)
     segments = _read_segments(table, wide)
     table.columns.pop("segment", None)
     shape = partial(_shape_block, wide=wide, kind=KIND[file.content], segments=segments)
@@ -260,7 +248,8 @@ def _read_beneficiaries(
     if missing := sorted({label.year for label in wanted if label.year} - years):
         text = f"--label-column asks for {', '.join(missing)}"
         raise usage_error(text, f"there are {', '.join(sorted(years))}")
-    columns = PERSON | {label.column: label.column for label in wanted}
+    columns = dict(LAYOUTS["synpuf"]["beneficiaries"])
+    columns |= {label.column: label.column for label in wanted}
     tables_of_years = []
     for file in files:
         table = open_table(source, file.path, columns)

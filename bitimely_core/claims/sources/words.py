@@ -1,4 +1,6 @@
-"""Names of columns and words in their cells that sources are known to use: `words.toml`."""
+"""Names of columns and words in their cells that sources are known to use (`words.toml`), and the
+columns of published layouts (`layouts.toml`).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parent
+WORDS: dict[str, dict[str, list[str]]] = tomllib.loads((FOLDER / "words.toml").read_text("utf-8"))
+LAYOUTS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    (FOLDER / "layouts.toml").read_text("utf-8")
 )
 NO_DIAGNOSIS = "none"  # the word of vocabularies that no map of diagnoses reads
 
