@@ -90,6 +90,9 @@ class CellCode(NamedTuple):
     fault: RowFault | None = None
 
 
+FOREIGN_CELL = CellCode(None, FOREIGN)
+
+
 def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[CellCode, ...]:
     """The codes of a cell: one, or those between separators where each part is a code.
 
@@ -165,7 +168,7 @@ def _read_part(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
 
 def _read_icd9(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
     if SHORT_HEAD.fullmatch(text) and not form.pads:
-        return CellCode(None, FOREIGN)
+        return FOREIGN_CELL
     joined = _join_blanks(FILLER.sub("", text), form.vocab, table)
     code, fault = codes.normalise_code(joined, form.vocab, pad_undotted=form.pads)
     if code is None or re.search(r"\s|\.\.", joined):
@@ -173,9 +176,7 @@ def _read_icd9(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
         return CellCode(None, RowFault(name, codes.classify_fault(text, form.vocab, name)))
     if codes.is_foreign_code(code, form.vocab):
         return CellCode(None, RowFault(codes.UNMAPPED, Reason.WRONG_VOCABULARY))
-    return (
-        CellCode(code) if _is_code_without_point(joined, code, form, table) else _refuse_foreign()
-    )
+    return CellCode(code) if _is_code_without_point(joined, code, form, table) else FOREIGN_CELL
 
 
 def _read_icd10(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
@@ -193,15 +194,10 @@ def _read_icd10(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
     head, tail = match.groups()
     is_read_code = form.reads and len(text) == LONG and "." not in text
     code = f"{head}.{tail}" if tail else head
-    if FOREIGN_TAIL.fullmatch(tail) or is_read_code:
-        return _refuse_foreign()
-    if not _is_code_without_point(body, code, form, table):
-        return _refuse_foreign()
+    is_foreign = is_read_code or FOREIGN_TAIL.fullmatch(tail)
+    if is_foreign or not _is_code_without_point(body, code, form, table):
+        return FOREIGN_CELL
     return CellCode(code, None if is_diagnosis else NOT_DIAGNOSED)
-
-
-def _refuse_foreign() -> CellCode:
-    return CellCode(None, FOREIGN)
 
 
 def _cut_qualifiers(text: str, form: CodeForm) -> tuple[str, str]:

@@ -271,22 +271,17 @@ def _describe_form(column: _Column, form: CodeForm) -> Iterator[Finding]:
 
 def _describe_short(short: _Column, form: CodeForm) -> Finding:
     """What is assumed of codes with fewer than three digits before the point."""
+    problem = f"codes with fewer than three digits before the point (they look like {short.shapes})"
     if form.pads:
-        return input_warning(
-            Reason.CODE_FORM,
-            f"codes with fewer than three digits before the point (they look like {short.shapes})",
-            "are taken for diagnoses that have lost their zeros",
-            "Leave --pad-undotted out if they are procedures",
-            count=short.rows,
+        rule = "are taken for diagnoses that have lost their zeros"
+        hint = "Leave --pad-undotted out if they are procedures"
+    else:
+        rule = (
+            "are taken for procedures and are no diagnoses: others have kept their zeros, or the "
+            "map lacks them"
         )
-    return input_warning(
-        Reason.CODE_FORM,
-        f"codes with fewer than three digits before the point (they look like {short.shapes})",
-        "are taken for procedures and are no diagnoses: others have kept their zeros, or the map "
-        "lacks them",
-        "Give --pad-undotted if they are diagnoses that have lost their zeros",
-        count=short.rows,
-    )
+        hint = "Give --pad-undotted if they are diagnoses that have lost their zeros"
+    return input_warning(Reason.CODE_FORM, problem, rule, hint, count=short.rows)
 
 
 def _describe_points(column: _Column, form: CodeForm) -> Finding:

@@ -62,13 +62,21 @@ SHORT_FORMS = (
     "%b %Y",
 )
 # how the months of Western languages begin, without accents, beside the English ones
-MONTH_WORDS = {
-    1: ("jan", "ene", "gen"), 2: ("feb", "fev"), 3: ("mar", "maer", "mrz", "maa", "mrt"),
-    4: ("apr", "avr", "abr"), 5: ("may", "mai", "mei", "mag"), 6: ("jun", "juin", "giu"),
-    7: ("jul", "juil", "lug"), 8: ("aug", "aou", "ago"), 9: ("sep", "set"),
-    10: ("oct", "okt", "ott", "out"), 11: ("nov",), 12: ("dec", "dez", "dic"),
-}  # fmt: skip
-MONTH_OF = {word: month for month, words in MONTH_WORDS.items() for word in words}
+MONTH_WORDS = (
+    "jan ene gen",
+    "feb fev",
+    "mar maer mrz maa mrt",
+    "apr avr abr",
+    "may mai mei mag",
+    "jun juin giu",
+    "jul juil lug",
+    "aug aou ago",
+    "sep set",
+    "oct okt ott out",
+    "nov",
+    "dec dez dic",
+)
+MONTH_OF = {word: month for month, words in enumerate(MONTH_WORDS, 1) for word in words.split()}
 LETTERS = re.compile(r"[^\W\d_]{3,}\.?")
 TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
 CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")

@@ -426,7 +426,7 @@ def _withhold_group(group: RiskGroup, key: str, withheld: frozenset[Key]) -> Ris
         _withhold_point(point, group.n or 0, (key, str(k)), withheld)
         for k, point in enumerate(group.points)
     ]
-    predicted = group.predicted and list(map(_round_number, group.predicted))
+    predicted = group.predicted and list(map(privacy.round_score, group.predicted))
     return group.model_copy(update={"points": points, "n": n, "predicted": predicted})
 
 
@@ -441,7 +441,7 @@ def _withhold_point(point: RiskPoint, size: int, day: Key, withheld: frozenset[K
     if at_risk is None or events is None or not (is_share or _has_open_incidence(point, size)):
         changed |= dict.fromkeys(INCIDENCE)
     elif not is_share:
-        changed |= {name: _round_number(getattr(point, name), 2) for name in INCIDENCE}
+        changed |= {name: round(getattr(point, name), 2) for name in INCIDENCE}
     return point.model_copy(update=changed)
 
 
@@ -458,10 +458,6 @@ def _has_open_incidence(point: RiskPoint, size: int) -> bool:
 
 
 # ---- numbers with few digits
-
-
-def _round_number(number: float, decimals: int = privacy.DECIMALS) -> float:
-    return round(number, decimals)
 
 
 def _round_comparison(comparison: Comparison) -> Comparison:

@@ -298,16 +298,15 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         wide = tuple(pairs)
         wanted["date"] = dates[:1]
     constants = _find_constants(file, names, wanted)
-    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
-    for key in {*constants, *unused, *["vocab"] * bool(constant), *["code"] * bool(wide)}:
-        del wanted[key]
+    wanted = _drop_columns(
+        wanted, {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}, renamed
+    )
     table = open_table(
         request.source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
     )
     table, reversing = _choose_reversing(table, set(renamed))
     since = parse_switch_day(options)
-    if since is not None and (constant or "vocab" in table.columns):
-        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
+    _refuse_two_vocabularies(table, constant, since)
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
@@ -330,7 +329,7 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
-    spelled = {key: wanted[key] for key in wanted if key not in REVERSING}
+    spelled = _drop_columns(wanted, REVERSING, {})
     request.survey.findings += [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(table, names, wanted, renamed),
@@ -341,6 +340,14 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
     ]
     code_name = wide[0] if wide else table.columns.get("code", "")
     return events, find_vocabulary(code_name, constant, since)
+
+
+def _drop_columns(wanted: Names, unneeded: Collection[str], renamed: Mapping[str, str]) -> Names:
+    """Key -> accepted names, without the keys that are not needed and the columns of reversals
+    that `--col KEY=none` leaves out.
+    """
+    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
 
 
 def _find_stated_vocabulary(
@@ -366,8 +373,15 @@ def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, lis
     marked = _peek_reversals(table, keys)
     if not (marked["reversal"] != reversals.USUAL).any():
         return without, []
+    is_used = reversals.is_reversing(marked, keys)
+    finding = _describe_reversing(table, guessed, is_used=is_used)
+    return table if is_used else without, [finding]
+
+
+def _describe_reversing(table: OpenTable, guessed: Sequence[str], *, is_used: bool) -> Finding:
+    """A line on columns of reversals that no option names."""
     names = " and ".join(safe_text(table.columns[key]) for key in guessed)
-    if reversals.is_reversing(marked, keys):
+    if is_used:
         problem, rule = f"{names} mark reversals of other rows", "both are left out"
         hint = f"Give {' '.join(f'--col {key}={NO_COLUMN}' for key in guessed)} to use them"
     else:
@@ -377,8 +391,7 @@ def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, lis
         )
         flags = " ".join(f"--col {key}={safe_text(table.columns[key])}" for key in guessed)
         hint = f"Give {flags} to leave them out"
-        table = without
-    return table, [input_warning(Reason.REVERSED, problem, rule, hint, file=table.file)]
+    return input_warning(Reason.REVERSED, problem, rule, hint, file=table.file)
 
 
 def _peek_reversals(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
@@ -442,6 +455,12 @@ def _report_choice(
             hint = f"Choose with --col {key}=NAME"
             findings.append(input_warning(Reason.HEADER, problem, "", hint, file=table.file, row=1))
     return findings
+
+
+def _refuse_two_vocabularies(table: OpenTable, constant: str | None, since: int | None) -> None:
+    """Raises UserError (config, exit 2) for a vocabulary beside `--icd10-from`."""
+    if since is not None and (constant or "vocab" in table.columns):
+        raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
 
 
 def _list_categories(table: OpenTable) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ of dates.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -14,6 +13,7 @@ from typing import Self, Unpack
 import polars as pl
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.codes import shape_text
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.source_table import OpenTable
@@ -293,13 +293,10 @@ class DateCounts:
         counts = column.alias("text").value_counts(name="rows").drop_nulls()
         counts = counts.with_columns(pl.col("text").cast(pl.String))
         days = dates.parse_days(counts["text"])
-        odd = counts.filter(days.is_null()).sort("text")
-        is_missing = [MISSING.fullmatch(text.strip()) is not None for text in odd["text"]]
-        missing = int(odd.filter(is_missing)["rows"].sum())
-        odd = odd.filter([not missing for missing in is_missing])
-        unread = int(odd["rows"].sum())
-        self.bad += unread
-        self.good += column.count() - unread - missing
+        unread = counts.filter(days.is_null()).sort("text")
+        odd = unread.filter([not MISSING.fullmatch(text.strip()) for text in unread["text"]])
+        self.bad += int(odd["rows"].sum())
+        self.good += column.count() - int(unread["rows"].sum())
         is_distant = (days >= dates.DISTANT) & ~days.is_in(list(DEFAULTS))
         self.distant += int(counts.filter(is_distant)["rows"].sum())
         is_zoned = pl.col("text").str.strip_chars().str.contains(dates.ZONED)
@@ -384,8 +381,7 @@ def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
     if counts.bad <= counts.good:
         return
     # no date of a patient is shown
-    shape = re.sub(r"\d", "9", counts.samples[0].strip()[:DATE_CHARACTERS])
-    shape = safe_text(re.sub(r"[^\W\d_]", "x", shape))
+    shape = safe_text(shape_text(counts.samples[0].strip()[:DATE_CHARACTERS]))
     rows = f"{counts.bad} of {counts.good + counts.bad} dates are in an unknown form"
     raise input_error(
         Reason.DATE,

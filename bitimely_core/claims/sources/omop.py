@@ -392,7 +392,7 @@ def _read_persons(
     for name in ("observation_period", "death"):  # any number of rows per person
         if file := find_table(source, name, needed=False):
             frame = open_table(source, file, TABLES[name]).read()
-            columns = [key for key in TABLES[name] if key != "subject_id"]
+            _, *columns = TABLES[name]  # the first is the subject
             accounts.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
             read = frame.with_columns(reformat_dates(frame[key], forms[key]) for key in columns)
             if name == "observation_period":

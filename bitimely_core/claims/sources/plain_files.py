@@ -176,15 +176,20 @@ def _choose_claims(
     drugs or measurements by name; a single table without these is taken too, so that what it lacks
     is said when it is opened.
     """
-    paths = list(itertools.chain(*groups.values()))
     claims = filter(CLAIMS_NAME.fullmatch, groups)
-    if by_name := list(itertools.chain(*map(groups.__getitem__, claims))):
-        return by_name
+    by_name = itertools.chain(*map(groups.__getitem__, claims))
+    return list(by_name) or _choose_by_columns(
+        source, list(itertools.chain(*groups.values())), accepted
+    )
+
+
+def _choose_by_columns(source: Source, paths: list[str], accepted: AcceptedNames) -> list[str]:
+    """The files of claims of some tables, by their columns."""
     names = {path: _list_columns(source, path) for path in paths}
     dated = [path for path in paths if accepted.has_claims(names[path])]
     if not dated:
         return paths if len(paths) == 1 else []
-    diagnoses = [path for path in dated if not _is_other(path)] or dated
+    diagnoses = list(itertools.filterfalse(_is_other, dated)) or dated
     return [path for path in diagnoses if accepted.has_codes(names[path])] or diagnoses
 
 
