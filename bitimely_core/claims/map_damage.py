@@ -5,6 +5,7 @@ Spreadsheets remove leading zeros, after which `1` is both 001 and 001.0: such a
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,12 +71,10 @@ def find_damage(
     # PheCodes of version 1.2 are numbers, those of PhecodeX begin with letters
     is_original = all(map(_is_number, phecodes))
     keys: dict[Damage, Iterable[str]] = {
-        Damage.INVALID_CODES: [
-            code for code in counts if codes.normalise_code(code, "icd9")[0] != code
-        ],
+        Damage.INVALID_CODES: filter(_is_invalid, counts),
         Damage.LOST_ZEROS: [text for text in phecodes if pad_zeros(text) != text],
         Damage.SPREADSHEET_NUMBERS: [
-            *filter(_is_scientific, (code for _, code, _ in rows)),
+            *filter(_is_scientific, map(operator.itemgetter(1), rows)),
             *filter(_has_spreadsheet_form if is_original else _is_scientific, phecodes),
         ],
         Damage.STORED_NUMBERS: [name for name in (layout.code, "phecode") if name in numbers],
@@ -85,11 +84,13 @@ def find_damage(
     if is_original and counts.total() >= FULL_ROWS:  # without zeros both codes are 1
         missing = sorted({"001", "001.0"} - counts.keys())
         keys[Damage.MISSING_CODES] = missing + ["PheCode 008"] * ("008" not in phecodes)
-    damages = {}
-    for damage in Damage:
-        if texts := list(dict.fromkeys(keys.get(damage, ()))):
-            damages[damage] = texts[:EXAMPLES]
-    return damages
+    distinct = {damage: list(dict.fromkeys(keys.get(damage, ()))) for damage in Damage}
+    return {damage: texts[:EXAMPLES] for damage, texts in distinct.items() if texts}
+
+
+def _is_invalid(code: str) -> bool:
+    """Whether an ICD-9 code is not in the one spelling of its vocabulary."""
+    return codes.normalise_code(code, "icd9")[0] != code
 
 
 def _is_scientific(text: str) -> bool:

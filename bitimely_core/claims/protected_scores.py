@@ -426,7 +426,7 @@ def _withhold_group(group: RiskGroup, key: str, withheld: frozenset[Key]) -> Ris
         _withhold_point(point, group.n or 0, (key, str(k)), withheld)
         for k, point in enumerate(group.points)
     ]
-    predicted = group.predicted and list(map(privacy.round_score, group.predicted))
+    predicted = group.predicted and [round(risk, privacy.DECIMALS) for risk in group.predicted]
     return group.model_copy(update={"points": points, "n": n, "predicted": predicted})
 
 

@@ -342,7 +342,9 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
     return events, find_vocabulary(code_name, constant, since)
 
 
-def _drop_columns(wanted: Names, unneeded: Collection[str], renamed: Mapping[str, str]) -> Names:
+def _drop_columns(
+    wanted: Names, unneeded: Collection[str], renamed: Mapping[str, str]
+) -> dict[str, Sequence[str]]:
     """Key -> accepted names, without the keys that are not needed and the columns of reversals
     that `--col KEY=none` leaves out.
     """
