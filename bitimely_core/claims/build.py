@@ -34,8 +34,9 @@ from bitimely_core.claims.label_rules import (
     parse_rules,
 )
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
-from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
+from bitimely_core.claims.sequence_builder import CodeSequences
 from bitimely_core.claims.steps import ClaimsShard
+from bitimely_core.tokens.sequences import SPECIAL
 
 RATIO_COUNTS = ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")
 

@@ -16,7 +16,6 @@ from bitimely_core.claims import (
     tasks,
     tokenize,
 )
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import (
     CountDisclosure,
@@ -27,7 +26,6 @@ from bitimely_core.claims.disclosure import (
 )
 from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.claims.ingest_report import round_reason, round_refusal, round_report
-from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
@@ -206,28 +204,15 @@ def _list_findings(
         return [finding.model_dump() for finding in manifest.findings]
     if statistics is None:
         return [round_reason(finding).model_dump() for finding in manifest.findings]
-    findings = build_findings.list_findings(statistics, _read_choices(manifest), disclosure)
+    stored = manifest.options.cohort
+    choices = sequence_plan.judge_choices(
+        sequence_plan.read_choices(manifest.options),
+        CohortRules.model_validate(stored) if stored else None,
+    )
+    findings = build_findings.list_findings(statistics, choices, disclosure)
     # those of the build are stored in the same order
     files = (finding.file for finding in manifest.findings)
     return [replace(finding, file=next(files, None)).as_dict() for finding in findings]
-
-
-def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
-    """The choices of a token set that its findings depend on."""
-    options = manifest.options
-    # labels of an incident outcome lie after the input, as under a landmark
-    cohort = CohortRules.model_validate(options.cohort) if options.cohort else None
-    is_incident = cohort is not None and cohort.outcome.kind == "incident"
-    stored = options.model_extra or {}
-    return SequenceChoices(
-        leakage=options.leakage,
-        landmark=Landmark() if options.landmark or is_incident else None,
-        **{
-            name: stored[name]
-            for name in ("min_codes", "min_codes_unit", "select")
-            if name in stored
-        },
-    )
 
 
 def protect_report(report: Choices) -> Choices:

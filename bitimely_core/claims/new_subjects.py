@@ -47,7 +47,6 @@ from bitimely_core.tokens.sequences import (
 )
 from bitimely_core.types import Progress
 
-UNKNOWN = SPECIAL.index("[UNK]")
 DATASET = "pophr"  # which reads all layouts of claims
 # options of the ingest of the training that hold for other files of the same layout
 READING = (
@@ -149,13 +148,11 @@ def build_new_histories(
 
 
 def _make_plan(cache: Cache, prepared: HistoryPreparation) -> SequencePlan:
-    choices = sequence_plan.change_choices(prepared)
+    choices = sequence_plan.read_choices(prepared.options)
     return SequencePlan(
         cache=cache,
         preset=prepared.options.preset,
         choices=replace(choices, landmark=None, time_to_event=None, min_codes=0),
-        split_file="",
-        engine="polars",
         prepared=prepared,
         fitted=sequence_plan.load_fitted(prepared),
     )
@@ -197,28 +194,22 @@ def _build_shard(
     frame = sequence_builder.to_frame(built, shard.cohort, ())
     if not plan.prepared.indexed:
         frame = frame.with_columns(t_index=pl.lit(None, pl.Float32))
-    silent = shard.cohort.filter(~np.isin(np.arange(shard.cohort.height), built.subjects)).select(
-        pl.col("subject_id").cast(pl.Int64),
-        codes=pl.lit([UNKNOWN], pl.List(pl.Int32)),
-        times=pl.lit([0.0], pl.List(pl.Float32)),
-        split=pl.lit("test"),
+    frame = sequence_builder.add_silent_subjects(
+        frame, shard.cohort, built.subjects, ["subject_id"]
     )
-    if "values" in frame.columns:
-        silent = silent.with_columns(values=pl.lit([float("nan")], pl.List(pl.Float32)))
-    frame = frame.with_columns(pl.lit("test").alias("split"))
-    frame = pl.concat([frame, silent], how="diagonal_relaxed").sort("subject_id")
+    frame = frame.with_columns(split=pl.lit("test")).sort("subject_id")
     rows, unknown = _judge_rows(plan, shard, set(selection.phecodes))
     people = shard.cohort.select(
-        pl.col("subject_id").cast(pl.Int64),
+        "subject_id",
         pl.col("index_day") if "index_day" in shard.cohort.columns else pl.lit(None, pl.Int64),
     ).with_columns(pl.Series(name, values) for name, values in rows.items())
-    understood = frame["codes"].list.eval(pl.element().filter(pl.element() != UNKNOWN))
+    is_known = pl.element() != sequence_builder.UNKNOWN
+    understood = frame["codes"].list.eval(pl.element().filter(is_known))
     people = people.sort("subject_id").with_columns(events=understood.list.len())
     amount = {"events": pl.col("events"), "records": pl.col("rows") - pl.col("unknown_rows")}
-    unit = plan.prepared.options.model_dump()["min_codes_unit"]
-    enough = amount.get(unit, pl.lit(understood.list.n_unique()))
-    least = plan.prepared.options.model_dump()["min_codes"]
-    enough = pl.when(enough < least).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
+    trained = sequence_plan.read_choices(plan.prepared.options)
+    enough = amount.get(trained.min_codes_unit, pl.lit(understood.list.n_unique()))
+    enough = pl.when(enough < trained.min_codes).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
     status = pl.when(pl.col("events") == 0).then(pl.lit(SILENT)).otherwise(enough)
     return frame, people.with_columns(status=status), unknown
 

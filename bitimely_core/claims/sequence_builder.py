@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from bitimely_core.claims import dates
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import find_starts, sort_distinct
+from bitimely_core.tokens.sequences import SPECIAL
 
-SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
+UNKNOWN = SPECIAL.index("[UNK]")
 DAY_MINUTES = 1440
 MEASURES = ("minute", "value")  # columns of records that not every cache has
 MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
@@ -204,7 +205,7 @@ def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
     """The same events with [UNK] for every id from `first` on; equal days stay in the order of
     ids.
     """
-    ids = np.where(sequences.ids < first, sequences.ids, SPECIAL.index("[UNK]")).astype(np.int32)
+    ids = np.where(sequences.ids < first, sequences.ids, UNKNOWN).astype(np.int32)
     subject = np.repeat(np.arange(len(sequences.subjects)), np.diff(sequences.offsets))
     minutes = np.zeros(len(ids), np.int64) if sequences.minutes is None else sequences.minutes
     order = np.lexsort((ids, minutes, sequences.days, subject))
@@ -287,6 +288,25 @@ def to_frame(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
         **{name: name for name in times if name in members.columns},
         t_index=ends.cast(pl.Float32),
     )
+
+
+def add_silent_subjects(
+    table: pl.DataFrame, cohort: pl.DataFrame, subjects: Ints, columns: Sequence[str]
+) -> pl.DataFrame:
+    """A table of `to_frame`, of the `subjects` of `cohort`, with a row for each other subject: its
+    single code is [UNK], and it has some columns of `cohort`.
+    """
+    event = {"codes": UNKNOWN, "times": 0.0, "values": float("nan")}
+    silent = cohort.filter(~np.isin(np.arange(cohort.height), subjects)).select(
+        *columns,
+        **{
+            name: pl.lit([event[name]], table.schema[name])
+            for name in event
+            if name in table.columns
+        },
+    )
+    table = table.with_columns(pl.col("split").cast(pl.String))
+    return pl.concat([table, silent], how="diagonal_relaxed")
 
 
 def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> Ints:

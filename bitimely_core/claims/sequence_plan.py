@@ -20,7 +20,7 @@ from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.privacy import SMALL
 from bitimely_core.records import has_result
 from bitimely_core.schemas.ingest import EventsManifest
-from bitimely_core.schemas.tokens import HistoryPreparation
+from bitimely_core.schemas.tokens import HistoryPreparation, SequenceOptions
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 
 CHANGEABLE = {"landmark", "landmark_date", "min_codes"}  # beside --vocabulary
@@ -44,8 +44,8 @@ class SequencePlan:
     cache: Cache
     preset: str
     choices: SequenceChoices
-    split_file: str
-    engine: str
+    split_file: str = ""
+    engine: str = "polars"
     small_counts: bool = False
     individual_timelines: bool = False
     cohort: CohortRules | None = None
@@ -75,12 +75,8 @@ class SequencePlan:
 
     @property
     def judged(self) -> SequenceChoices:
-        """The choices by which findings are judged: labels of an incident outcome lie after the
-        input, as under a landmark.
-        """
-        if self.cohort is None or self.cohort.outcome.kind != "incident":
-            return self.choices
-        return replace(self.choices, landmark=Landmark())
+        """The choices by which findings are judged."""
+        return judge_choices(self.choices, self.cohort)
 
     @property
     def rules(self) -> Sequence[RuleTable]:
@@ -128,6 +124,24 @@ class SequencePlan:
         if self.split_file:
             return "official"
         return EXTERNAL if self.external else self.manifest.split
+
+
+def judge_choices(choices: SequenceChoices, cohort: CohortRules | None) -> SequenceChoices:
+    """The choices by which findings are judged: labels of an incident outcome lie after the input,
+    as under a landmark.
+    """
+    if cohort is None or cohort.outcome.kind != "incident":
+        return choices
+    return replace(choices, landmark=Landmark())
+
+
+def read_choices(options: SequenceOptions) -> SequenceChoices:
+    """The choices of sequences from the record of their options."""
+    stored = options.model_dump()
+    if stored["landmark"]:
+        stored["landmark"] = Landmark(**stored["landmark"])
+    names = {field.name for field in fields(SequenceChoices)}
+    return SequenceChoices(**{name: stored[name] for name in names & stored.keys()})
 
 
 def resolve_plan(
@@ -241,14 +255,10 @@ def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoi
             "Leave it out",
             field=f"--{name.replace('_', '-')}",
         )
-    stored = prepared.options.model_dump()
-    names = {field.name for field in fields(SequenceChoices)} - {"landmark"}
-    chosen = SequenceChoices(**{name: stored[name] for name in names & stored.keys()})
-    landmark = stored["landmark"] and Landmark(**stored["landmark"])
-    landmark_text, date = changed.pop("landmark", None), changed.pop("landmark_date", None)
-    if landmark_text or date:
-        landmark = _parse_landmark(landmark_text, date)
-    return replace(chosen, landmark=landmark, **changed)
+    landmark, date = changed.pop("landmark", None), changed.pop("landmark_date", None)
+    if landmark or date:
+        changed["landmark"] = _parse_landmark(landmark, date)
+    return replace(read_choices(prepared.options), **changed)
 
 
 def _check_plan(plan: SequencePlan, seed: int | None) -> None:

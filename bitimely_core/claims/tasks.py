@@ -9,7 +9,7 @@ leakage policy are those of the other token set.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from bitimely_core.tokens.sets import TokenSet, open_manifest
 from bitimely_core.types import Progress
 
 DAY = 86_400_000_000  # microseconds
-UNKNOWN = SPECIAL.index("[UNK]")
 LABEL_COLUMNS: dict[str, Any] = {
     "subject_id": pl.Int64,
     "prediction_time": pl.Datetime("us"),
@@ -192,16 +191,12 @@ def _write_task(
     `requested`: subject_id (of the cache), prediction_time, boolean_value. `absent`: subjects of
     the labels that the cache does not have.
     """
-    names = options.keys() & {field.name for field in fields(SequenceChoices)}
-    choices = SequenceChoices(**{name: options[name] for name in names})
-    fitted = code_values.load_values(base.folder)
+    resolved = SequenceOptions(**options)
     plan = sequence_plan.SequencePlan(
         cache=cache,
-        preset=base.options.preset,
-        choices=choices,
-        split_file="",
-        engine="polars",
-        fitted=fitted,
+        preset=resolved.preset,
+        choices=sequence_plan.read_choices(resolved),
+        fitted=code_values.load_values(base.folder),
     )
     selection = CodeSelection(
         phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={}
@@ -212,7 +207,7 @@ def _write_task(
         pl.col("boolean_value").cast(pl.Int8).alias(f"y_{out.name}"),
         index_day=pl.col("prediction_time").dt.epoch("us") // DAY - 1,
     )
-    build = partial(_build_task_shard, requested, choices, selection, out.name)
+    build = partial(_build_task_shard, requested, plan.choices, selection, out.name)
     files: dict[str, StoredFile] = {}
     parts: list[pl.DataFrame] = []
     frames = ShardMap(plan, load_subjects(plan)).apply(build)
@@ -232,14 +227,14 @@ def _write_task(
     codes = pl.concat(parts)["codes"]
     statistics = PredictionStatistics(
         rows=len(codes),
-        without_codes=int((codes.list.first() == UNKNOWN).sum()),
+        without_codes=int((codes.list.first() == sequence_builder.UNKNOWN).sum()),
         not_in_cache=absent,
         events=int(codes.list.len().sum()),
     )
     manifest = SequenceManifest(
         cache=base.manifest.cache,
         base=base.fingerprint,
-        options=SequenceOptions(**options),
+        options=resolved,
         class_names=[out.name],
         notices=_list_notices(statistics),
         findings=list(map(FindingRecord.from_finding, _list_findings(absent))),
@@ -252,7 +247,7 @@ def _write_task(
         shards=files,
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet", glob=False),
         ratios=pl.read_parquet(base.folder / "ratios.parquet", glob=False),
-        values=fitted,
+        values=plan.fitted,
         statistics=statistics,
     )
 
@@ -291,20 +286,11 @@ def _build_task_shard(
     rows = rows.with_columns(subject="number").drop("number")
     built = steps.build_shard(replace(shard, rows=rows, cohort=cohort), choices, selection)
     table = sequence_builder.to_frame(built, cohort, [name]).with_columns(
-        pl.col("split").cast(pl.String),
-        prediction_time=cohort["prediction_time"].gather(built.subjects),
+        prediction_time=cohort["prediction_time"].gather(built.subjects)
     )
-    silent = cohort.filter(~np.isin(np.arange(cohort.height), built.subjects)).select(
-        "subject_id",
-        "split",
-        f"y_{name}",
-        "prediction_time",
-        codes=pl.lit([UNKNOWN], pl.List(pl.Int32)),
-        times=pl.lit([0.0], pl.List(pl.Float32)),
-    )
-    return pl.concat([table, silent], how="diagonal_relaxed").sort(
-        "subject_id", "prediction_time", maintain_order=True
-    )
+    columns = ("subject_id", "split", f"y_{name}", "prediction_time")
+    table = sequence_builder.add_silent_subjects(table, cohort, built.subjects, columns)
+    return table.sort("subject_id", "prediction_time", maintain_order=True)
 
 
 def check_task_run(windows: TokenSet, kind: str, folder: Path) -> None:

@@ -32,7 +32,6 @@ from bitimely_core.claims import (
 )
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
-from bitimely_core.claims.sequence_builder import SPECIAL
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
@@ -51,7 +50,7 @@ from bitimely_core.schemas.tokens import (
     SequenceOptions,
     SequenceStatistics,
 )
-from bitimely_core.tokens.sequences import publish_sequences, write_shard
+from bitimely_core.tokens.sequences import SPECIAL, publish_sequences, write_shard
 from bitimely_core.types import Progress
 
 # at most so many sequences of a shard, and in total, give the median gap
