@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
 
 from bitimely_core.claims import (
     clean,
@@ -24,7 +25,7 @@ from bitimely_core.claims import (
     splits,
     steps,
 )
-from bitimely_core.claims.choices import SequenceChoices, check_range, check_value, parse_landmark
+from bitimely_core.claims.choices import SequenceChoices, check_value, parse_landmark
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.codes import FAMILIES, STEPS
 from bitimely_core.claims.label_rules import (
@@ -38,7 +39,18 @@ from bitimely_core.claims.sequence_builder import CodeSequences
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.tokens.sequences import SPECIAL
 
+Share = Annotated[float, Field(ge=0, le=1)]
 RATIO_COUNTS = ("ratio", "n_case_with", "n_case", "n_ref_with", "n_ref")
+
+
+class HashSplit(BaseModel):
+    """Seed and shares of the split by the hash of a subject."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    seed: int = splits.SEED
+    train: Share = splits.TRAIN
+    validation: Share = splits.VALIDATION
 
 
 class BuiltSequence(TypedDict):
@@ -238,33 +250,15 @@ def _assign_splits(
 ) -> pl.DataFrame:
     """The subjects with their split: that of `override`, or by their hash."""
     subjects = list(map(str, cohort["subject_id"]))
-    seed, *shares = _read_shares(split)
+    shares = HashSplit.model_validate(split or {})
     if override is None:
-        names = [
-            splits.assign_split(splits.hash_subject(subject, seed), *shares) for subject in subjects
-        ]
+        numbers = [splits.hash_subject(subject, shares.seed) for subject in subjects]
+        names = [splits.assign_split(u, shares.train, shares.validation) for u in numbers]
     else:
         if missing := [subject for subject in subjects if subject not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(subjects)} subjects")
         names = [check_value("a split", override[subject], splits.SPLITS) for subject in subjects]
     return cohort.with_columns(pl.Series("split", names, dtype=pl.String))
-
-
-def _read_shares(split: Mapping[str, object] | None) -> tuple[int, float, float]:
-    """Seed and shares of the hash split, with the defaults of those that are absent. Raises
-    ValueError.
-    """
-    defaults = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION}
-    chosen: dict[str, object] = {**defaults, **(split or {})}
-    if len(chosen) > len(defaults):
-        raise ValueError(f"split has seed, train and validation, found {split!r}")
-    seed = chosen["seed"]
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
-    train, validation = (
-        check_range(f"{name} of split", chosen[name], 0, 1) for name in ("train", "validation")
-    )
-    return seed, train, validation
 
 
 def _assemble_result(

@@ -10,21 +10,17 @@ is inclusive.
 from __future__ import annotations
 
 import datetime
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bitimely_core.claims import dates, label_rules, labels, periods
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule
-from bitimely_core.errors import Reason, clean, usage_error
-from bitimely_core.records import describe_invalid
-from bitimely_core.system_errors import raise_system_error
 
 SHIPPED = {
     path.stem: path
@@ -168,25 +164,7 @@ def load_cohort(name: str | Path) -> CohortRules:
     """A shipped definition or that of a TOML file. Raises UserError: not_found or config (exit
     2).
     """
-    path = SHIPPED.get(str(name), Path(name))
-    try:
-        return CohortRules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise_system_error(error, path, stored=False)
-        raise usage_error(
-            f"cannot be read ({error.strerror})",
-            f"shipped are {', '.join(SHIPPED)}",
-            "Check --cohort",
-            code=Reason.NOT_FOUND,
-            file=str(path),
-        ) from None
-    except ValueError as error:
-        problem, field = str(error), ""
-        if isinstance(error, ValidationError):
-            field, _, problem = describe_invalid(error)
-        raise usage_error(
-            clean(problem, 200), hint="Correct the definition", file=str(path), field=field or None
-        ) from None
+    return label_rules.read_definition(name, SHIPPED, "Check --cohort", CohortRules.model_validate)
 
 
 def apply_cohort(
@@ -220,10 +198,11 @@ def apply_cohort(
         ]
         met = pl.concat([_make_days(*days) for days in completed]).unique()
         if rule.name == rules.index.rule:
-            subjects = _add_first(subjects, met, "event_day")
+            subjects = labels.add_first_days(met, subjects, "event_day")
         if rule.name == rules.outcome.rule:
             outcomes = met
-            subjects = _add_first(subjects, _make_days(subject, day), "diagnosis_day")
+            diagnoses = _make_days(subject, day)
+            subjects = labels.add_first_days(diagnoses, subjects, "diagnosis_day")
             has_outcome = pl.int_range(pl.len()).is_in(met["subject"].implode())
             doubtful = pl.col("birth_day").is_null() & has_outcome
             subjects = subjects.with_columns(doubtful=doubtful & (rule.min_age_years is not None))
@@ -232,15 +211,6 @@ def apply_cohort(
 
 def _make_days(subject: np.ndarray, day: np.ndarray) -> pl.DataFrame:
     return pl.DataFrame({"subject": subject.astype(np.int64), "day": day.astype(np.int64)})
-
-
-def _add_first(subjects: pl.DataFrame, days: pl.DataFrame, name: str) -> pl.DataFrame:
-    """`subjects` with the first day of each in `days` (subject, day) as column `name`."""
-    first = days.group_by("subject").agg(pl.col("day").min())
-    column = pl.repeat(None, subjects.height, dtype=pl.Int64, eager=True).scatter(
-        first["subject"], first["day"]
-    )
-    return subjects.with_columns(column.alias(name))
 
 
 def select_subjects(
@@ -428,10 +398,10 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     Cases choose in the order of subject_id, each the first of a seeded order of the controls that
     are free and within the caliper. The result does not depend on the order of the rows.
     """
-    record = record.with_row_index("row").sort("subject_id")
-    if rules.controls is None:
-        return record.sort("row").drop("row")
     rule = rules.controls
+    if rule is None:
+        return record
+    record = record.with_row_index("row").sort("subject_id")
     rank = np.random.default_rng(rule.seed).permutation(record.height)
     age, case = record["age_days"].fill_null(0).to_numpy(), np.full(record.height, -1)
     usable = pl.col("left_out").is_null() & pl.col("age_days").is_not_null()

@@ -9,9 +9,9 @@ label is 1 exactly when there is an onset.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,11 @@ from pydantic import (
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.claims.distinct import find_starts, sort_distinct
-from bitimely_core.errors import Reason, usage_error
+from bitimely_core.errors import Reason, clean, usage_error
 from bitimely_core.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
+
+T = TypeVar("T")
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.toml"))}
 NO_RULES = "none"
@@ -130,26 +132,44 @@ def load_rules(name: str | Path) -> list[RuleTable]:
     """
     if str(name) == NO_RULES:
         return []
-    path = SHIPPED.get(str(name), Path(name))
+    return read_definition(name, SHIPPED, f"Check --rules ({NO_RULES}: no rules)", _read_rules)
+
+
+def _read_rules(table: Mapping[str, Any]) -> list[RuleTable]:
+    if set(table) != {"rule"}:
+        raise ValueError(
+            f"expected [[rule]] alone, found {', '.join(map(repr, table)) or 'nothing'}"
+        )
+    parse_rules(table["rule"])
+    return list(table["rule"])
+
+
+def read_definition(
+    name: str | Path, shipped: Mapping[str, Path], hint: str, parse: Callable[[dict[str, Any]], T]
+) -> T:
+    """What `parse` makes of a shipped TOML file, or of one of the user.
+
+    Raises UserError: not_found, with `hint`, or config where `parse` raises ValueError (exit 2).
+    """
+    path = shipped.get(str(name), Path(name))
     try:
-        rules = tomllib.loads(path.read_text(encoding="utf-8"))
-        if set(rules) != {"rule"}:
-            raise ValueError(
-                f"expected [[rule]] alone, found {', '.join(map(repr, rules)) or 'nothing'}"
-            )
-        parse_rules(rules["rule"])
+        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise_system_error(error, path, stored=False)
         raise usage_error(
             f"cannot be read ({error.strerror})",
-            f"shipped are {', '.join(SHIPPED)}; {NO_RULES}: no rules",
-            "Check --rules",
+            f"shipped are {', '.join(shipped)}",
+            hint,
             code=Reason.NOT_FOUND,
             file=str(path),
         ) from None
     except ValueError as error:
-        raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
-    return list(rules["rule"])
+        problem, field = str(error), ""
+        if isinstance(error, ValidationError):
+            field, _, problem = describe_invalid(error)
+        raise usage_error(
+            clean(problem, 200), hint="Correct the definition", file=str(path), field=field or None
+        ) from None
 
 
 def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:

@@ -38,15 +38,15 @@ class Landmark:
     horizon_days: int = 1095
 
 
-def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame) -> pl.DataFrame:
-    """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null
+def add_first_days(
+    rows: pl.DataFrame, cohort: pl.DataFrame, name: str = "first_day"
+) -> pl.DataFrame:
+    """`cohort` with the day of the subject's first row, mapped or not, as column `name`; null
     without any.
     """
-    first = np.full(cohort.height, dates.LATEST + 1, np.int32)
-    np.minimum.at(first, rows["subject"].to_numpy(), rows["day"].to_numpy())
-    return cohort.with_columns(
-        first_day=pl.Series(first).set(pl.Series(first > dates.LATEST), None)
-    )
+    first = rows.group_by("subject").agg(pl.col("day").min())
+    column = pl.repeat(None, cohort.height, dtype=rows.schema["day"], eager=True)
+    return cohort.with_columns(column.scatter(first["subject"], first["day"]).alias(name))
 
 
 def add_onsets(

@@ -180,13 +180,13 @@ def _set_index_days(plan: SequencePlan, subjects: pl.DataFrame, as_of: str | Non
     return subjects.with_columns(index_day=end.cast(pl.Int64))
 
 
-def _list_phecodes(plan: SequencePlan, shard: ClaimsShard, number: int) -> set[str]:
+def _list_phecodes(plan: SequencePlan, shard: ClaimsShard) -> set[str]:
     """The rolled-up PheCodes of the codes of a shard."""
     return set[str]().union(*steps.roll_up_codes(shard, plan.choices))
 
 
 def _build_shard(
-    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard, number: int
+    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """The sequences of a shard, a row a subject; `NewHistories.people` and `.unknown` of it."""
     assert plan.prepared is not None

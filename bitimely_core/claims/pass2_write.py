@@ -359,11 +359,8 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
         for name in MEASURES
         if name in rows.columns
     ]
-    if measures:
-        order = np.lexsort((*measures, packed))
-        packed, measures = packed[order], [measure[order] for measure in measures]
-    else:
-        packed = np.sort(packed)
+    order = np.lexsort((*measures, packed))
+    packed, measures = packed[order], [measure[order] for measure in measures]
     bounds = np.searchsorted(packed, np.arange(cohort.height + 1) * (SPAN_DAYS * size))
     packed %= SPAN_DAYS * size
     columns = [column.data for column in (packed, *measures)]

@@ -46,7 +46,7 @@ class ShardReader:
     def read(self, number: int) -> ClaimsShard:
         """One shard with its labels, up to the index days."""
         plan = self.plan
-        shard = self._load(number)
+        shard = replace(self._load(number), number=number)
         pa.default_memory_pool().release_unused()  # the tables that were read are gone
         if not plan.choices.input_order:
             shard = replace(shard, rows=shard.rows.drop("row"))
@@ -100,8 +100,8 @@ class ShardMap:
     held: dict[int, ClaimsShard] = field(default_factory=dict)
     reader: ShardReader | None = None
 
-    def apply(self, function: Callable[[ClaimsShard, int], T]) -> Iterator[T]:
-        """`function` of each shard and its number; for Spark it can be pickled."""
+    def apply(self, function: Callable[[ClaimsShard], T]) -> Iterator[T]:
+        """`function` of each shard; for Spark it can be pickled."""
         shards = self.plan.manifest.shards
         if self.plan.engine == "spark":
             cache = replace(self.plan.cache, folder=self.plan.cache.folder.resolve())
@@ -118,7 +118,7 @@ class ShardMap:
             shard = self.held.get(number) or self.reader.read(number)
             if fits:
                 self.held[number] = shard
-            result = function(shard, number)
+            result = function(shard)
             del shard  # before the next is read
             yield result
 
@@ -129,7 +129,7 @@ _subjects: dict[str, pl.DataFrame] = {}  # of an executor: the last table of sub
 def _apply_remotely(
     plan: SequencePlan,
     cohort: pl.DataFrame | None,
-    function: Callable[[ClaimsShard, int], T],
+    function: Callable[[ClaimsShard], T],
     number: int,
 ) -> T:
     """On an executor: `function` of one shard."""
@@ -145,7 +145,7 @@ def _apply_remotely(
         for other in range(number):
             ids = plan.cache.shard(other, ("subject_id",))["subject_id"]
             reader.eventless[ids.unique().to_numpy()] = False
-    return function(reader.read(number), number)
+    return function(reader.read(number))
 
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:

@@ -43,6 +43,7 @@ class ClaimsShard:
     rules: Sequence[LabelRule] = ()
     # PheCodes that the map gives to the code sets of the rules (`rules.defining`)
     defining: Collection[str] = ()
+    number: int = 0  # among the shards of its cache
 
     @property
     def labels(self) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitimely_core import registry
-from bitimely_core.errors import check_choice, safe_text, usage_error
+from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.records import describe_invalid
 
 NAME = "synthetic-claims"
@@ -20,7 +20,7 @@ RECIPE = "demo_claims.toml"
 class SyntheticSection(BaseModel):
     """A section of the parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CalendarConfig(SyntheticSection):
@@ -142,20 +142,12 @@ def resolve_config(values: Mapping[str, object]) -> CohortConfig:
 def _merge_config(
     base: Mapping[str, object], values: Mapping[str, object], where: str
 ) -> dict[str, object]:
-    """`base` with `values` in their place, nested; keys and types stay as they are."""
+    """`base` with `values` in their place, nested; no key is new."""
     merged = dict(base)
     for key, value in values.items():
         check_choice(f"parameter of {NAME} in {where}", key, base)
         default = base[key]
-        is_whole = isinstance(default, float) and type(value) is int
         if isinstance(default, dict) and isinstance(value, dict):
-            merged[key] = _merge_config(default, value, f"{where}.{key}")
-        elif (is_whole or type(value) is type(default)) and value == value:  # NaN is not
-            merged[key] = value
-        else:
-            raise usage_error(
-                f"found {safe_text(value)}",
-                f"expected a value like {default!r}",
-                field=f"{where}.{key}",
-            )
+            value = _merge_config(default, value, f"{where}.{key}")
+        merged[key] = value
     return merged

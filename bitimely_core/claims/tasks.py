@@ -272,7 +272,6 @@ def _build_task_shard(
     selection: CodeSelection,
     name: str,
     shard: ClaimsShard,
-    number: int,
 ) -> pl.DataFrame:
     """The stored form of the sequences of one shard, one per requested prediction time."""
     cohort = (

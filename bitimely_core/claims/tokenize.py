@@ -124,8 +124,6 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
     manifest, report = plan.manifest, progress or (lambda what, done, total: None)
     members = select_members(plan)
-    if members.flow is not None and plan.cohort is not None:
-        _refuse_empty_cohort(plan.cohort, members.flow)
     plan = _fit_numbers(ShardMap(members.plan, members.subjects))
     shards = ShardMap(plan, members.subjects)
     counts, before = _count_shards(shards, report)
@@ -223,8 +221,10 @@ class Members(NamedTuple):
 
 
 def select_members(plan: SequencePlan) -> Members:
-    """The subjects of a plan; with a cohort its members. Raises UserError (config, exit 2) for a
-    cohort where the source gives index days.
+    """The subjects of a plan; with a cohort its members.
+
+    Raises UserError: config (exit 2) for a cohort where the source gives index days; no_input or
+    class_missing (exit 4) for one without members or cases.
     """
     if (rules := plan.cohort) is None:
         return Members(plan, None if plan.engine == "spark" else load_subjects(plan))
@@ -243,6 +243,8 @@ def select_members(plan: SequencePlan) -> Members:
         parts.append(part)
         defining |= phecodes
     record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
+    flow = _describe_flow(rules, record)
+    _refuse_empty_cohort(rules, flow)
     name, day = rules.outcome.rule, record["outcome_day"]
     left_out = record["left_out"].is_not_null()
     subjects = subjects.with_columns(
@@ -253,11 +255,11 @@ def select_members(plan: SequencePlan) -> Members:
     if plan.choices.time_to_event:
         subjects = event_times.add_record_times(subjects, record, name)
     plan = replace(plan, defining=frozenset(defining))
-    return Members(plan, subjects, record, _describe_flow(rules, record))
+    return Members(plan, subjects, record, flow)
 
 
 def _apply_cohort(
-    rules: CohortRules, data_end: int | None, shard: ClaimsShard, number: int
+    rules: CohortRules, data_end: int | None, shard: ClaimsShard
 ) -> tuple[pl.DataFrame, set[str]]:
     """The record of a shard's subjects, and the PheCodes of the codes of the outcome."""
     record = cohorts.apply_cohort(rules, shard.rows, shard.codes, shard.cohort, data_end)
@@ -304,9 +306,7 @@ def _count_shards(shards: ShardMap, report: Progress) -> tuple[CodeCounts, Preva
     return counts, shortcut_baselines.add_prevalence(before)
 
 
-def _count_shard(
-    plan: SequencePlan, shard: ClaimsShard, number: int
-) -> tuple[CodeCounts, Prevalence]:
+def _count_shard(plan: SequencePlan, shard: ClaimsShard) -> tuple[CodeCounts, Prevalence]:
     before = shortcut_baselines.count_prevalence(shard.cohort, plan.names)
     return steps.count_shard(shard, plan.choices), before
 
@@ -360,7 +360,7 @@ def _add_built(built: BuiltSequences, shard: BuiltSequences) -> BuiltSequences:
 
 
 def _build_shard(
-    plan: SequencePlan, selection: CodeSelection, out: Path, shard: ClaimsShard, number: int
+    plan: SequencePlan, selection: CodeSelection, out: Path, shard: ClaimsShard
 ) -> BuiltSequences:
     """Write the sequences of a shard."""
     names, size = plan.names, len(SPECIAL) + len(selection.phecodes)
@@ -372,7 +372,7 @@ def _build_shard(
     members = shard.cohort[built.subjects]
     labels = {name: members[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
     return BuiltSequences(
-        files=write_shard(out, number, frame) if frame.height else {},
+        files=write_shard(out, shard.number, frame) if frame.height else {},
         no_birth=built.no_birth,
         gaps=gaps.filter(gaps > 0).to_numpy(),
         lengths=frame["codes"].list.len().to_numpy(),
@@ -432,9 +432,7 @@ def _refuse_little(
     )
 
 
-def _count_sequences(
-    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard, number: int
-) -> int:
+def _count_sequences(plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard) -> int:
     return len(steps.build_shard(shard, plan.choices, selection).subjects)
 
 
