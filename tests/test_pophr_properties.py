@@ -367,15 +367,8 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
         ),
         spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
     ).sample(fraction=1.0, shuffle=True, seed=seed)
-    again = steps.load_shard(
-        cached,
-        cohort.drop("first_day"),
-        rule_labels=shard.rule_labels,
-        rules=shard.rules,
-        defining=shard.defining,
-        by_sex=False,
-        phecodes_of_codes={},
-    )
+    numbered, spelt = steps.number_codes(cached, {}, by_sex=False)
+    again = dataclasses.replace(shard, rows=numbered, codes=spelt, cohort=cohort.drop("first_day"))
     again = steps.set_index_days(again, choices, None)
     selection = prevalence.select_codes(steps.count_shard(again, choices), again.labels, choices)
     own = steps.build_shard(again, choices, selection)

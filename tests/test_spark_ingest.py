@@ -110,7 +110,7 @@ def test_executors_write_the_same_bytes(
     for module, name in (
         (pass1_clean, "clean_source"),
         (pass2_write, "resolve_duplicates"),
-        (steps, "load_shard"),
+        (steps, "number_codes"),
         (steps, "build_shard"),
     ):
         monkeypatch.setattr(module, name, refuse)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 from pydantic import BaseModel, ConfigDict, Field
 
 from bitimely_core.claims import (
@@ -275,12 +276,11 @@ def _assemble_result(
     sequences: dict[str, BuiltSequence] = {}
     for shard, shard_sequences in zip(shards, built, strict=True):
         subjects = list(map(str, shard.cohort["subject_id"]))
-        for subject, row in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
+        # days as YYYY-MM-DD
+        dated = shard.cohort.with_columns(cs.starts_with("onset_").cast(pl.Date).cast(pl.String))
+        for subject, row in zip(subjects, dated.iter_rows(named=True), strict=True):
             labels[subject] = {rule.name: row[f"y_{rule.name}"] for rule in rules}
-            days = {rule.name: row[f"onset_{rule.name}"] for rule in rules}
-            onsets[subject] = {
-                name: None if day is None else dates.format_day(day) for name, day in days.items()
-            }
+            onsets[subject] = {rule.name: row[f"onset_{rule.name}"] for rule in rules}
             split[subject] = row["split"]
         ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
         for i, (number, age) in enumerate(zip(shard_sequences.subjects, ages, strict=True)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from bitimely_core.claims import cohorts
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.disclosure import CountDisclosure, Key
 from bitimely_core.claims.sequence_plan import SequencePlan
@@ -15,6 +14,8 @@ from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.errors import Finding, Reason, input_warning
 from bitimely_core.schemas.tokens import SequenceStatistics, ShortcutScores
 
+EVERY_COUNT = CountDisclosure()
+NO_TABLES: Mapping[str, str] = {}
 LEAKING_CODES = (
     "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark): "
     "scores measure label recovery, not prediction."
@@ -37,21 +38,20 @@ RARE_CODES = "The few selected PheCodes are rare: see --no-select, --min-case-su
 def list_findings(
     statistics: SequenceStatistics,
     choices: SequenceChoices,
-    disclosure: CountDisclosure | None = None,
-    tables: Mapping[str, str] | None = None,
+    disclosure: CountDisclosure = EVERY_COUNT,
+    tables: Mapping[str, str] = NO_TABLES,
 ) -> list[Finding]:
     """Warnings of a build, without what `disclosure` withholds.
 
     Args:
         statistics: of the sequences.
         choices: of the build, as findings are judged by them (`SequencePlan.judged`).
-        disclosure: None: every count is printed.
+        disclosure: of the counts.
         tables: label -> the table that it was read from, which a warning names.
     """
-    disclosure = disclosure or CountDisclosure()
     return [
         *_find_excluded(statistics, choices, disclosure),
-        *_find_leaks(statistics, choices, disclosure, tables or {}),
+        *_find_leaks(statistics, choices, disclosure, tables),
         *_find_fallbacks(statistics, disclosure),
     ]
 
@@ -60,7 +60,7 @@ def _find_excluded(
     statistics: SequenceStatistics, choices: SequenceChoices, disclosure: CountDisclosure
 ) -> list[Finding]:
     """Subjects without sequence."""
-    total: int = statistics.funnel.subjects_in
+    total = statistics.funnel.subjects_in
     key: Key = ("in",)
     if statistics.cohort is not None:
         last = statistics.cohort.steps[-1]
@@ -158,7 +158,7 @@ def list_notices(plan: SequencePlan) -> list[str]:
         return notices
     if rules.controls is not None:
         notices.append(MATCHED_CONTROLS)
-    risk = rules.risk or cohorts.CohortRisk()
+    risk = rules.time_at_risk
     is_followed = risk.to_day is not None and risk.min_days is None and not risk.keep_deaths
     if rules.outcome.kind == "incident" and not is_followed:
         notices.append(SHORT_FOLLOW_UP)

@@ -128,11 +128,7 @@ def parse_landmark(parameters: Mapping[str, object] | None) -> Landmark | None:
     if parameters is None:
         return None
     names = {"landmark_days", "gap_days", "horizon_days"}
-    if (
-        not isinstance(parameters, Mapping)
-        or not set(parameters) <= names | {"date"}
-        or {"date", "landmark_days"} <= set(parameters)
-    ):
+    if not set(parameters) <= names | {"date"} or {"date", "landmark_days"} <= set(parameters):
         raise ValueError(
             f"a landmark has landmark_days or date, gap_days and horizon_days, found {parameters!r}"
         )

@@ -184,8 +184,7 @@ def clean_rows(
 
 
 def _number_columns(frame: pl.DataFrame, form: RowForm) -> dict[str, _NumberedTexts]:
-    """The columns of text by their distinct texts. Raises ValueError: as `_require_texts`."""
-    _require_texts(frame)
+    """The columns of text by their distinct texts. Raises ValueError: as `_number_column`."""
     defaults = {"code": None, "vocab": form.vocab, "source": form.source}
     if isinstance(frame.schema["date"], pl.String | pl.Categorical):
         defaults["date"] = None
@@ -226,15 +225,6 @@ def _read_days(
     return days.set(is_unknown, None), count_integers(days.filter(is_unknown))
 
 
-def _require_texts(frame: pl.DataFrame) -> None:
-    """Raises ValueError for codes and their kinds in a column of another type."""
-    for name in {"code", "vocab", "source"} & set(frame.columns):
-        kind = frame.schema[name]
-        if not isinstance(kind, pl.String | pl.Categorical | pl.Null):
-            text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
-            raise ValueError(text)  # noqa: TRY004
-
-
 class _NumberedTexts(NamedTuple):
     """A column by its distinct texts."""
 
@@ -247,9 +237,13 @@ class _NumberedTexts(NamedTuple):
 
 
 def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _NumberedTexts:
-    """The texts of a column, `default` where there is none."""
+    """The texts of a column, `default` where there is none. Raises ValueError for another type."""
     if name not in frame.columns or not frame[name].count():
         return _NumberedTexts([default], np.zeros(frame.height, np.int32))
+    kind = frame.schema[name]
+    if not isinstance(kind, pl.String | pl.Categorical):
+        text = f"column {name!r} is {kind}, expected text: numbers lose the zeros of codes"
+        raise ValueError(text)  # noqa: TRY004
     row, number = number_texts(frame[name])
     texts = [default if text is None else text for text in frame[name].gather(row)]
     return _NumberedTexts(texts, number)
@@ -353,15 +347,14 @@ def _count_lost(faults: Sequence[RowFault], lost: pl.DataFrame) -> RowAccount:
         account.faults[name] += rows.height
         account.reasons[reason] += rows.height
         first = rows.head(EXAMPLES)
-        texts = [f"row {row}" for row in first["row"]]
-        if reason not in ROW_REASONS:
-            texts = list(map(safe_text, first["code"]))
-            shapes = Counter[str]()
+        if reason in ROW_REASONS:
+            account.add_examples(reason, [f"row {row}" for row in first["row"]])
+            continue
+        account.add_examples(reason, map(safe_text, first["code"]))
+        if reason != Reason.EMPTY_CODE:
+            shapes = account.shapes.setdefault(reason, Counter())
             for text, n in rows["code"].cast(pl.String).value_counts().iter_rows():
                 shapes[shape_text(text or "")] += n
-            if reason != Reason.EMPTY_CODE:
-                account.shapes.setdefault(reason, Counter()).update(shapes)
-        account.add_examples(reason, texts)
     return account
 
 

@@ -154,6 +154,11 @@ class CohortRules(CohortPart):
         return self
 
     @property
+    def time_at_risk(self) -> CohortRisk:
+        """As given, or the defaults."""
+        return self.risk or CohortRisk()
+
+    @property
     def outcome_rule(self) -> LabelRule:
         """The rule of the outcome, whose name is that of the label."""
         rules = label_rules.parse_rules(self.rule)
@@ -191,26 +196,20 @@ def apply_cohort(
         for rule in label_rules.parse_rules(rules.rule)
         if rule.name in {rules.outcome.rule, rules.index.rule}
     ]
-    for rule, subject, day, source in labels.iter_rule_rows(rows, codes, wanted, subjects):
-        completed = [
-            label_rules.find_completed_sets(numbers, days, clause)
-            for clause, numbers, days in labels.iter_clause_rows(rule, subject, day, source)
-        ]
-        met = pl.concat([_make_days(*days) for days in completed]).unique()
+    for rule in wanted:
+        marked = labels.select_rule_rows(rows, codes, rule, subjects["birth_day"])
+        met = labels.find_met_days(rule, marked)
+        first = labels.find_first_days(met, subjects.height)
         if rule.name == rules.index.rule:
-            subjects = labels.add_first_days(met, subjects, "event_day")
+            subjects = subjects.with_columns(event_day=first)
         if rule.name == rules.outcome.rule:
             outcomes = met
-            diagnoses = _make_days(subject, day)
-            subjects = labels.add_first_days(diagnoses, subjects, "diagnosis_day")
-            has_outcome = pl.int_range(pl.len()).is_in(met["subject"].implode())
-            doubtful = pl.col("birth_day").is_null() & has_outcome
-            subjects = subjects.with_columns(doubtful=doubtful & (rule.min_age_years is not None))
+            doubtful = pl.col("birth_day").is_null() & first.is_not_null()
+            subjects = subjects.with_columns(
+                diagnosis_day=labels.find_first_days(marked, subjects.height),
+                doubtful=doubtful & (rule.min_age_years is not None),
+            )
     return select_subjects(rules, subjects, outcomes, data_end)
-
-
-def _make_days(subject: np.ndarray, day: np.ndarray) -> pl.DataFrame:
-    return pl.DataFrame({"subject": subject.astype(np.int64), "day": day.astype(np.int64)})
 
 
 def select_subjects(
@@ -240,7 +239,7 @@ def select_subjects(
         survival analysis is `outcome_day`; else death is at `death_day` if that is at most
         `risk_end`; else the subject is censored after `risk_end`.
     """
-    index, risk = rules.index, rules.risk or CohortRisk()
+    index, risk = rules.index, rules.time_at_risk
     optional = {"event_day": pl.Int64, "diagnosis_day": pl.Int64, "doubtful": pl.Boolean}
     frame = subjects.with_columns(
         pl.lit(None, kind).alias(name)
@@ -303,7 +302,7 @@ def _list_tests(rules: CohortRules, frame: pl.DataFrame) -> dict[str, pl.Expr]:
     if rules.outcome_rule.min_age_years is not None:
         tests["unknown age"] = pl.col("doubtful")
     if rules.outcome.kind == "incident":
-        tests |= _list_risk_tests(rules.outcome, rules.risk or CohortRisk())
+        tests |= _list_risk_tests(rules.outcome, rules.time_at_risk)
     return tests
 
 
@@ -354,7 +353,7 @@ def list_reasons(rules: CohortRules) -> list[str]:
 
 def describe_reasons(rules: CohortRules) -> dict[str, str]:
     """Reason to leave a subject out -> what was required, for readers."""
-    index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
+    index, outcome, risk = rules.index, rules.outcome, rules.time_at_risk
     anchor = {
         "observation_start": "the start of observation",
         "first_row": "the first claim",

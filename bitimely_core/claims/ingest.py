@@ -83,10 +83,10 @@ def ingest_events(
     run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool
 ) -> IngestReport | IngestPart:
     """Claims: part k of n of the first pass, or everything that is not done yet."""
-    parts = 1 if shard is None else shard[1]
-    if shard is not None and parts > 1:
+    part_number, parts = shard or (1, 1)
+    if parts > 1:
         with locks.lock_folder(run.out, wait, shared=True):
-            part = ingest_part(run.restart(), shard, force_new=force_new)
+            part = ingest_part(run.restart(), (part_number, parts), force_new=force_new)
         if part is not None and part.parts_missing:
             return part
         wait = max(wait, PART_LOCK_WAIT)
@@ -161,10 +161,6 @@ def ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> I
     """
     part, parts = shard
     previous = None if force_new else load_previous(run, force_new=force_new)
-    if run.given_options.get("keep_ids"):
-        raise usage_error(
-            "--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard"
-        )
     run.hash_remaining()
     if previous is not None and _is_unchanged(run, previous):
         return None

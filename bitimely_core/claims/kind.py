@@ -92,10 +92,8 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
     """
     opened = open_cache(cache, verify=False)
     if "task" in choices:
-        base, rows = (
-            _find_base(out, opened.dataset, choices),
-            tasks.read_task_labels(choices["task"]),
-        )
+        base = _find_base(out, opened.dataset, choices)
+        rows = tasks.read_task_labels(choices["task"])
         return {"folder": str(out), "base": str(base), "rows": rows.height}
     plan = sequence_plan.resolve_plan(opened, **choices)
     result: Choices = {"folder": str(out), "options": plan.options, "subjects": None}

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
-from bitimely_core.claims.distinct import find_starts, sort_distinct
+from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.errors import Reason, clean, usage_error
 from bitimely_core.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
@@ -172,11 +172,6 @@ def read_definition(
         ) from None
 
 
-def match_rules(rules: Sequence[LabelRule], code: IcdCode) -> tuple[int, ...]:
-    """Numbers of the rules whose code set holds a code."""
-    return tuple(i for i, rule in enumerate(rules) if rule.matches(code))
-
-
 def find_defining_phecodes(
     rules: Sequence[LabelRule], tables: Mapping[str, PhecodeTable]
 ) -> dict[str, list[str]]:
@@ -192,19 +187,6 @@ def find_defining_phecodes(
                 if rule.matches(code):
                     by_rule[rule.name].update(phecodes)
     return {name: sorted(phecodes) for name, phecodes in by_rule.items()}
-
-
-def find_completion_days(
-    subject: Numbers, day: Numbers, clause: RuleClause
-) -> tuple[Numbers, Numbers]:
-    """Subjects that fulfil a clause, ascending, and the day that completes it for each.
-
-    It is the first of `find_completed_sets`: later starts end later, so it is that of the first
-    start that fits the window.
-    """
-    subjects, days = find_completed_sets(subject, day, clause)
-    earliest = find_starts(subjects)
-    return subjects[earliest], days[earliest]
 
 
 def find_completed_sets(

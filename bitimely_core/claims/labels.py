@@ -8,7 +8,7 @@ none).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,14 +16,7 @@ import polars as pl
 
 from bitimely_core.claims import dates, periods
 from bitimely_core.claims.codes import IcdCode
-from bitimely_core.claims.label_rules import (
-    SOURCES,
-    LabelRule,
-    Numbers,
-    RuleClause,
-    find_completion_days,
-    match_rules,
-)
+from bitimely_core.claims.label_rules import SOURCES, LabelRule, Numbers, find_completed_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +31,11 @@ class Landmark:
     horizon_days: int = 1095
 
 
-def add_first_days(
-    rows: pl.DataFrame, cohort: pl.DataFrame, name: str = "first_day"
-) -> pl.DataFrame:
-    """`cohort` with the day of the subject's first row, mapped or not, as column `name`; null
-    without any.
-    """
+def find_first_days(rows: pl.DataFrame, subjects: int) -> pl.Series:
+    """The day of the first row of each of so many subjects, null without any."""
     first = rows.group_by("subject").agg(pl.col("day").min())
-    column = pl.repeat(None, cohort.height, dtype=rows.schema["day"], eager=True)
-    return cohort.with_columns(column.scatter(first["subject"], first["day"]).alias(name))
+    days = pl.repeat(None, subjects, dtype=rows.schema["day"], eager=True)
+    return days.scatter(first["subject"], first["day"])
 
 
 def add_onsets(
@@ -59,48 +48,45 @@ def add_onsets(
     age limit gives null label and onset where it has an onset without the limit, else label 0.
     """
     unknown = cohort["birth_day"].is_null()
-    for rule, *columns in iter_rule_rows(rows, codes, rules, cohort):
-        onset = np.full(cohort.height, dates.LATEST + 1)
-        for clause, subject, day in iter_clause_rows(rule, *columns):
-            subjects, when = find_completion_days(subject, day, clause)
-            onset[subjects] = np.minimum(onset[subjects], when)
-        case = onset <= dates.LATEST
-        doubtful = pl.Series(case) & unknown & (rule.min_age_years is not None)
+    for rule in rules:
+        marked = select_rule_rows(rows, codes, rule, cohort["birth_day"])
+        onset = find_first_days(find_met_days(rule, marked), cohort.height)
+        case = onset.is_not_null()
+        doubtful = case & unknown & (rule.min_age_years is not None)
         cohort = cohort.with_columns(
-            pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(doubtful, None),
-            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(
-                pl.Series(~case) | doubtful, None
-            ),
+            case.cast(pl.Int8).set(doubtful, None).alias(f"y_{rule.name}"),
+            onset.cast(pl.Int32).set(doubtful, None).alias(f"onset_{rule.name}"),
         )
     return cohort
 
 
-def iter_rule_rows(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame
-) -> Iterator[tuple[LabelRule, Numbers, Numbers, Numbers]]:
-    """Of each rule the subject, day and source of the rows with a code of it, at an age that it
+def select_rule_rows(
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rule: LabelRule, births: pl.Series
+) -> pl.DataFrame:
+    """The distinct subject, day and source of the rows with a code of a rule, at an age that it
     admits or that is not known.
     """
-    marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes])
-    subject, day, source, pattern = (
-        marked[name].to_numpy() for name in ("subject", "day", "source", "pattern")
-    )
-    unknown = cohort["birth_day"].is_null().to_numpy()
-    for number, rule in enumerate(rules):
-        matching = np.array([number in marks for marks in patterns], bool)[pattern]
-        if rule.min_age_years is not None:
-            birthdays = find_birthdays(cohort["birth_day"], rule.min_age_years)
-            matching &= unknown[subject] | (day >= birthdays[subject])
-        yield rule, subject[matching], day[matching], source[matching]
+    is_marked = pl.Series(list(map(rule.matches, codes)), dtype=pl.Boolean)
+    marked = rows.filter(is_marked.gather(rows["code"])).select("subject", "day", "source").unique()
+    if rule.min_age_years is None:
+        return marked
+    birthdays = pl.Series(find_birthdays(births, rule.min_age_years))
+    subject = marked["subject"]
+    is_old = marked["day"] >= birthdays.gather(subject)
+    return marked.filter(births.is_null().gather(subject) | is_old)
 
 
-def iter_clause_rows(
-    rule: LabelRule, subject: Numbers, day: Numbers, source: Numbers
-) -> Iterator[tuple[RuleClause, Numbers, Numbers]]:
-    """Of each clause of a rule the subject and day of the rows from its sources."""
+def find_met_days(rule: LabelRule, marked: pl.DataFrame) -> pl.DataFrame:
+    """Subject and day (Int64) of all sets of rows that fulfil a clause of a rule, of those that
+    `select_rule_rows` gives.
+    """
+    parts = []
     for clause in rule.clauses:
-        named = np.array([name in clause.sources for name in SOURCES])[source]
-        yield clause, subject[named], day[named]
+        sources = [SOURCES.index(name) for name in clause.sources]
+        rows = marked.filter(pl.col("source").is_in(sources))
+        days = find_completed_sets(rows["subject"].to_numpy(), rows["day"].to_numpy(), clause)
+        parts.append(pl.DataFrame(days, schema={"subject": pl.Int64, "day": pl.Int64}))
+    return pl.concat(parts).unique()
 
 
 def find_birthdays(births: pl.Series, years: int) -> Numbers:
@@ -108,21 +94,6 @@ def find_birthdays(births: pl.Series, years: int) -> Numbers:
     distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
     days = [dates.find_birthday(int(birth), years) for birth in distinct]
     return np.array(days, np.int64)[place]
-
-
-def _select_marked_rows(
-    rows: pl.DataFrame, marks: Sequence[tuple[int, ...]]
-) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
-    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes
-    the list of sets of marks.
-
-    `marks`: of each code its marks, empty for most.
-    """
-    patterns = sorted(set(marks) - {()})
-    index = {pattern: i for i, pattern in enumerate(patterns)}
-    pattern_of_code = pl.Series(list(map(index.get, marks)), dtype=pl.Int32)
-    marked = rows.select("subject", "day", "source", pattern=pattern_of_code.gather(rows["code"]))
-    return marked.drop_nulls("pattern").unique(), patterns
 
 
 def exclude_controls(
@@ -136,15 +107,10 @@ def exclude_controls(
     `rows`: subject, day, code (index into `codes`), source. `related`: label -> PheCodes that
     exclude controls (`phecode_maps.related_phecodes`).
     """
-    names = list(related)
-    marks = [
-        tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes))
-        for code in codes
-    ]
-    marked, patterns = _select_marked_rows(rows, marks)
-    for i, name in enumerate(names):
-        has_mark = pl.Series([i in pattern for pattern in patterns], dtype=pl.Boolean)
-        bears = marked["subject"].filter(has_mark.gather(marked["pattern"]))
+    for name, phecodes in related.items():
+        has_mark = [not phecodes.isdisjoint(code.phecodes) for code in codes]
+        is_marked = pl.Series(has_mark, dtype=pl.Boolean).gather(rows["code"])
+        bears = rows["subject"].filter(is_marked).unique()
         control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (
             pl.col(f"y_{name}") == 0
         )
@@ -153,20 +119,14 @@ def exclude_controls(
 
 
 def apply_landmark(
-    cohort: pl.DataFrame,
-    names: Sequence[str],
-    landmark: Landmark | None,
-    data_end: int | None = None,
+    cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark, data_end: int | None = None
 ) -> pl.DataFrame:
-    """`cohort` with `index_day` and the labels at it: the table of section 7. Without a landmark
-    nothing changes.
+    """`cohort` with `index_day` and the labels at it: the table of section 7.
 
     `cohort`: with first_day, obs_end, and y_ and onset_ of each of `names`; labels without onsets
     stay as they are. `data_end`: the last valid day of the data set, used where the end of
     observation is unknown.
     """
-    if landmark is None:
-        return cohort
     seen = pl.col("first_day").is_not_null()
     index = (
         pl.lit(landmark.day)

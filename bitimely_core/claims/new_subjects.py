@@ -101,8 +101,7 @@ def ingest_new_subjects(
     chosen = {"source": layout or ClaimsOptions.source, "rules": "none", "for_cohort": True}
     if chosen["source"] == reading.get("source"):
         chosen |= {name: reading[name] for name in READING if name in reading}
-    changed = {name for name in CODING if reading.get(name, "") not in ("icd", "day", False, "")}
-    chosen |= {name: reading[name] for name in changed}
+    chosen |= {name: reading[name] for name in CODING if name in reading}
     chosen |= {"phecode_map": (str(run / HISTORIES),), **options}
     cache = home / "cache" / DATASET
     report = ingest(
@@ -164,18 +163,18 @@ def _set_index_days(plan: SequencePlan, subjects: pl.DataFrame, as_of: str | Non
     assert plan.prepared is not None
     if as_of is not None:
         day = dates.parse_day(as_of)
-        if day is None or not dated:
+        if day is None:
+            raise usage_error(f"found {as_of!r}", "expected YYYY-MM-DD", field="--as-of")
+        if not dated:
             raise usage_error(
-                f"found {as_of!r}" if day is None else "the cache has no true dates",
-                "expected YYYY-MM-DD" if day is None else "an index day is a date",
-                "" if day is None else "Ingest again with --keep-dates, or give the raw folder",
+                "the cache has no true dates",
+                "an index day is a date",
+                "Ingest again with --keep-dates, or give the raw folder",
                 field="--as-of",
             )
         return subjects.with_columns(index_day=pl.lit(day, pl.Int64))
-    if "index_day" in subjects.columns and subjects["index_day"].count():
+    if "index_day" in subjects.columns or not plan.prepared.indexed:
         return subjects
-    if not plan.prepared.indexed:
-        return subjects.drop("index_day", strict=False)
     end = pl.lit(last) if dated else pl.col("obs_end")
     return subjects.with_columns(index_day=end.cast(pl.Int64))
 
@@ -222,9 +221,7 @@ def _judge_rows(
 
     Codes that the leakage policy of the run leaves out are understood.
     """
-    rows, n = shard.rows, shard.cohort.height
-    if "index_day" in shard.cohort.columns:
-        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))
+    rows, n = shard.input_rows, shard.cohort.height
     rolled = steps.roll_up_codes(shard, plan.choices)
     reasons = [
         UNMAPPED if not code.phecodes else ABSENT if read and not read & set(vocabulary) else None
@@ -285,8 +282,6 @@ def _publish(
 def mark_deaths(people: pl.DataFrame, cache: Cache) -> pl.DataFrame:
     """The people with the status of those who died before their index day."""
     deaths = cache.cohort(("subject_id", "death_day"))
-    if "death_day" not in deaths.columns:
-        return people
     died = people.join(deaths, on="subject_id", how="left", maintain_order="left")
     status = pl.when(died["death_day"] < died["index_day"]).then(pl.lit(DEAD)).otherwise("status")
     return people.with_columns(status=status)

@@ -155,7 +155,7 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
         total.days.update(findings.days)
         total.code_counts.update({int(codes[code]): n for code, n in findings.code_counts.items()})
         total.sources.update(findings.sources)
-        numbers = PartNumbers(codes, files, before) if part > 1 else None
+        numbers = PartNumbers(codes, files, before)
         spilled += [
             SpilledStretch(*_name_spill_files(job, part, number), numbers)
             for number in range(findings.stretches)

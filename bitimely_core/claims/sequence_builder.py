@@ -217,12 +217,7 @@ def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
 
 
 def _compute_times(
-    time: str,
-    subjects: Ints,
-    offsets: Ints,
-    day: Ints,
-    cohort: pl.DataFrame,
-    minute: Ints | None = None,
+    time: str, subjects: Ints, offsets: Ints, day: Ints, cohort: pl.DataFrame, minute: Ints | None
 ) -> tuple[Floats, Floats]:
     """Times of the events and of [EOS], which is the (end of the) index day under a landmark with
     months.
@@ -257,7 +252,7 @@ def to_frame(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
     """The sequences of a shard in the form of `sequences-*.parquet` (section 11), sorted by
     subject_id when `cohort` is.
 
-    `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the
+    `cohort`: subject_id (int64), split, birth_day, sex, and where known index_day; `names`: of the
     labels.
     """
     offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()
@@ -274,16 +269,13 @@ def to_frame(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
         lists["values"] = make_lists(sequences.values, pl.Float32)
     members = cohort[sequences.subjects]
     times = itertools.chain.from_iterable((f"time_{name}", f"event_{name}") for name in names)
-    sex = pl.col("sex") if "sex" in members.columns else pl.lit(None)
-    ends = pl.lit(None)
-    if sequences.indexed:
-        ends = pl.lit(pl.Series(sequences.ends))
+    ends = pl.lit(pl.Series(sequences.ends)) if sequences.indexed else pl.lit(None)
     return members.select(
         pl.col("subject_id").cast(pl.Int64),
         **lists,
         split=pl.col("split").cast(pl.String).cast(pl.Categorical),
         age0_months=compute_ages(sequences, cohort).clip(None, MAX_AGE_MONTHS).cast(pl.Int16),
-        sex=sex.cast(pl.UInt8),
+        sex=pl.col("sex").cast(pl.UInt8),
         **{f"y_{name}": pl.col(f"y_{name}").cast(pl.Int8) for name in names},
         **{name: name for name in times if name in members.columns},
         t_index=ends.cast(pl.Float32),

@@ -19,6 +19,7 @@ from bitimely_core.claims.labels import Landmark
 from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.privacy import SMALL
 from bitimely_core.records import has_result
+from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import EventsManifest
 from bitimely_core.schemas.tokens import HistoryPreparation, SequenceOptions
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
@@ -148,8 +149,6 @@ def resolve_plan(
     cache: Cache,
     *,
     preset: str | None = None,
-    landmark: str | None = None,
-    landmark_date: str | None = None,
     seed: int | None = None,
     split_file: str | Path | None = None,
     engine: str = "polars",
@@ -164,8 +163,6 @@ def resolve_plan(
     Args:
         cache: of claims.
         preset: paper, original or strict.
-        landmark: `DAYS[,GAP,HORIZON]`.
-        landmark_date: YYYY-MM-DD instead of DAYS; needs a cache with dates.
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
         engine: polars or spark, with the same result.
@@ -176,18 +173,24 @@ def resolve_plan(
             outcome as the label.
         vocabulary: folder of a run or export: its vocabulary, code map and choices are used.
         choices: fields of `choices.SequenceChoices`, hyphens or underscores in their values; None:
-            those of the preset.
+            those of the preset. landmark: `DAYS[,GAP,HORIZON]`; landmark_date: YYYY-MM-DD instead
+            of DAYS, which needs a cache with dates.
 
     Raises:
         UserError: config or unknown_name (exit 2).
     """
-    choices |= {"landmark": landmark, "landmark_date": landmark_date}
-    prepared = None if vocabulary is None else load_preparation(Path(vocabulary))
-    rules = _load_rules(cohort, prepared, has_landmark=bool(landmark or landmark_date))
-    if prepared is None:
+    rules = None if cohort is None else cohorts.load_cohort(cohort)
+    prepared = fitted = None
+    if vocabulary is None:
         name, chosen = parse_choices(preset=preset, engine=engine, **choices)
     else:
+        prepared = load_preparation(Path(vocabulary))
         name, chosen = prepared.options.preset, change_choices(prepared, preset=preset, **choices)
+        fitted = load_fitted(prepared)
+        has_landmark = choices.get("landmark") or choices.get("landmark_date")
+        # a landmark replaces the index days of the cohort of the run
+        if rules is None and prepared.options.cohort and not has_landmark:
+            rules = CohortRules.model_validate(prepared.options.cohort)
     if small_counts is None:
         layout = cache.events_manifest.settings.options.get("source")
         small_counts = disclosure.is_open_source(cache.dataset, layout)
@@ -203,21 +206,10 @@ def resolve_plan(
         cohort=rules,
         by_default=preset is None and rules is None and not is_selected and prepared is None,
         prepared=prepared,
-        fitted=None if prepared is None else load_fitted(prepared),
+        fitted=fitted,
     )
     _check_plan(plan, seed)
     return plan
-
-
-def _load_rules(
-    cohort: str | Path | None, prepared: HistoryPreparation | None, *, has_landmark: bool
-) -> CohortRules | None:
-    """The cohort: as asked, else that of the run, whose index days a landmark replaces."""
-    if cohort is not None:
-        return cohorts.load_cohort(cohort)
-    if prepared is None or not prepared.options.cohort or has_landmark:
-        return None
-    return CohortRules.model_validate(prepared.options.cohort)
 
 
 def load_preparation(folder: Path) -> HistoryPreparation:
@@ -314,10 +306,11 @@ def parse_choices(
     preset = preset or "paper"
     check_choice("preset", preset, PRESETS)
     check_choice("engine", engine, engines.ENGINES)
-    changed = {name: value for name, value in choices.items() if value is not None}
-    for name, value in changed.items():
-        if isinstance(value, str):
-            changed[name] = value.replace("-", "_")
+    changed: Choices = {
+        name: value.replace("-", "_") if isinstance(value, str) else value
+        for name, value in choices.items()
+        if value is not None
+    }
     if landmark or landmark_date:
         changed["landmark"] = _parse_landmark(landmark, landmark_date)
     names = [field.name for field in fields(SequenceChoices)]
@@ -358,9 +351,9 @@ def _check_times(plan: SequencePlan) -> None:
     if not (horizons := plan.choices.time_to_event):
         return
     field, last, end = "--time-to-event", horizons[-1], _count_days_at_risk(plan, horizons[-1])
-    if end is None or last > end:
+    if last > end:
         raise usage_error(
-            "no time at risk" if end is None else f"a horizon of {last} days, and {end} at risk",
+            f"a horizon of {last} days, and {end} at risk",
             "expected horizons within it",
             "Give --landmark DAYS,GAP,HORIZON, or an incident --cohort",
             field=field,
@@ -370,14 +363,14 @@ def _check_times(plan: SequencePlan) -> None:
         raise usage_error(problem, "expected days of onset", "Ingest with --rules", field=field)
 
 
-def _count_days_at_risk(plan: SequencePlan, horizon: int) -> int | None:
-    """Days at risk of the labels; where nothing ends them, `horizon`; None: no time at risk."""
+def _count_days_at_risk(plan: SequencePlan, horizon: int) -> int:
+    """Days at risk of the labels; where nothing ends them, `horizon`."""
     if plan.cohort is None:
-        return plan.choices.landmark.horizon_days if plan.choices.landmark else None
+        return plan.choices.landmark.horizon_days if plan.choices.landmark else 0
     if plan.cohort.outcome.kind == "prevalent":
-        return None
-    risk = plan.cohort.risk or cohorts.CohortRisk()
-    return horizon + 1 if risk.to_day is None else risk.to_day - risk.from_day + 1
+        return 0
+    risk = plan.cohort.time_at_risk
+    return horizon if risk.to_day is None else risk.to_day - risk.from_day + 1
 
 
 def check_cohort(cohort: CohortRules, chosen: SequenceChoices, *, dated: bool) -> None:

@@ -46,7 +46,7 @@ class ShardReader:
     def read(self, number: int) -> ClaimsShard:
         """One shard with its labels, up to the index days."""
         plan = self.plan
-        shard = replace(self._load(number), number=number)
+        shard = self._load(number)
         pa.default_memory_pool().release_unused()  # the tables that were read are gone
         if not plan.choices.input_order:
             shard = replace(shard, rows=shard.rows.drop("row"))
@@ -77,14 +77,17 @@ class ShardReader:
             cohort = _fill_index_days(cohort, events)
         else:
             rules = (*rules, plan.cohort.outcome_rule)
-        return steps.load_shard(
-            events,
-            cohort,
-            rule_labels=rule_labels,
+        rows, numbered = steps.number_codes(
+            events, self.phecodes, by_sex=_has_sex_restrictions(plan)
+        )
+        return ClaimsShard(
+            rows=rows,
+            codes=numbered,
+            cohort=cohort,
+            rule_labels=frozenset(rule_labels),
             rules=rules,
             defining=plan.rule_phecodes,
-            by_sex=_has_sex_restrictions(plan),
-            phecodes_of_codes=self.phecodes,
+            number=number,
         )
 
 
@@ -160,6 +163,8 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     if plan.cohort is not None or plan.choices.time_to_event:
         columns.append("death_day")
     cohort = _place_subjects(plan, plan.cache.cohort(tuple(columns)))
+    if "index_day" in cohort.columns and not cohort["index_day"].count():
+        cohort = cohort.drop("index_day")
     if plan.cohort is None and plan.manifest.names:
         # one column of the labels in memory at a time
         cohort = cohort.with_columns(**_read_labels(plan, "y", "value"))

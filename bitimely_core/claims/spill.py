@@ -37,7 +37,7 @@ class SpilledStretch(NamedTuple):
 
     rows: Path
     cohort: Path
-    numbers: PartNumbers | None = None  # of its part; None for the first part
+    numbers: PartNumbers  # of its part
 
 
 def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
@@ -81,10 +81,10 @@ def read_rows(spilled: Iterable[SpilledStretch], shard: int) -> pl.DataFrame:
     """The rows of a shard from all stretches, with common numbers of codes, files and subjects:
     places in `read_subjects`.
     """
-    parts = []
-    for stretch in spilled:
-        part = read_partition(stretch.rows, shard)
-        parts.append(_renumber(part, stretch.numbers, shard) if stretch.numbers else part)
+    parts = [
+        _renumber(read_partition(stretch.rows, shard), stretch.numbers, shard)
+        for stretch in spilled
+    ]
     return pl.concat(parts) if parts else pl.DataFrame()
 
 

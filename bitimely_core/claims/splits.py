@@ -38,8 +38,7 @@ def assign_split(u: float, train: float = TRAIN, validation: float = VALIDATION)
 
 def compute_bins(subjects: Iterable[str], seed: int = SEED) -> NDArray[np.uint16]:
     """floor(1000 u), as the cache keeps it, so that pseudonyms keep their splits [n]."""
-    digests = b"".join([sha256(f"{seed}|{subject}".encode()).digest() for subject in subjects])
-    return (np.frombuffer(digests, ">u8")[::4].astype(np.float64) / 2**64 * BINS).astype(np.uint16)
+    return np.array([hash_subject(subject, seed) * BINS for subject in subjects]).astype(np.uint16)
 
 
 def assign_split_of_bin(number: int) -> str:
@@ -52,12 +51,8 @@ def assign_shards(subjects: Iterable[str], shards: int) -> NDArray[np.int32]:
 
     The number is the hash, as an integer of 256 bits, modulo the shards.
     """
-    digests = b"".join([sha256(b"shard|" + subject.encode()).digest() for subject in subjects])
-    words = np.frombuffer(digests, ">u4").reshape(-1, 8).astype(np.int64)
-    remainder = np.zeros(len(words), np.int64)
-    for word in words.T:
-        remainder = ((remainder << 32) + word) % shards
-    return remainder.astype(np.int32)
+    digests = (sha256(b"shard|" + subject.encode()).digest() for subject in subjects)
+    return np.array([int.from_bytes(digest) % shards for digest in digests], np.int32)
 
 
 def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:

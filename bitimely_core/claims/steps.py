@@ -21,7 +21,7 @@ from bitimely_core.claims import codes, event_times, labels, prevalence, sequenc
 from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.distinct import number_texts
-from bitimely_core.claims.label_rules import LabelRule, match_rules
+from bitimely_core.claims.label_rules import LabelRule
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
 
@@ -52,31 +52,28 @@ class ClaimsShard:
         return [column.removeprefix("y_") for column in columns if column.startswith("y_")]
 
     @property
+    def input_rows(self) -> pl.DataFrame:
+        """The rows up to the index days; none of subjects without one, where there are any."""
+        if "index_day" not in self.cohort.columns:
+            return self.rows
+        index_days = self.cohort["index_day"].gather(self.rows["subject"])
+        return self.rows.filter(self.rows["day"] <= index_days)
+
+    @property
     def last_day(self) -> int | None:
         """The last valid day of the shard."""
         last = self.rows["day"].max()
         return last if isinstance(last, int) else None
 
 
-def load_shard(
-    events: pl.DataFrame,
-    cohort: pl.DataFrame,
-    *,
-    rule_labels: Collection[str],
-    rules: Sequence[LabelRule],
-    defining: Collection[str],
-    by_sex: bool,
-    phecodes_of_codes: PhecodesOfCodes,
-) -> ClaimsShard:
-    """A shard from the cache's rows.
+def number_codes(
+    events: pl.DataFrame, phecodes_of_codes: PhecodesOfCodes, *, by_sex: bool
+) -> tuple[pl.DataFrame, list[IcdCode]]:
+    """Rows of the cache as those of a `ClaimsShard`, and their codes.
 
     Args:
-        events: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes,
+        events: subject (row of the cohort) and day Int32, code (`ICD9CM//428.0`), source, phecodes,
             perhaps minute and value, in any order.
-        cohort: a row a subject, with the columns of `ClaimsShard.cohort` and of its labels.
-        rule_labels: labels made by rules.
-        rules: of the ingest, for the leakage policies.
-        defining: PheCodes of their code sets, for the leakage policies.
         by_sex: whether rows of one code may have other PheCodes.
         phecodes_of_codes: gives the PheCodes where `events` has none; grows by those of the shard.
     """
@@ -85,25 +82,19 @@ def load_shard(
     )
     first, code = _number_texts(events.select(keys if by_sex else "code").to_series())
     measures = [name for name in sequence_builder.MEASURES if name in events.columns]
-    return ClaimsShard(
-        rows=events.select(
-            "subject",
-            "day",
-            code=pl.Series(code),
-            source=pl.col("source").to_physical().cast(pl.Int8),
-            row=pl.int_range(pl.len(), dtype=pl.Int64),
-            **{name: name for name in measures},
-        ),
-        codes=_read_codes(events[first], phecodes_of_codes),
-        cohort=cohort,
-        rule_labels=frozenset(rule_labels),
-        rules=rules,
-        defining=defining,
+    rows = events.select(
+        "subject",
+        "day",
+        *measures,
+        code=pl.Series(code),
+        source=pl.col("source").to_physical().cast(pl.Int8),
+        row=pl.int_range(pl.len(), dtype=pl.Int64),
     )
+    return rows, _read_codes(events[first], phecodes_of_codes)
 
 
 def _read_codes(rows: pl.DataFrame, phecodes_of_codes: PhecodesOfCodes) -> list[IcdCode]:
-    """The codes of some rows of the cache; `phecodes_of_codes` as in `load_shard`."""
+    """The codes of some rows of the cache; `phecodes_of_codes` as in `number_codes`."""
     texts = rows["code"].cast(pl.String).to_list()
     if "phecodes" not in rows.columns:
         return [_parse_code(text, phecodes_of_codes[text]) for text in texts]
@@ -133,7 +124,8 @@ def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32
 
 def label_shard(shard: ClaimsShard) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
-    cohort = labels.add_first_days(shard.rows, shard.cohort)
+    first = labels.find_first_days(shard.rows, shard.cohort.height)
+    cohort = shard.cohort.with_columns(first_day=first)
     cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
     made = frozenset(rule.name for rule in shard.rules)
     return replace(shard, cohort=cohort, rule_labels=shard.rule_labels | made)
@@ -145,13 +137,15 @@ def set_index_days(
     """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None
     where every obs_end is known.
     """
-    cohort = shard.cohort
+    cohort, landmark, names = shard.cohort, choices.landmark, sorted(shard.rule_labels)
     if "first_day" not in cohort.columns:
-        cohort = labels.add_first_days(shard.rows, cohort)
-    names = sorted(shard.rule_labels)
-    indexed = labels.apply_landmark(cohort, names, choices.landmark, data_end)
-    if choices.time_to_event and choices.landmark:
-        indexed = event_times.add_event_times(indexed, cohort, names, choices.landmark, data_end)
+        first = labels.find_first_days(shard.rows, cohort.height)
+        cohort = cohort.with_columns(first_day=first)
+    if landmark is None:
+        return replace(shard, cohort=cohort)
+    indexed = labels.apply_landmark(cohort, names, landmark, data_end)
+    if choices.time_to_event:
+        indexed = event_times.add_event_times(indexed, cohort, names, landmark, data_end)
     return replace(shard, cohort=indexed)
 
 
@@ -190,10 +184,8 @@ def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.Da
         schema={"code": pl.Int32, "phecode": pl.List(pl.Int32)},
     )
     table = table.explode("phecode").drop_nulls()
-    rows = shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False)
-    if "index_day" in shard.cohort.columns:
-        # none of subjects without an index day
-        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))
+    unused = ["source"] if choices.input_order else ["source", "row"]
+    rows = shard.input_rows.drop(unused, strict=False)
     return rows.join(table, on="code").drop("code"), phecodes
 
 
@@ -210,7 +202,7 @@ def roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str]
     rolled = [roll_up(code.phecodes) for code in shard.codes]
     if choices.leakage == "drop_icd":
         for number, code in enumerate(shard.codes):
-            if match_rules(shard.rules, code):
+            if any(rule.matches(code) for rule in shard.rules):
                 rolled[number] = set()
     elif choices.leakage == "drop_phecode":
         dropped = roll_up(shard.defining)

@@ -229,14 +229,13 @@ def select_members(plan: SequencePlan) -> Members:
     if (rules := plan.cohort) is None:
         return Members(plan, None if plan.engine == "spark" else load_subjects(plan))
     subjects = load_subjects(plan)
-    if "index_day" in subjects.columns and subjects["index_day"].count():
+    if "index_day" in subjects.columns:
         raise usage_error(
             "the source gives index days itself",
             "expected none",
             "Ingest without index_date",
             field="--cohort",
         )
-    subjects = subjects.drop("index_day", strict=False)
     parts, defining = list[pl.DataFrame](), set[str]()
     apply = partial(_apply_cohort, rules, plan.manifest.data_end)
     for part, phecodes in ShardMap(plan, subjects).apply(apply):
