@@ -35,9 +35,7 @@ VALUE_RANGES = {
 
 def check_value(name: str, value: T, choices: Sequence[object]) -> T:
     """`value`, if it is one of the choices; else a ValueError. 1 is not True."""
-    if not any(
-        value is choice or (isinstance(value, str) and value == choice) for choice in choices
-    ):
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name} is one of {', '.join(map(str, choices))}, found {value!r}")
     return value
 

@@ -404,9 +404,11 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     rank = np.random.default_rng(rule.seed).permutation(record.height)
     age, case = record["age_days"].fill_null(0).to_numpy(), np.full(record.height, -1)
     usable = pl.col("left_out").is_null() & pl.col("age_days").is_not_null()
-    usable &= (pl.col("sex").fill_null(0) > 0) if rule.sex else pl.lit(value=True)
+    strata = ["split"]
+    if rule.sex:
+        strata.append("sex")
+        usable &= pl.col("sex") > 0
     members = record.with_columns(place=pl.int_range(pl.len())).filter(usable)
-    strata = ["split", "sex"] if rule.sex else ["split"]
     for _, stratum in members.group_by(strata, maintain_order=True):
         cases = stratum.filter(pl.col("outcome_day").is_not_null())["place"].to_numpy()
         others = stratum.filter(pl.col("outcome_day").is_null())
@@ -425,9 +427,3 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
         left_out=pl.when(missed).then(pl.lit(UNMATCHED)).otherwise("left_out"),
     )
     return record.sort("row").drop("row")
-
-
-def count_flow(rules: CohortRules, record: pl.DataFrame) -> list[tuple[str, int]]:
-    """Reason -> subjects left out for it, in order."""
-    counts = dict(record["left_out"].drop_nulls().value_counts().iter_rows())
-    return [(reason, counts.get(reason, 0)) for reason in list_reasons(rules)]

@@ -249,8 +249,8 @@ def load_key(file: str, out: Path) -> bytes:
 
 @contextmanager
 def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator[None]:
-    """The raw files of a generated data set, until they are ingested or refused; intact ones of the
-    same options are used again.
+    """The raw files of a generated data set, until they are ingested or refused; complete ones of
+    the same options are used again.
     """
     if run.source is not None or (previous is not None and not previous.find_damage(run.out)):
         yield
@@ -273,25 +273,20 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
 
 
 def _write_raw_files(run: IngestRun, folder: Path) -> Choices:
-    """Generate the raw files, unless intact ones of the same options are there; the options to
+    """Generate the raw files, unless complete ones of the same options are there; the options to
     ingest them with.
     """
-    note, settings = run.out / PARTS / GENERATED, run.settings.model_dump(mode="json")
-
-    def identify() -> str:
-        files = scan_folder(folder).files if folder.is_dir() else ()
-        hashes = {name: list(storage.hash_with_size(folder / name)) for name in files}
-        return storage.fingerprint([settings, str(folder), hashes])
-
-    if note.is_file():
-        identity, options = json.loads(note.read_bytes())
-        if identity == identify():
+    note = run.out / PARTS / GENERATED
+    identity = storage.fingerprint([run.settings.model_dump(mode="json"), str(folder)])
+    if note.is_file() and folder.is_dir():
+        made, options = json.loads(note.read_bytes())
+        if made == identity:
             return dict(options)
     clear_folder(folder)
     clear_folder(note.parent)
     options = run.dataset.function(storage.make_folder(folder), dict(run.given_options))
     storage.make_folder(note.parent)
-    storage.write_json(note, [identify(), options])
+    storage.write_json(note, [identity, options])
     return dict(options)
 
 

@@ -89,20 +89,15 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
 
 
 def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
-    """The option that reads rows that are left out for their codes."""
+    """The option that reads rows that are left out for their codes: of those of the other
+    vocabulary the one that tells ICD-9 from ICD-10 by the date, where nothing states that of each.
+    """
     if reason == Reason.AMBIGUOUS_CODE:
         return "Give --pad-undotted if they are diagnoses that have lost their zeros"
-    return _advise_vocabulary(job, account) if reason == Reason.WRONG_VOCABULARY else ""
-
-
-def _advise_vocabulary(job: ClaimsJob, account: RowAccount) -> str:
-    """The option that tells ICD-9 from ICD-10 by the date, where rows of a table hold codes of the
-    other vocabulary and nothing states that of each.
-    """
     survey, tables = job.claims.survey, job.claims.events.tables
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
-    examples = account.examples.get(Reason.WRONG_VOCABULARY, [])
-    if is_stated or not any(map(DISEASE.match, examples)):
+    examples = account.examples.get(reason, [])
+    if reason != Reason.WRONG_VOCABULARY or is_stated or not any(map(DISEASE.match, examples)):
         return ""
     return "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on"
 

@@ -63,9 +63,8 @@ def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
         **{name: value for name, value in choices.items() if name not in names}
     )
     dated, ignored = bool(arguments.get("keep_dates")), bool(arguments.get("keep_ignored"))
-    if cohort := choices.get("cohort"):
-        sequence_plan.check_cohort(load_cohort(cohort), chosen, dated=dated)
-    sequence_plan.check_choices(preset, chosen, dated=dated, ignored=ignored)
+    cohort = load_cohort(choices["cohort"]) if choices.get("cohort") else None
+    sequence_plan.check_choices(preset, chosen, cohort, dated=dated, ignored=ignored)
     if keep_ids := arguments.get("keep_ids"):
         subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
         if (arguments.get("shard") or (1, 1))[1] > 1:

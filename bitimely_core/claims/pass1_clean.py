@@ -114,7 +114,7 @@ def _spill_blocks(
         return
     paths = _name_spill_files(job, part, findings.stretches)
     for path, frames in zip(paths, zip(*blocks, strict=True), strict=True):
-        spill.write_partitions(path, spill.partition_rows(pl.concat(frames), job.shards))
+        spill.write_partitions(path, pl.concat(frames), job.shards)
     findings.stretches += 1
 
 

@@ -237,10 +237,10 @@ def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarr
     return order, copy
 
 
-def _pack_keys(subject: pl.Series, day: pl.Series) -> NDArray[np.int64]:
-    """Subject and day as one integer, in whose order they are sorted."""
-    shifted = day.to_numpy().astype(np.int64) + SPAN_DAYS // 2
-    return subject.to_numpy().astype(np.int64) * SPAN_DAYS + shifted
+def _pack_keys(rows: pl.DataFrame) -> NDArray[np.int64]:
+    """Subject and day of rows as one integer, in whose order they are sorted."""
+    shifted = rows["day"].to_numpy().astype(np.int64) + SPAN_DAYS // 2
+    return rows["subject"].to_numpy().astype(np.int64) * SPAN_DAYS + shifted
 
 
 def _count_agreement(
@@ -304,7 +304,7 @@ def _make_events(shard: ClaimsShard, job: ClaimsJob) -> tuple[pl.DataFrame, int]
     rows = shard.rows
     minute = rows["day"].cast(pl.Int64) * DAY_MINUTES
     if "minute" in rows.columns:
-        packed = _pack_keys(rows["subject"], rows["day"])
+        packed = _pack_keys(rows)
         order = np.argsort(packed * DAY_MINUTES + rows["minute"].to_numpy(), kind="stable")
         rows, minute = rows[order], (minute + rows["minute"])[order]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
@@ -353,7 +353,7 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
     ranks = np.argsort(np.argsort(np.array([code.text for code in shard.codes], str)))
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
-    packed = _pack_keys(rows["subject"], rows["day"]) * size + rank
+    packed = _pack_keys(rows) * size + rank
     measures = [
         (rows[name].fill_null(float("nan")) if name == "value" else rows[name]).to_numpy()
         for name in MEASURES

@@ -257,9 +257,8 @@ def _check_plan(plan: SequencePlan, seed: int | None) -> None:
     """Raises UserError (config, exit 2) for choices that the cache cannot serve."""
     manifest, chosen = plan.manifest, plan.choices
     dated, options = manifest.clock == "calendar", manifest.settings.options
-    if plan.cohort is not None:
-        check_cohort(plan.cohort, chosen, dated=dated)
-    check_choices(plan.preset, chosen, dated=dated, ignored=bool(options.get("keep_ignored")))
+    ignored = bool(options.get("keep_ignored"))
+    check_choices(plan.preset, chosen, plan.cohort, dated=dated, ignored=ignored)
     if seed is not None and seed != manifest.seed:
         expected = f"expected {manifest.seed}, the seed of the cache"
         hint = "Ingest again with that --seed, or give --split-file"
@@ -322,15 +321,22 @@ def parse_choices(
         raise usage_error(str(error)) from error
 
 
-def check_choices(preset: str, chosen: SequenceChoices, *, dated: bool, ignored: bool) -> None:
-    """Refuse choices that a cache without dates, or without the PheCodes marked Ignore, cannot
-    serve. Raises UserError (config, exit 2).
+def check_choices(
+    preset: str, chosen: SequenceChoices, cohort: CohortRules | None, *, dated: bool, ignored: bool
+) -> None:
+    """Refuse a cohort beside a landmark, and choices that a cache without dates, or without the
+    PheCodes marked Ignore, cannot serve. Raises UserError (config, exit 2).
     """
     landmark = chosen.landmark
+    if cohort is not None and landmark is not None:
+        raise usage_error(
+            "--cohort with a landmark", "both set index days", "Give one of them", field="--cohort"
+        )
     needing = {
         "--time calendar-month": chosen.time == "calendar_month",
         "--dedupe month": chosen.dedupe == "month",
         "--landmark-date": landmark is not None and landmark.day is not None,
+        '--cohort with index.at = "date"': cohort is not None and cohort.index.at == "date",
     }
     for option, is_chosen in needing.items():
         if is_chosen and not dated:
@@ -373,28 +379,15 @@ def _count_days_at_risk(plan: SequencePlan, horizon: int) -> int:
     return horizon if risk.to_day is None else risk.to_day - risk.from_day + 1
 
 
-def check_cohort(cohort: CohortRules, chosen: SequenceChoices, *, dated: bool) -> None:
-    """Refuse a cohort beside a landmark, or with a calendar day in a cache without dates. Raises
-    UserError (config, exit 2).
-    """
-    if chosen.landmark is not None:
-        raise usage_error(
-            "--cohort with a landmark", "both set index days", "Give one of them", field="--cohort"
-        )
-    if cohort.index.at == "date" and not dated:
-        problem = '--cohort with index.at = "date" needs true dates'
-        raise usage_error(problem, "this cache has none", "Ingest with --keep-dates")
-
-
 def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
     """`DAYS[,GAP,HORIZON]` or a date as a landmark. Raises UserError (config, exit 2)."""
-    names = ("landmark_days", "gap_days", "horizon_days")
+    names = ("date" if date else "landmark_days", "gap_days", "horizon_days")
     try:
         numbers = list(map(int, text.split(","))) if text else []
-        if len(numbers) not in ((0, 2) if date else (1, 3)):
+        values = [date, *numbers] if date else numbers
+        if len(values) not in (1, 3):
             raise ValueError(f"found {text!r}")
-        parameters = dict(zip(names[1:] if date else names, numbers, strict=False))
-        return parse_landmark({**parameters, "date": date} if date else parameters)
+        return parse_landmark(dict(zip(names, values, strict=False)))
     except ValueError as error:
         expected = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark "
         raise usage_error(str(error), f"{expected}GAP,HORIZON") from error

@@ -40,20 +40,15 @@ class SpilledStretch(NamedTuple):
     numbers: PartNumbers  # of its part
 
 
-def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
-    """The rows of each value of the column `shard`, in their order."""
-    order, shard = sort_stably(frame["shard"].to_numpy().astype(np.int64))
-    ordered = frame.drop("shard")[order]
-    bounds = np.searchsorted(shard, np.arange(shards + 1)).tolist()
-    return [ordered[low:high] for low, high in itertools.pairwise(bounds)]
-
-
-def write_partitions(path: Path, parts: Sequence[pl.DataFrame]) -> None:
-    """Write frames with the same columns as one batch each.
+def write_partitions(path: Path, frame: pl.DataFrame, shards: int) -> None:
+    """Write the rows of each value of the column `shard`, in their order, as one batch.
 
     They are read once and soon, so they are not compressed.
     """
-    batches = list(map(_to_batch, parts))
+    order, shard = sort_stably(frame["shard"].to_numpy().astype(np.int64))
+    ordered = frame.drop("shard")[order]
+    bounds = np.searchsorted(shard, np.arange(shards + 1)).tolist()
+    batches = [_to_batch(ordered[low:high]) for low, high in itertools.pairwise(bounds)]
 
     def fill(stream: BinaryIO) -> None:
         with pa.ipc.new_file(stream, batches[0].schema) as out:

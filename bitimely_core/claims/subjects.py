@@ -69,7 +69,7 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
         return None
     if not path.is_file():
         facts = _add_digests(joined, job).drop("subject_id")
-        spill.write_partitions(path, spill.partition_rows(facts, job.shards))
+        spill.write_partitions(path, facts, job.shards)
     return path
 
 

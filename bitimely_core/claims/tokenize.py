@@ -268,8 +268,10 @@ def _apply_cohort(
 
 def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
     remaining, texts = record.height, cohorts.describe_reasons(rules)
+    counts = dict(record["left_out"].drop_nulls().value_counts().iter_rows())
     steps = []
-    for reason, n in cohorts.count_flow(rules, record):
+    for reason in cohorts.list_reasons(rules):
+        n = counts.get(reason, 0)
         remaining -= n
         steps.append(FlowStep(reason=reason, text=texts[reason], left_out=n, left=remaining))
     cases = record.filter(pl.col("left_out").is_null())["outcome_day"].count()
