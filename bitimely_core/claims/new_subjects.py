@@ -7,7 +7,6 @@ Nobody is left out: a person without any known code has the single code [UNK], a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,7 +213,7 @@ def _build_shard(
 
 
 def _judge_rows(
-    plan: SequencePlan, shard: ClaimsShard, vocabulary: Collection[str]
+    plan: SequencePlan, shard: ClaimsShard, vocabulary: set[str]
 ) -> tuple[dict[str, np.ndarray], pl.DataFrame]:
     """Of each subject its rows up to the index day and those that are not understood; and the codes
     of these (code, reason, rows, people).
@@ -224,7 +223,7 @@ def _judge_rows(
     rows, n = shard.input_rows, shard.cohort.height
     rolled = steps.roll_up_codes(shard, plan.choices)
     reasons = [
-        UNMAPPED if not code.phecodes else ABSENT if read and not read & set(vocabulary) else None
+        UNMAPPED if not code.phecodes else ABSENT if read and not read & vocabulary else None
         for code, read in zip(shard.codes, rolled, strict=True)
     ]
     reason = pl.Series(reasons, dtype=pl.String)

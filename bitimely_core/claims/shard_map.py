@@ -72,7 +72,7 @@ class ShardReader:
         place = pl.Series(np.cumsum(member, dtype=np.int32) - 1)
         events = events.with_columns(subject=place.gather(events["subject_id"]))
         rules = parse_rules(plan.rules)
-        rule_labels = [rule["name"] for rule in manifest.rules if manifest.ruled]
+        made = [rule["name"] for rule in manifest.rules if manifest.ruled]
         if plan.cohort is None:
             cohort = _fill_index_days(cohort, events)
         else:
@@ -84,7 +84,7 @@ class ShardReader:
             rows=rows,
             codes=numbered,
             cohort=cohort,
-            rule_labels=frozenset(rule_labels),
+            rule_labels=frozenset(made),
             rules=rules,
             defining=plan.rule_phecodes,
             number=number,

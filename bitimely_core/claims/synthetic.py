@@ -320,10 +320,8 @@ def _format_subjects(
     )
     onset = _format_days(np.where(np.isfinite(history.onset), history.onset, NO_DAY).astype(int))
     length = np.array([0, 7, 10])[subjects.birth_written]  # characters of the birth
-    births, deaths = (
-        [text[:n] for text, n in zip(birth, length, strict=True)],
-        np.where(subjects.dead, end, ""),
-    )
+    births = [text[:n] for text, n in zip(birth, length, strict=True)]
+    deaths = np.where(subjects.dead, end, "")
     return {
         "patients.csv": [
             f"{name},{births[i]},{deaths[i]},{subjects.sex[i]},{start[i]},{end[i]}"

@@ -331,10 +331,8 @@ def write_predictions(
             id_table, left_on="subject_id", right_on="new", how="left", maintain_order="left"
         ).with_columns(subject_id="raw")
         if frame["subject_id"].null_count():
-            problem, expected = (
-                "misses subjects of these sequences",
-                "expected that of their ingest",
-            )
+            problem = "misses subjects of these sequences"
+            expected = "expected that of their ingest"
             raise usage_error(problem, expected, file=str(ids), field="--ids")
     chance = pl.Series(np.asarray(probabilities, dtype=np.float64).reshape(-1))
     frame = frame.select(
