@@ -37,8 +37,11 @@ def map_texts(
 
 
 def count_integers(column: pl.Series) -> dict[int, int]:
-    """Rows with each number of a column of integers without nulls, in their order."""
-    return dict(column.value_counts().sort(column.name).iter_rows())
+    """Rows with each number of a column of integers that lie close together, without nulls."""
+    values = column.to_numpy().astype(np.int64)
+    low = int(values.min(initial=0))
+    counts = np.bincount(values - low)
+    return {int(place) + low: int(counts[place]) for place in np.flatnonzero(counts)}
 
 
 def find_starts(values: NDArray[Any]) -> NDArray[np.intp]:
