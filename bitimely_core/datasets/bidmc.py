@@ -9,7 +9,7 @@ breaths marked by two annotators). All give the same channels and windows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -21,6 +21,7 @@ from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.datasets.reading import (
     list_paths,
+    make_unit,
     report_count,
     restrict_source,
     two_forms_error,
@@ -72,6 +73,20 @@ NEEDED = ("PPG", "ECG")
 PLAUSIBLE = {"rr": (1.0, 100.0), "hr": (10.0, 300.0), "spo2": (10.0, 100.0)}
 UNITS = {"rr": "/min", "hr": "/min", "spo2": "%"}
 NUMERICS = {"HR": "hr", "SPO2": "spo2"}
+BREATH_FAULTS = (  # reason, what is counted with the annotator in it, effect
+    (
+        Reason.MISSING_VALUES,
+        "rows at the end without a breath of {}",
+        "the breaths that are marked are used",
+    ),
+    (
+        Reason.MISSING_VALUES,
+        "breaths of {} missing between others",
+        "the intervals over them are not used",
+    ),
+    (Reason.TIMESTAMPS, "breaths of {} that do not follow the one before", "they are put in order"),
+    (Reason.ANNOTATION_OUT_OF_RANGE, "breaths of {} outside of the signal", "not used"),
+)
 RECORDINGS = tuple(f"bidmc_{i:02d}" for i in range(1, 54))
 # recording -> the first of the same patient: one MIMIC II subject in the Fix files, with one age
 # and sex
@@ -101,6 +116,17 @@ def _make_view(target: str, label: str) -> View:
         unit=UNITS[target],
         label_scales="rate" if UNITS[target] == "/min" else "",
         help=f"{label} from 32 s of PPG and ECG at 125 Hz",
+    )
+
+
+def _make_baseline(
+    name: str, about: str, channel: str, measure: Callable[..., float], view: str
+) -> DatasetBaseline:
+    """A rate of one channel."""
+    channels = (channel,)
+    measured = partial(physiology.measure_channels, channels=channels, measure=measure)
+    return DatasetBaseline(
+        name=name, about=about, channels=channels, measure=measured, views=(view,)
     )
 
 
@@ -153,47 +179,29 @@ def _make_view(target: str, label: str) -> View:
             "annotations called ann1 and ann2",
         },
         baselines=(
-            DatasetBaseline(
-                name="ppg-peaks",
-                about=(
-                    "heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz "
-                    "(Elgendi et al. 2013); no training"
-                ),
-                channels=("PPG",),
-                measure=partial(
-                    physiology.measure_channels,
-                    channels=("PPG",),
-                    measure=physiology.measure_pulse_rate,
-                ),
-                views=("hr",),
+            _make_baseline(
+                "ppg-peaks",
+                "heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz "
+                "(Elgendi et al. 2013); no training",
+                "PPG",
+                physiology.measure_pulse_rate,
+                "hr",
             ),
-            DatasetBaseline(
-                name="ecg-peaks",
-                about=(
-                    "heart rate from the median interval of the R peaks of the ECG (Pan and "
-                    "Tompkins 1985); no training"
-                ),
-                channels=("ECG",),
-                measure=partial(
-                    physiology.measure_channels,
-                    channels=("ECG",),
-                    measure=physiology.measure_heart_rate,
-                ),
-                views=("hr",),
+            _make_baseline(
+                "ecg-peaks",
+                "heart rate from the median interval of the R peaks of the ECG (Pan and "
+                "Tompkins 1985); no training",
+                "ECG",
+                physiology.measure_heart_rate,
+                "hr",
             ),
-            DatasetBaseline(
-                name="ppg-level",
-                about=(
-                    "respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 "
-                    "Hz (Karlen et al. 2013); no training"
-                ),
-                channels=("PPG",),
-                measure=partial(
-                    physiology.measure_channels,
-                    channels=("PPG",),
-                    measure=physiology.measure_breathing_rate,
-                ),
-                views=("rr",),
+            _make_baseline(
+                "ppg-level",
+                "respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 "
+                "Hz (Karlen et al. 2013); no training",
+                "PPG",
+                physiology.measure_breathing_rate,
+                "rr",
             ),
             DatasetBaseline(
                 name="mean-saturation",
@@ -261,7 +269,7 @@ def _list_recording_units(
             f"expected {name}_Signals.csv or {name.replace('_', '')}.hea",
             file=every[0],
         )
-        yield IngestUnit(name=name, files=every, read=None, findings=(error.finding,))
+        yield make_unit(name, every, [error.finding], None)
         return
     files, findings = _choose_files(source, kinds)
     faults = [finding for finding in findings if finding.level == "error"]
@@ -269,11 +277,11 @@ def _list_recording_units(
     if not faults:
         opened, faults = _list_opened(source, files.values())
     if faults:
-        yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=tuple(faults))
+        yield make_unit(name, files.values(), faults, None)
         return
     yield from findings
     read = partial(read_recording, name, restrict_source(source, opened), files, split)
-    yield IngestUnit(name=name, files=tuple(dict.fromkeys(opened)), read=read)
+    yield make_unit(name, dict.fromkeys(opened), (), read)
 
 
 def _choose_files(
@@ -376,7 +384,11 @@ def read_recording(name: str, source: Source, files: Mapping[str, str], split: s
         with locate_errors(numerics):
             clock, numbers, remarks = _read_numbers(numerics, source)
             times, first = np.unique(clock - start, return_index=True)
-            numbers = {label: values[first] for label, values in numbers.items()}
+            numbers = {
+                label: values[first]
+                for label, values in numbers.items()
+                if label.upper() in NUMERICS
+            }
             labels |= average_numbers(numbers, times, seconds)
         remarks += _report_clock(times, len(clock) - len(times), seconds)
         remarks += _report_numbers(numbers, labels)
@@ -535,33 +547,10 @@ def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Fi
         missing_between = len(times) - missing_at_end - len(marked)
         unordered = int((np.diff(breaths) <= 0).sum())
         outside = int(((breaths < 0) | (breaths >= seconds)).sum())
-        who, report = f"annotator {number}", partial(report_count, field=f"ann{number}")
-        findings += [
-            *report(
-                Reason.MISSING_VALUES,
-                f"rows at the end without a breath of {who}",
-                missing_at_end,
-                "the breaths that are marked are used",
-            ),
-            *report(
-                Reason.MISSING_VALUES,
-                f"breaths of {who} missing between others",
-                missing_between,
-                "the intervals over them are not used",
-            ),
-            *report(
-                Reason.TIMESTAMPS,
-                f"breaths of {who} that do not follow the one before",
-                unordered,
-                "they are put in order",
-            ),
-            *report(
-                Reason.ANNOTATION_OUT_OF_RANGE,
-                f"breaths of {who} outside of the signal",
-                outside,
-                "not used",
-            ),
-        ]
+        counts = (missing_at_end, missing_between, unordered, outside)
+        for (code, text, effect), count in zip(BREATH_FAULTS, counts, strict=True):
+            problem = text.format(f"annotator {number}")
+            findings += report_count(code, problem, count, effect, field=f"ann{number}")
     return findings
 
 
@@ -596,9 +585,7 @@ def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray
     """Warnings on seconds without a number, and on the windows that have no label for it."""
     findings: list[Finding] = []
     for label, values in columns.items():
-        key = NUMERICS.get(label.upper())
-        if key is None:
-            continue
+        key = NUMERICS[label.upper()]
         low, high = PLAUSIBLE[key]
         absent = int(np.isnan(values).sum())
         wrong = int(((values < low) | (values > high)).sum())
@@ -705,17 +692,16 @@ def average_numbers(
     """
     means = {}
     for label, values in columns.items():
-        key = NUMERICS.get(label.upper())
-        if key is not None:
-            low, high = PLAUSIBLE[key]
-            plausible = (values >= low) & (values <= high)
-            inside = [
-                plausible & (clock >= start) & (clock < start + WINDOW)
-                for start in window_starts(seconds)
-            ]
-            means[key] = np.array(
-                [values[rows].mean() if 2 * rows.sum() >= WINDOW else np.nan for rows in inside]
-            )
+        key = NUMERICS[label.upper()]
+        low, high = PLAUSIBLE[key]
+        plausible = (values >= low) & (values <= high)
+        inside = [
+            plausible & (clock >= start) & (clock < start + WINDOW)
+            for start in window_starts(seconds)
+        ]
+        means[key] = np.array(
+            [values[rows].mean() if 2 * rows.sum() >= WINDOW else np.nan for rows in inside]
+        )
     return means
 
 

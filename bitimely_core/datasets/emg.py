@@ -20,10 +20,11 @@ from bitimely_core.datasets.reading import (
     make_unit,
     restrict_source,
 )
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats import wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import find_factor, require_rate, scale_signal
+from bitimely_core.recordings.channels import make_missing_channel_error
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
@@ -180,13 +181,9 @@ def _select_channel(signals: Sequence[Signal]) -> tuple[list[Signal], list[Findi
     """
     segments = [signal for signal in signals if signal.channel.upper() == CHANNEL]
     if not segments:
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no signal {CHANNEL}",
-            f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}",
-            field="description",
-            expected=CHANNEL,
-        )
+        names = (signal.channel for signal in signals)
+        problem = f"has no signal {CHANNEL}"
+        raise make_missing_channel_error(problem, names, "description", CHANNEL)
     first = segments[0]
     require_rate(first, RATE)
     factor = find_factor(first, "mV")

@@ -24,7 +24,6 @@ import numpy as np
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.reading import (
-    account_rows,
     list_paths,
     list_rejected,
     make_unit,
@@ -45,6 +44,7 @@ from bitimely_core.formats.source import (
     require_source,
 )
 from bitimely_core.formats.text import decode_table
+from bitimely_core.recordings.tables import account_rows, parse_rows
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import (
     Attributes,
@@ -229,16 +229,12 @@ def read_table(path: Path, rel: str) -> Records:
     Raises UserError: header or schema where columns are missing, identifier where ids, label where
     labels are all invalid, and as `tables.read_rows`.
     """
-    records: list[Record] = []
-    faults: list[Finding] = []
     with locate_errors(rel):
         key = _find_id_column(tables.read_names(path))
-        for row in tables.read_rows(path, (key, LABEL, *VALUES), key=(key,)):
-            item = row if isinstance(row, Finding) else _parse_row(row, key)
-            if isinstance(item, Record):
-                records.append(item)
-            else:  # the column of ids may have no name
-                faults.append(replace(item, field="id") if item.field == "" else item)
+        rows = tables.read_rows(path, (key, LABEL, *VALUES), key=(key,))
+        records, faults = parse_rows(rows, partial(_parse_row, key=key))
+        # the column of ids may have no name
+        faults = [replace(fault, field="id") if fault.field == "" else fault for fault in faults]
         seen = len(records) + len(faults)
         findings = tables.group_findings(faults)
         if not records:
@@ -425,13 +421,9 @@ def _choose_values(
     """The values of a segment, None where none can be used or copies differ; and findings on the
     copies.
     """
-    usable: list[tuple[BonnSegment, np.ndarray]] = []
-    faults: list[Finding] = []
-    for segment in copies:
-        if isinstance(segment.values, Finding):
-            faults.append(segment.values.at(segment.file))
-        else:
-            usable.append((segment, segment.values))
+    items = [(segment, segment.values) for segment in copies]
+    usable = [(segment, item) for segment, item in items if not isinstance(item, Finding)]
+    faults = [item.at(segment.file) for segment, item in items if isinstance(item, Finding)]
     if not usable:
         return None, faults
     contents = [(segment.file, (values + 0.0).tobytes()) for segment, values in usable]

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets.reading import (
-    account_rows,
     list_paths,
     list_rejected,
     make_unit,
@@ -42,6 +41,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.text import decode_table
+from bitimely_core.recordings.tables import account_rows
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Records, Signal, SourceRows
 
@@ -426,13 +426,12 @@ def _list_copies(source: Source, letter: str, files: StaySet) -> list[tuple[str,
     deaths: Mapping[str, str] = {}
     if files.outcomes in paths:
         deaths = _read_outcomes(paths[files.outcomes], files.outcomes)[0]
-    copies = []
-    for path, content in _list_stays(paths, files):
-        if match := STAY.fullmatch(path):
-            digest = sha256(content).digest()
-            copy = StayCopy(letter, files.locate(path), digest, deaths.get(match[1]))
-            copies.append((match[1], copy))
-    return copies
+    texts, _ = _group_texts(paths, files)
+    return [
+        (name, StayCopy(letter, file, sha256(content).digest(), deaths.get(name)))
+        for name, same in texts.items()
+        for file, content in same
+    ]
 
 
 def _describe_copy(file: str, other: str, place: str, *, differ: bool) -> Finding:
@@ -633,21 +632,12 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
             implausible[variable] += 1
             percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
         else:
-            kind, earlier = _find_earlier(values, minute, variable)
-            odd[kind] += (minute, variable) in values
-            values[minute, variable] = value + earlier
+            key, is_volume = (minute, variable), variable in VOLUMES
+            odd["added" if is_volume else "repeated"] += key in values
+            values[key] = value + (values.get(key, 0.0) if is_volume else 0.0)
     odd["cut"] = not table.endswith(("\n", "\r"))
     odd["bare"] = {variable for _, variable in values} <= {*DESCRIPTORS, "Weight"}
     return Stay(_make_record(name, values, death), odd, unknown, implausible, percent)
-
-
-def _find_earlier(
-    values: dict[tuple[int, str], float], minute: int, variable: str
-) -> tuple[str, float]:
-    """The key of `ODDITIES` for a second value of a time, and what is added to that value."""
-    if variable in VOLUMES:
-        return "added", values.get((minute, variable), 0.0)
-    return "repeated", 0.0
 
 
 def _is_plausible(variable: str, value: float) -> bool:

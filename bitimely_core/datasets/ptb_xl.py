@@ -38,6 +38,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import find_factor, require_rate, scale_signal
+from bitimely_core.recordings.channels import make_missing_channel_error
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import (
     Attributes,
@@ -320,12 +321,13 @@ def _read_entries(
                 row=row.row,
             )
     entries = _refuse_shared(entries)
+    first = [entry.faults[0] for entry in entries.values() if entry.faults]
     odd = sum(bool(entry.unused) for entry in entries.values())
     account = SourceRows(
         file=rel,
         seen=seen,
         dropped={str(Reason.DUPLICATES): repeated} if repeated else {},
-        quarantined=_count_quarantined(entries, faults),
+        quarantined=dict(sorted(count_reasons([*faults, *first]).items())),
         warned={str(Reason.METADATA): odd} if odd else {},
     )
     findings = [
@@ -334,14 +336,6 @@ def _read_entries(
         *_report_entries(entries.values(), superclass_of),
     ]
     return entries, account, findings
-
-
-def _count_quarantined(
-    entries: Mapping[str, PtbXlEntry], faults: Sequence[Finding]
-) -> dict[str, int]:
-    """Reason -> rows with it, of which each counts once; `faults`: of rows without a record."""
-    first = [entry.faults[0] for entry in entries.values() if entry.faults]
-    return dict(sorted(count_reasons([*faults, *first]).items()))
 
 
 def _refuse_shared(entries: Mapping[str, PtbXlEntry]) -> dict[str, PtbXlEntry]:
@@ -653,13 +647,9 @@ def select_leads(signals: Sequence[Signal], rate: int) -> tuple[list[Signal], li
     for signal in signals:
         named[signal.channel.strip().upper()].append(signal)
     if missing := [lead for lead in LEADS if lead not in named]:
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no lead {', '.join(missing)}",
-            f"found {', '.join(safe_text(signal.channel) for signal in signals[:12])}",
-            field="description",
-            expected=missing[0],
-        )
+        names = (signal.channel for signal in signals)
+        problem = f"has no lead {', '.join(missing)}"
+        raise make_missing_channel_error(problem, names, "description", missing[0])
     leads: list[Signal] = []
     converted: list[str] = []
     flat: list[str] = []

@@ -22,7 +22,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.types import IngestUnit, Record, Records, SourceRows, count_reasons
+from bitimely_core.types import IngestUnit, Record, Records
 
 
 def list_paths(source: Source) -> list[str]:
@@ -64,19 +64,6 @@ def make_unit(
     is_faulty = any(finding.level == "error" for finding in findings)
     return IngestUnit(
         name=name, files=tuple(files), read=None if is_faulty else read, findings=findings
-    )
-
-
-def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> SourceRows:
-    """The account of `seen` rows: those with a fault of level error are quarantined, those with
-    another fault are dropped.
-    """
-    return SourceRows(
-        file=file,
-        kind=kind,
-        seen=seen,
-        dropped=count_reasons(fault for fault in faults if fault.level != "error"),
-        quarantined=count_reasons(fault for fault in faults if fault.level == "error"),
     )
 
 

@@ -29,6 +29,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf, edf_header
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import find_factor, find_unit_factor, require_rate, scale_signal
+from bitimely_core.recordings.channels import group_segments, make_missing_channel_error
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import (
@@ -255,7 +256,7 @@ def read_recording(
     names: tuple[str, str],
     keep_dates: bool = False,
     keep_phi: bool = False,
-    marks: str | None = None,
+    marks: str = "",
 ) -> Record:
     """Signals, sleep stages and findings of one night.
 
@@ -275,9 +276,7 @@ def read_recording(
     with locate_errors(names[0]):
         night = edf.read_recording(psg, required=NEEDED, keep_phi=keep_phi)
         signals, findings = _check_signals(night.signals)
-        inside = [
-            note for note in night.annotations if marks is not None and note.label.startswith(marks)
-        ]
+        inside = [note for note in night.annotations if marks and note.label.startswith(marks)]
         findings += report_count(
             Reason.UNKNOWN_LABEL,
             "annotations inside the PSG that are not read",
@@ -295,22 +294,20 @@ def read_recording(
         scored, notices = clip_stages(
             scores.annotations, night.segments, shift=scores.origin - night.origin
         )
-    start = night.header.start
+    start = None
+    if keep_dates and night.header.start is not None:
+        start = (night.header.start + timedelta(seconds=night.origin)).isoformat()
     return replace(
         record,
         signals=signals,
         annotations=sorted([*scored, *inside]),
         attributes={**record.attributes, **night.header.phi},
-        start_time=_format_start(start, night.origin) if keep_dates and start is not None else None,
+        start_time=start,
         findings=[
             *(finding.at(names[0]) for finding in (*night.findings, *findings)),
             *(finding.at(names[1]) for finding in (*scores.findings, *notices)),
         ],
     )
-
-
-def _format_start(start: datetime, origin: float) -> str:
-    return (start + timedelta(seconds=origin)).isoformat()
 
 
 def _check_same_start(psg: edf_header.EdfHeader, hypnogram: edf_header.EdfHeader) -> None:
@@ -341,17 +338,10 @@ def _check_signals(signals: Sequence[Signal]) -> tuple[list[Signal], list[Findin
     """All channels with volts brought to uV, after the needed ones were checked for presence, rate,
     unit and quality.
     """
-    segments: dict[str, list[Signal]] = {}
-    for signal in signals:
-        segments.setdefault(signal.channel, []).append(signal)
+    segments = group_segments(signals)
     if missing := [channel for channel in NEEDED if channel not in segments]:
-        raise input_error(
-            Reason.MISSING_CHANNEL,
-            f"has no channel {' and no channel '.join(missing)}",
-            f"found {', '.join(map(safe_text, list(segments)[:12]))}",
-            field="label",
-            expected=missing[0],
-        )
+        problem = f"has no channel {' and no channel '.join(missing)}"
+        raise make_missing_channel_error(problem, segments, "label", missing[0])
     converted: list[Signal] = []
     findings: list[Finding] = []
     for channel, parts in segments.items():

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,8 @@ from bitimely_core.types import (
     SourceRows,
     count_reasons,
 )
+
+Name = TypeVar("Name", str, int)
 
 NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
 GROUP = re.compile(r".*-[0-9]{5}", re.DOTALL)  # a subject id
@@ -525,8 +527,13 @@ def split_by_hash(
         return dict.fromkeys(order, "train")
     tenth = max(1, round(len(order) / 10))
     validation, tests = sizes or (tenth, tenth)
-    held_out = ["validation"] * validation + ["test"] * (tests if test else 0)
-    return dict(zip(order, ["train"] * (len(order) - len(held_out)) + held_out, strict=True))
+    return _name_splits(order, validation, tests if test else 0)
+
+
+def _name_splits(names: Sequence[Name], validation: int, tests: int) -> dict[Name, str]:
+    """Name -> split: the last are test, those before them validation, the others train."""
+    held_out = ["validation"] * validation + ["test"] * tests
+    return dict(zip(names, ["train"] * (len(names) - len(held_out)) + held_out, strict=True))
 
 
 def assign_case_splits(
@@ -569,8 +576,7 @@ def _split_groups_in_order(groups: Sequence[int], *, test: bool) -> dict[int, st
     validation.
     """
     tenth = math.ceil(len(groups) / 10) if len(groups) >= 3 else 0
-    held_out = ["validation"] * tenth + (["test"] * tenth if test else [])
-    return dict(zip(groups, ["train"] * (len(groups) - len(held_out)) + held_out, strict=True))
+    return _name_splits(groups, tenth, tenth if test else 0)
 
 
 def _shared_finding(count: int, effect: str) -> Finding:

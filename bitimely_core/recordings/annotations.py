@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, pairwise
-from operator import not_
+from operator import and_, not_
 from typing import NamedTuple
 
 import numpy as np
@@ -131,17 +131,20 @@ def _understand(source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     reading = _read_stages(notes, source, rules)
     if info.keep_phi or (words is None and not source.is_free):
         return _keep_texts(reading, source, info)
-    doubtful, rest = _part(reading.others, reading.ambiguous)
+    doubtful, rest = _part(reading.others, _find_ambiguous(reading))
     return LabelledNotes(reading.stages, reading.marks, excluded=rest, ambiguous=doubtful)
 
 
 def _keep_texts(reading: StageReading, source: LabelSource, info: RecordingInfo) -> LabelledNotes:
     """Stages, and other texts as they are called; sentences of a column of remarks are excluded."""
-    doubtful, _ = _part(reading.others, reading.ambiguous)
     # what the folder's label files say of a 4 is said once for all
     are_stages = source.is_listed or bool(reading.stages)
+    doubtful = compress(reading.others, _find_ambiguous(reading))
     named = [note for note in doubtful if are_stages and split_mark(note.label)[0] != "4"]
-    others, prose = _part_prose(reading.others, source, info)
+    counts = Counter(note.label for note in reading.others)
+    is_whole = info.keep_phi or not source.is_prose
+    is_code = [is_whole or _may_show(note.label, counts[note.label]) for note in reading.others]
+    others, prose = _part(reading.others, is_code)
     unstaged = others if source.is_listed else ()
     return LabelledNotes(reading.stages, reading.marks, others, prose, named, unstaged)
 
@@ -157,29 +160,21 @@ def _read_stages(
 
 def _map_texts(notes: Sequence[Annotation], words: Mapping[str, str]) -> LabelledNotes:
     """The notes whose texts the map names, called as it says; others are excluded."""
-    mapped = [note._replace(label=words[note.label]) for note in notes if note.label in words]
-    return LabelledNotes(
-        others=mapped, excluded=[note for note in notes if note.label not in words]
-    )
+    named, excluded = _part(notes, [note.label in words for note in notes])
+    mapped = [note._replace(label=words[note.label]) for note in named]
+    return LabelledNotes(others=mapped, excluded=excluded)
+
+
+def _find_ambiguous(reading: StageReading) -> list[bool]:
+    """Whether each of the texts that are not read is a stage in some systems alone."""
+    return [fold_text(note.label) in reading.ambiguous for note in reading.others]
 
 
 def _part(
-    notes: Sequence[Annotation], folded: Sequence[str]
+    notes: Sequence[Annotation], is_chosen: Sequence[bool]
 ) -> tuple[list[Annotation], list[Annotation]]:
-    """The notes whose folded texts are among `folded`, and the others."""
-    is_named = [fold_text(note.label) in folded for note in notes]
-    return list(compress(notes, is_named)), list(compress(notes, map(not_, is_named)))
-
-
-def _part_prose(
-    notes: Sequence[Annotation], source: LabelSource, info: RecordingInfo
-) -> tuple[Sequence[Annotation], Sequence[Annotation]]:
-    """The notes to keep, and the sentences among those of a column of remarks."""
-    if not source.is_prose or info.keep_phi:
-        return notes, ()
-    counts = Counter(note.label for note in notes)
-    is_code = [_may_show(note.label, counts[note.label]) for note in notes]
-    return list(compress(notes, is_code)), list(compress(notes, map(not_, is_code)))
+    """The notes that are chosen, and the others."""
+    return list(compress(notes, is_chosen)), list(compress(notes, map(not_, is_chosen)))
 
 
 def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annotation]:
@@ -190,9 +185,10 @@ def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annota
     """
     if not rules.reaches:
         return list(notes)
-    is_mark = [not note.duration and _is_chosen(note, rules) for note in notes]
-    marks = sorted(compress(notes, is_mark))
-    rest = list(compress(notes, map(not_, is_mark)))
+    is_named = [rules.words is None or note.label in rules.words for note in notes]
+    is_point = [not note.duration for note in notes]
+    marks, rest = _part(notes, list(map(and_, is_named, is_point)))
+    marks.sort()
     if not isinstance(rules.reaches, str):
         return [*rest, *(mark._replace(duration=float(rules.reaches)) for mark in marks)]
     spans = _find_spans(sorted({mark.onset for mark in marks}), to_next=rules.reaches == "next")
@@ -214,11 +210,6 @@ def _find_spans(onsets: Sequence[float], *, to_next: bool) -> dict[float, tuple[
     return dict(zip(onsets, stretches[1:] if to_next else stretches, strict=False))
 
 
-def _is_chosen(note: Annotation, rules: LabelRules) -> bool:
-    """Whether the map names a text, or none."""
-    return rules.words is None or note.label in rules.words
-
-
 # --- what is said
 
 
@@ -234,14 +225,14 @@ def _count_texts(notes: Iterable[Annotation]) -> dict[str, tuple[int, float]]:
 
 
 def _describe_texts(texts: Mapping[str, tuple[int, float]], named: Sequence[str]) -> str:
+    """The first of the texts that may be shown, and how many there are besides."""
     parts = [
         f"{safe_text(text)} ({texts[text][0]} times, {texts[text][1]:g} s)"
         for text in named[:SHOWN]
     ]
-    rest = len(texts) - len(parts)
-    if rest:
-        parts.append(f"{rest} further texts" if rest > 1 else "1 further text")
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else ""
+    if rest := len(texts) - len(parts):
+        parts.append(f"{rest} further text{'s' * (rest > 1)}")
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _may_show(text: str, count: int) -> bool:
@@ -298,16 +289,18 @@ def _report_unknown(
         return []
     texts = _count_texts(n._replace(duration=min(n.duration, length)) for n in excluded)
     named = [t for t, (count, _) in texts.items() if info.keep_phi or _may_show(t, count)]
-    listing = _describe_texts(texts, named) or f"{len(texts)} texts"
-    what = "no labels of the map" if info.label_rules.words is not None else "no known label"
+    listing = _describe_texts(texts, named)
+    may_be_labels = any(seconds or count >= REPEATED for count, seconds in texts.values())
+    is_mapped = info.label_rules.words is not None
+    what = "no labels of the map" if is_mapped else "no known label"
     return [
         input_warning(
             Reason.UNKNOWN_LABEL,
             f"annotations whose texts are {what}: {len(excluded)}, {listing}",
             f"counted, not kept: texts can hold names{_describe_gap(stages, length)}",
             _suggest_label(named, has_stages=bool(stages)),
-            level="warning" if _may_be_labels(texts.values()) else "info",
-            field=None if info.label_rules.words is None else "labels",
+            level="warning" if may_be_labels else "info",
+            field="labels" if is_mapped else None,
             count=len(excluded),
         )
     ]
@@ -325,13 +318,8 @@ def _suggest_label(named: Sequence[str], *, has_stages: bool) -> str:
     """What to do about texts that are not understood; `named`: those that may be shown."""
     if not named:
         return "--init-map FILE lists them: name what they are in [labels] there"
-    label = "N2" if has_stages else safe_text(named[0])[1:-1]
-    return f'Name what they are in [labels] of a map, such as {_quote(named[0])} = "{label}"'
-
-
-def _may_be_labels(texts: Iterable[tuple[int, float]]) -> bool:
-    """Whether a text, by how often it occurs and its seconds, may be a label."""
-    return any(seconds or count >= REPEATED for count, seconds in texts)
+    label = '"N2"' if has_stages else _quote(named[0])
+    return f"Name what they are in [labels] of a map, such as {_quote(named[0])} = {label}"
 
 
 def clip_annotations(

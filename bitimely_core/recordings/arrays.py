@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -125,7 +126,9 @@ def _make_epochs(
 
     `labels`: their classes. Raises UserError: dimensions, physical_range.
     """
-    names = [None] * len(values) if labels is None else _name_classes(labels)
+    names: list[str | None] = [None] * len(values)
+    if labels is not None:  # None: a missing one (NaN, empty)
+        names = [_name_class(cell) for cell in labels.reshape(-1).tolist()]
     if len(names) != len(values):
         problem = f"{len(names)} labels of {len(values)} epochs"
         raise input_error(Reason.DIMENSIONS, problem, "expected one each")
@@ -147,11 +150,6 @@ def _make_epochs(
         replace(finding, requirement=requirement),
     ]
     return make_record(rel, replace(info, notes=(*info.notes, *events)), signals, findings=findings)
-
-
-def _name_classes(labels: np.ndarray) -> list[str | None]:
-    """The classes in an array of labels, as texts; None for a missing one (NaN, empty)."""
-    return [_name_class(cell) for cell in labels.reshape(-1).tolist()]
 
 
 def _name_class(cell: str | float) -> str | None:
@@ -184,8 +182,12 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     flat = _list_flat_arrays(source, places) if places else {}
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
     of_epochs = _pair_labels(epochs, flat)
-    named = filter(_is_called_labels, chain.from_iterable(flat.values()))
-    return LabelArrays(of_epochs, set(named) - set(of_epochs.values()))
+    named = {
+        rel
+        for rel in chain.from_iterable(flat.values())
+        if not LABEL_WORDS.isdisjoint(_list_words(rel))
+    }
+    return LabelArrays(of_epochs, named - set(of_epochs.values()))
 
 
 Place = tuple[PurePosixPath, int]
@@ -215,10 +217,6 @@ def _pair_labels(epochs: Mapping[str, Place], flat: Mapping[Place, list[str]]) -
         if len(chosen) == 1:
             pairs[rel] = chosen[0]
     return pairs
-
-
-def _is_called_labels(rel: str) -> bool:
-    return not LABEL_WORDS.isdisjoint(_list_words(rel))
 
 
 def _name_place(rel: str, shape: tuple[int, ...]) -> Place:
@@ -269,9 +267,26 @@ def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | No
     return arrays[samples.pop()], classes[0] if len(classes) == 1 else None
 
 
-def _load_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an archive. Raises UserError: expansion_limit, unsafe_pickle, corrupt."""
+@contextmanager
+def _translate_errors(path: Path, ending: str) -> Iterator[None]:
+    """Errors of numpy in this block become UserErrors: unsafe_pickle, corrupt."""
     try:
+        yield
+    except ValueError as error:
+        is_unsafe = re.search("pickle|object", str(error).lower()) is not None
+        code = Reason.UNSAFE_PICKLE if is_unsafe else Reason.CORRUPT
+        problem = "is not a file of arrays of numbers"
+        raise input_error(code, problem, "only arrays of numbers are read") from None
+    # a TokenError: of a header that is cut off
+    except (OSError, EOFError, SyntaxError, TokenError, BadZipFile) as error:
+        raise_system_error(error, path, stored=False)
+        problem = f"does not read as {ending} ({type(error).__name__})"
+        raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
+
+
+def _load_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an archive. Raises UserError: expansion_limit, and as `_translate_errors`."""
+    with _translate_errors(path, ".npz"):
         with ZipFile(path) as archive:
             size = sum(info.file_size for info in archive.infolist())
         if size > max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size):
@@ -280,30 +295,11 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
             raise input_error(Reason.EXPANSION_LIMIT, problem, wanted)
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
-    except ValueError as error:
-        raise _translate_value_error(error) from None
-    except (OSError, EOFError, SyntaxError, TokenError, BadZipFile) as error:
-        raise_system_error(error, path, stored=False)
-        problem = f"does not read as .npz ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
-
-
-def _translate_value_error(error: ValueError) -> UserError:
-    is_unsafe = re.search("pickle|object", str(error).lower()) is not None
-    code = Reason.UNSAFE_PICKLE if is_unsafe else Reason.CORRUPT
-    problem = "is not a file of arrays of numbers"
-    return input_error(code, problem, "only arrays of numbers are read")
 
 
 def _load_npy(path: Path) -> np.ndarray:
-    try:
+    with _translate_errors(path, ".npy"):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise _translate_value_error(error) from None
-    except (OSError, EOFError, SyntaxError, TokenError) as error:  # the last of a header cut off
-        raise_system_error(error, path, stored=False)
-        problem = f"does not read as .npy ({type(error).__name__})"
-        raise input_error(Reason.CORRUPT, problem, hint="Save it again") from None
 
 
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:

@@ -8,6 +8,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from bitimely_core.formats.units import (
     measure_spread,
     scale_signal,
 )
-from bitimely_core.recordings.mapping import ChannelChoice, FileRule, RecordingInfo
+from bitimely_core.recordings.mapping import NO_FACTS, ChannelChoice, FileRule, RecordingInfo
 from bitimely_core.types import Annotation, Signal
 
 MINUS = " - "  # of a derivation in a map
@@ -149,15 +150,11 @@ def list_choices(rule: FileRule) -> tuple[ChannelChoice, ...]:
     return tuple(choices.values())
 
 
-def is_plain(choices: Iterable[ChannelChoice]) -> bool:
-    """Whether each channel has one name in the files, which its reader can look for."""
-    return all(len(choice.sources) == 1 and MINUS not in choice.sources[0] for choice in choices)
-
-
-def list_plain(choices: Iterable[ChannelChoice]) -> dict[str, tuple[str, str]]:
-    """Name in the file -> name in the cache and unit, of channels of one name each."""
-    choices = tuple(choices)
-    if not is_plain(choices):
+def list_plain(choices: Sequence[ChannelChoice]) -> dict[str, tuple[str, str]]:
+    """Name in the file -> name in the cache and unit, where each channel has one name in the files,
+    which its reader can look for.
+    """
+    if any(len(choice.sources) != 1 or MINUS in choice.sources[0] for choice in choices):
         return {}
     return {choice.sources[0]: (choice.name, choice.unit) for choice in choices}
 
@@ -186,16 +183,14 @@ def is_no_signal(name: str) -> bool:
 
 def holds_codes(name: str, info: RecordingInfo) -> bool:
     """Whether a channel is one of codes, by its type in BIDS, else by its name."""
-    facts = info.facts.get(name)
-    if facts is not None and facts.kind:
-        return facts.kind in {"TRIG", "STIM"}
+    if kind := info.facts.get(name, NO_FACTS).kind:
+        return kind in {"TRIG", "STIM"}
     return CODES.fullmatch(_fold_letters(name)) is not None
 
 
 def holds_labels(name: str, info: RecordingInfo, form: re.Pattern[str]) -> bool:
     """Whether a channel without a type in BIDS is one of `STAGES` or `STATES` by its name."""
-    facts = info.facts.get(name)
-    is_typed = facts is not None and bool(facts.kind)
+    is_typed = info.facts.get(name, NO_FACTS).kind
     return not is_typed and form.fullmatch(_fold_letters(name)) is not None
 
 
@@ -203,9 +198,8 @@ def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChan
     """The channels among `names` that are not stored unless the map names them."""
     left_out: list[LeftOutChannel] = []
     for name in names:
-        facts = info.facts.get(name)
-        kind = "" if facts is None else facts.kind
-        if facts is not None and facts.bad:
+        kind, _, is_bad = info.facts.get(name, NO_FACTS)
+        if is_bad:
             left_out.append(LeftOutChannel(name, BAD_CHANNEL, "is bad by the channels table"))
         elif holds_codes(name, info):
             left_out.append(LeftOutChannel(name, CODE_CHANNEL, "holds codes"))
@@ -219,8 +213,9 @@ def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChan
     return left_out
 
 
-def read_triggers(parts: Sequence[Signal]) -> list[Annotation] | None:
-    """The codes of a channel as points in time, called by their numbers; None: it holds none.
+def read_triggers(parts: Sequence[Signal]) -> list[Annotation]:
+    """The codes of a channel as points in time, called by their numbers; none where it changes too
+    often to hold codes.
 
     Each run of equal values is one, but for those of the value at rest, which is the commonest.
     High bits that are set at rest, too, are flags and no part of a code. `parts`: the segments.
@@ -229,11 +224,10 @@ def read_triggers(parts: Sequence[Signal]) -> list[Annotation] | None:
     times = np.concatenate(
         [part.onset + np.arange(len(part.samples)) / part.rate for part in parts]
     )
-    if not len(values) or (values == NO_CODE).all():
-        return None
     starts = np.flatnonzero(np.diff(values, prepend=NO_CODE - 1))
-    if len(starts) > max(2, MOST_CHANGES * len(values)):
-        return None
+    is_busy = len(starts) > max(2, MOST_CHANGES * len(values))
+    if is_busy or (values == NO_CODE).all():
+        return []
     levels, counts = np.unique(values[values != NO_CODE], return_counts=True)
     rest = int(levels[counts.argmax()])
     flags = rest & ~0xFF if rest > 0 and ((levels & rest) == rest).all() else 0
@@ -283,15 +277,12 @@ def _find_runs(values: np.ndarray, places: np.ndarray, gap: int) -> tuple[np.nda
     return places[bounds[:-1]], places[bounds[1:] - 1] + 1
 
 
-def group_parts(
-    signals: Iterable[Signal], info: RecordingInfo, form: re.Pattern[str]
-) -> list[list[Signal]]:
-    """The segments of each channel of `STAGES` or `STATES`."""
-    parts: dict[str, list[Signal]] = {}
+def group_segments(signals: Iterable[Signal]) -> dict[str, list[Signal]]:
+    """Channel -> its segments."""
+    segments: dict[str, list[Signal]] = {}
     for signal in signals:
-        if holds_labels(signal.channel, info, form):
-            parts.setdefault(signal.channel, []).append(signal)
-    return list(parts.values())
+        segments.setdefault(signal.channel, []).append(signal)
+    return segments
 
 
 def _read_codes(signal: Signal) -> np.ndarray:
@@ -301,14 +292,13 @@ def _read_codes(signal: Signal) -> np.ndarray:
         return digital.astype(np.int64) & LOW_BITS
     values = digital * signal.scale + signal.offset
     whole = np.rint(values)
-    is_digital = signal.samples.dtype.kind == "i"
-    # half a step of the converter, and what the rounding of its limits in the header adds
-    near = np.minimum(0.51 * abs(signal.scale) + 1e-4 * np.abs(values), 0.25)
-    near = near if is_digital else np.full(len(values), 0.02)
-    if is_digital and (np.abs(values - whole) > near).any():
-        return digital.astype(np.int64)  # of a file that scales them like a voltage
-    is_code = np.isfinite(values) & (np.abs(values - whole) <= near)
-    return np.where(is_code, np.where(is_code, whole, 0), NO_CODE).astype(np.int64)
+    if signal.samples.dtype.kind == "i":
+        # half a step of the converter, and what the rounding of its limits in the header adds
+        near = np.minimum(0.51 * abs(signal.scale) + 1e-4 * np.abs(values), 0.25)
+        is_scaled = (np.abs(values - whole) > near).any()  # like a voltage
+        return (digital if is_scaled else whole).astype(np.int64)
+    is_code = np.abs(values - whole) <= 0.02  # NaN and infinity are not near
+    return np.where(is_code, whole, NO_CODE).astype(np.int64)
 
 
 # --- selection
@@ -329,33 +319,26 @@ def select_channels(
         )
     filled = [resolve_unit(signal, info, remarks) for signal in filled]
     names = list(dict.fromkeys(signal.channel for signal in signals))
-    choices = _find_choices(info)
     _compare_rate(filled, info, remarks)
     if info.is_part:
         return filled, []
-    choices = choices or _choose_inputs(names, info, remarks)
+    plain = [ChannelChoice(name, (key,), unit) for key, (name, unit) in info.channels.items()]
     selected: list[Signal] = []
-    for choice in choices:
+    for choice in info.choices or plain or _choose_inputs(names, info, remarks):
         selected += _read_choice(choice, names, filled, info, remarks)
     return selected, _collect_triggers(filled, info)
 
 
 def _choose_inputs(
     names: Sequence[str], info: RecordingInfo, remarks: list[Finding]
-) -> tuple[ChannelChoice, ...]:
+) -> list[ChannelChoice]:
     """The channels that are signals, without a map; all where none is."""
     left_out = list_left_out(names, info)
     absent = {channel.name for channel in left_out}
     inputs = [name for name in names if name not in absent]
     if inputs:
         remarks += map(_describe_left_out, left_out)
-    return tuple(ChannelChoice(name, (name,)) for name in inputs or names)
-
-
-def _find_choices(info: RecordingInfo) -> tuple[ChannelChoice, ...]:
-    """The channels of the map; () for all."""
-    plain = (ChannelChoice(name, (key,), unit) for key, (name, unit) in info.channels.items())
-    return info.choices or tuple(plain)
+    return [ChannelChoice(name, (name,)) for name in inputs or names]
 
 
 def _compare_rate(signals: Sequence[Signal], info: RecordingInfo, remarks: list[Finding]) -> None:
@@ -388,12 +371,15 @@ def _collect_triggers(signals: Sequence[Signal], info: RecordingInfo) -> list[An
     """
     if info.notes or info.numbers:
         return []
-    parts: dict[str, list[Signal]] = {}
-    for signal in signals:
-        if holds_codes(signal.channel, info):
-            parts.setdefault(signal.channel, []).append(signal)
-    states = [note for same in group_parts(signals, info, STATES) for note in read_states(same)]
-    return [*states, *(note for same in parts.values() for note in read_triggers(same) or ())]
+    segments = group_segments(signals)
+    notes: list[Annotation] = []
+    for channel, parts in segments.items():
+        if holds_labels(channel, info, STATES):
+            notes += read_states(parts)
+    for channel, parts in segments.items():
+        if holds_codes(channel, info):
+            notes += read_triggers(parts)
+    return notes
 
 
 def _read_choice(
@@ -406,29 +392,30 @@ def _read_choice(
     """The segments of one channel of the map."""
     sources = list(filter(None, (find_source(text, names) for text in choice.sources)))
     if not sources:
-        raise _missing_channel(choice, names)
+        wanted = list(map(safe_text, choice.sources))
+        problem = f"has no channel {' or '.join(wanted[:6])}"
+        raise make_missing_channel_error(problem, names, "channels", wanted[0])
     if sources[1:]:
         texts = [safe_text(MINUS.join(source)) for source in sources]
         problem = f"{safe_text(choice.name)} is there as {' and as '.join(texts)}"
         action = f"{texts[0]} is read, the first in the map"
         remarks.append(input_warning(Reason.DUPLICATE_CHANNEL, problem, action, field="channels"))
-    parts = [[s for s in signals if s.channel == name] for name in sources[0]]
-    for signal in parts[0]:
+    segments = group_segments(signals)
+    first, *others = (segments.get(name, []) for name in sources[0])
+    for signal in first:
         _check_rate(signal, info.rate)
-    read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
+    read = derive_signals(first, *others) if others else first
     unit = choice.unit or info.unit
     return [convert_unit(signal, unit)._replace(channel=choice.name) for signal in read]
 
 
-def _missing_channel(choice: ChannelChoice, names: Sequence[str]) -> UserError:
-    wanted = list(map(safe_text, choice.sources))
-    return input_error(
-        Reason.MISSING_CHANNEL,
-        f"has no channel {' or '.join(wanted[:6])}",
-        f"found {', '.join(map(safe_text, names[:12]))}",
-        field="channels",
-        expected=wanted[0],
-    )
+def make_missing_channel_error(
+    problem: str, names: Iterable[str], field: str, expected: str
+) -> UserError:
+    """The error for a channel that a file with the channels `names` does not have."""
+    listed = ", ".join(map(safe_text, islice(names, 12)))
+    code = Reason.MISSING_CHANNEL
+    return input_error(code, problem, f"found {listed}", field=field, expected=expected)
 
 
 def _check_rate(signal: Signal, rate: float | None) -> None:
@@ -517,11 +504,16 @@ def resolve_unit(signal: Signal, info: RecordingInfo, remarks: list[Finding]) ->
     if stated:
         return _override_unit(signal, stated, remarks)
     unit = find_unit(signal.unit)
-    facts = info.facts.get(signal.channel)
-    if unit is None and facts is not None and facts.unit:
-        beside = find_unit(facts.unit)
-        return signal._replace(unit=facts.unit if beside is None else beside.name)
+    beside = info.facts.get(signal.channel, NO_FACTS).unit
+    if unit is None and beside:
+        return signal._replace(unit=_spell_unit(beside))
     return signal if unit is None else signal._replace(unit=unit.name)
+
+
+def _spell_unit(text: str) -> str:
+    """A unit as `formats.units` writes it; one that it does not know as it is."""
+    unit = find_unit(text)
+    return text if unit is None else unit.name
 
 
 def _override_unit(signal: Signal, stated: str, remarks: list[Finding]) -> Signal:
@@ -529,8 +521,7 @@ def _override_unit(signal: Signal, stated: str, remarks: list[Finding]) -> Signa
 
     A unit of the file is believed where it alone makes the values plausible for such a channel.
     """
-    unit = find_unit(stated)
-    name = stated if unit is None else unit.name
+    name = _spell_unit(stated)
     factor = find_unit_factor(signal.unit, name)
     if factor is None or factor == 1.0:
         return signal._replace(unit=name)
@@ -567,7 +558,9 @@ def assume_units(
         if unit or signal.unit.strip():
             assumed[name] = unit or signal.unit
             remarks.append(_report_unit(signal, spread, unit))
-    remarks += _question_units(signals, assumed, info)
+    for name, signal in {signal.channel: signal for signal in signals}.items():
+        if name not in assumed and not find_stated_unit(name, info.units):
+            remarks += _question_unit(signal)
     filled = [
         signal._replace(unit=assumed[signal.channel]) if signal.channel in assumed else signal
         for signal in signals
@@ -580,8 +573,7 @@ def _is_unit_open(signal: Signal, info: RecordingInfo) -> bool:
     name, unit = signal.channel, signal.unit.strip()
     if unit and (find_unit(unit) or not MANGLED.fullmatch(unit)):
         return False
-    facts = info.facts.get(name)
-    if find_stated_unit(name, info.units) or (facts is not None and facts.unit):
+    if find_stated_unit(name, info.units) or info.facts.get(name, NO_FACTS).unit:
         return False
     return not holds_codes(name, info) and not is_no_signal(name)
 
@@ -598,20 +590,6 @@ def _guess_unit(signal: Signal, spread: float) -> str:
     has_kind = any(list_plausible_units(signal.channel, 10.0**power) for power in range(-9, 6))
     is_micro = "uV" in units or (not has_kind and 1.0 <= spread < 1000.0)
     return "uV" if is_micro else ""
-
-
-def _question_units(
-    signals: Sequence[Signal], assumed: Mapping[str, str], info: RecordingInfo
-) -> list[Finding]:
-    """The warnings about units that the files state and nothing settles."""
-    firsts = {signal.channel: signal for signal in signals}
-    is_open = {name: not find_stated_unit(name, info.units) for name in firsts.keys() - assumed}
-    return [
-        remark
-        for name, signal in firsts.items()
-        if is_open.get(name)
-        for remark in _question_unit(signal)
-    ]
 
 
 def _question_unit(signal: Signal) -> list[Finding]:

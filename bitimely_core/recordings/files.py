@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
-from bitimely_core.recordings.channels import is_plain, list_choices, list_plain
+from bitimely_core.recordings.channels import list_choices, list_plain
 from bitimely_core.recordings.joining import (
     describe_part,
     find_channel_folders,
@@ -52,7 +52,7 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.sessions import ROOT, find_sessions
-from bitimely_core.recordings.sidecars import read_sidecars
+from bitimely_core.recordings.sidecars import is_bids, read_sidecars
 from bitimely_core.recordings.sniffed_tables import (
     describe_tables,
     is_sample_table,
@@ -93,7 +93,6 @@ LABELS_ALONE = Finding(
     "no recording, or more than one, is called as it is",
     'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
 )
-BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
@@ -122,11 +121,6 @@ class LabelTables(NamedTuple):
         for key in dict.fromkeys(keys):
             notes += self.notes.get(key, ())
         return tuple(sorted(notes))
-
-
-def is_bids(source: Source) -> bool:
-    """Whether a folder is one of BIDS."""
-    return any(name in source.files for name in BIDS_FILES)
 
 
 def suggest_map(source: Source) -> str:
@@ -182,11 +176,8 @@ def list_units(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: IngestOptions
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, findings about the folder, and the account of its tables."""
-    bids = is_bids(source)
     has_map = options.get("map") is not None
-    recordings, label_arrays, passed_over = _find_files(
-        source, chosen, formats, bids=bids, has_map=has_map
-    )
+    recordings, label_arrays, passed_over = _find_files(source, chosen, formats, has_map=has_map)
     headed = True
     reference = _find_reference(source, chosen, recordings, formats)
     if isinstance(reference, ReferenceTable):
@@ -195,7 +186,7 @@ def list_units(
         recordings.pop(reference.rule.path, None)
         headed, reference = reference.headed, reference.finding
     yield from [reference] if reference else []
-    beside = _find_labels(source, chosen, recordings, passed_over, bids=bids)
+    beside = _find_labels(source, chosen, recordings, passed_over)
     yield from beside.findings
     for rel in beside.list_taken() & recordings.keys():
         del recordings[rel]
@@ -216,7 +207,7 @@ def list_units(
     unfilled = _find_unfilled(source, recordings)
     yield from unmatched.report_unfilled(unfilled)
     folder = FolderFacts(
-        source, chosen, keys, labels, beside, label_arrays, frozenset(unfilled), options, bids=bids
+        source, chosen, keys.keys, labels, beside, label_arrays, frozenset(unfilled), options
     )
     groups, joined = _group_files(source, chosen, recordings, names)
     yield from joined
@@ -237,8 +228,6 @@ def _find_labels(
     chosen: RecordingMap,
     recordings: Mapping[str, tuple[Format, FileRule]],
     passed_over: set[str],
-    *,
-    bids: bool,
 ) -> FoundLabels:
     """The label files of each recording; some may be among `recordings`, by their endings."""
     rules = {rel: rule for rel, (_, rule) in recordings.items()}
@@ -248,9 +237,7 @@ def _find_labels(
         if kind == "wfdb"
         for ending in rule.annotators
     }
-    return find_labels(
-        source, rules, read_label_rules(chosen), bids=bids, skipped=passed_over | annotations
-    )
+    return find_labels(source, rules, read_label_rules(chosen), passed_over | annotations)
 
 
 class FolderFacts(NamedTuple):
@@ -258,13 +245,12 @@ class FolderFacts(NamedTuple):
 
     source: Source
     chosen: RecordingMap
-    keys: RecordingKeys
+    keys: dict[str, tuple[str, ...]]  # recording -> its names in tables
     labels: LabelTables
     beside: FoundLabels
     label_arrays: Mapping[str, str]  # file of epochs -> that of their classes
     unfilled: frozenset[str]  # folders whose WFDB checksums are not filled in
     options: IngestOptions
-    bids: bool
 
 
 def _group_files(
@@ -320,7 +306,7 @@ def _join_by_group(recordings: Mapping[str, tuple[Format, FileRule]]) -> dict[st
     """File -> subject and name, by the group `recording`; a name of two subjects holds both."""
     keys: dict[str, tuple[str, str]] = {}
     for rel, (_, rule) in recordings.items():
-        groups = _match_path(rel, rule.match)
+        groups = search_groups(rule.match, rel)
         if "recording" in groups:
             keys[rel] = (groups.get("subject", ""), groups["recording"])
     subjects = Counter(recording for _, recording in set(keys.values()))
@@ -341,16 +327,13 @@ def _make_recording(
     if len(parts) == 1:
         return parts[0]
     first, (_, rule) = next(iter(members.items()))
-    keys = folder.keys.keys
-    part_keys = tuple(itertools.chain.from_iterable(keys[rel] for rel in members))
-    keys[first] = (name, *part_keys)
-    describe = partial(describe_recording, first, name)
-    info = describe(keys[first], rule, folder.chosen, folder.labels, folder.options)
-    alone = describe((name,), rule, folder.chosen, folder.labels, folder.options)
-    notes, numbers = ((), ()) if name in part_keys else (alone.notes, alone.numbers)
-    info = replace(info, notes=notes, numbers=numbers)  # those of files come with them
+    part_keys = tuple(itertools.chain.from_iterable(folder.keys[rel] for rel in members))
+    folder.keys[first] = (name, *part_keys)
+    info = describe_recording(folder, first, name, folder.keys[first], rule)
+    # the annotations of files come with them
+    alone = describe_recording(folder, first, name, () if name in part_keys else (name,), rule)
     shared = list_shared_labels(folder.beside.files.get(rel, ()) for rel in members)
-    info = replace(info, label_files=shared)
+    info = replace(info, notes=alone.notes, numbers=alone.numbers, label_files=shared)
     return join_units(info, [unit for unit, _ in parts]), info
 
 
@@ -363,9 +346,7 @@ def _make_file_unit(
         return _make_faulty_unit(rel, name, source.rejected[rel]), None
     if rel in folder.beside.lone:
         return _make_faulty_unit(rel, name, LABELS_ALONE.at(rel)), None
-    info = describe_recording(
-        rel, name, folder.keys.keys[rel], rule, folder.chosen, folder.labels, folder.options
-    )
+    info = describe_recording(folder, rel, name, folder.keys[rel], rule)
     info = replace(info, label_files=folder.beside.files.get(rel, ()))
     if rel in folder.label_arrays:
         info = replace(info, annotation_files=(folder.label_arrays[rel],))
@@ -374,7 +355,7 @@ def _make_file_unit(
     if is_part:
         info = describe_part(info, kind)
     try:
-        unit = make_unit(source, rel, kind, info, bids=folder.bids, annotators=rule.annotators)
+        unit = make_unit(source, rel, kind, info, bids=is_bids(source), annotators=rule.annotators)
         return unit, info
     except UserError as error:
         raise_system_error(error)
@@ -382,14 +363,15 @@ def _make_file_unit(
 
 
 def _find_files(
-    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, bids: bool, has_map: bool
+    source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, has_map: bool
 ) -> FolderFiles:
     passed_over = _list_passed_over(source, chosen)
     candidates = [*source.files, *source.rejected]
-    if bids:
+    if is_bids(source):
         candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
         formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
-    recordings = _choose_formats(candidates, passed_over, chosen, formats)
+    choices = {rel: choose_format(rel, chosen) for rel in candidates if rel not in passed_over}
+    recordings = {rel: choice for rel, choice in choices.items() if choice and choice[0] in formats}
     recordings = _drop_other_tables(source, recordings, has_map=has_map)
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
@@ -405,14 +387,6 @@ def _list_passed_over(source: Source, chosen: RecordingMap) -> set[str]:
     if not is_bids(source):
         return tables_of_map
     return tables_of_map.union(rel for rel in source.files if rel.startswith(DERIVED))
-
-
-def _choose_formats(
-    rels: Iterable[str], passed_over: set[str], chosen: RecordingMap, formats: tuple[Format, ...]
-) -> dict[str, tuple[Format, FileRule]]:
-    """Those of the files that are of one of `formats`, with the rule of the map for each."""
-    choices = {rel: choose_format(rel, chosen) for rel in rels if rel not in passed_over}
-    return {rel: choice for rel, choice in choices.items() if choice and choice[0] in formats}
 
 
 def _states_classes(rule: FileRule) -> bool:
@@ -503,7 +477,6 @@ def _make_faulty_unit(rel: str, name: str, fault: Finding) -> IngestUnit:
     return IngestUnit(name=name, files=(rel,), read=None, findings=(fault,))
 
 
-@cache
 def read_advice() -> dict[str, str]:
     """Ending of files that are not read -> what to do with them."""
     text = resources.files("bitimely_core.formats").joinpath("foreign.toml").read_text("utf-8")
@@ -544,20 +517,16 @@ def _report_unmatched(
 
 
 def describe_recording(
-    rel: str,
-    name: str,
-    keys: Sequence[str],
-    rule: FileRule,
-    chosen: RecordingMap,
-    labels: LabelTables,
-    options: IngestOptions,
+    folder: FolderFacts, rel: str, name: str, keys: Sequence[str], rule: FileRule
 ) -> RecordingInfo:
     """Subject, labels, channels and properties of a recording by the map, its tables and the path.
 
     `keys`: its names in tables.
     """
-    groups = _match_path(rel, rule.match)
+    chosen, labels, options = folder.chosen, folder.labels, folder.options
+    groups = search_groups(rule.match, rel)
     choices = list_choices(rule)
+    channels = list_plain(choices)
     bids = BIDS.search(rel)
     subject = groups.get("subject") or rule.subject or (bids[1] if bids else "")
     row = labels.find_row([*keys, subject])
@@ -570,8 +539,8 @@ def describe_recording(
         attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),
-        channels=list_plain(choices),
-        choices=() if is_plain(choices) else choices,
+        channels=channels,
+        choices=() if channels else choices,
         units=chosen.units,
         label_rules=rules,
         rate=rule.rate,
@@ -587,11 +556,6 @@ def describe_recording(
         keep_phi=bool(options.get("keep_phi")),
         events=rule.events,
     )
-
-
-def _match_path(rel: str, pattern: str) -> dict[str, str]:
-    """The groups of a path that the map names."""
-    return search_groups(pattern, rel) if pattern else {}
 
 
 def _list_attributes(
@@ -613,12 +577,7 @@ def _list_attributes(
 
 def _list_columns(rule: FileRule) -> dict[str, str]:
     """id, subject, label, value -> column of a table of series."""
-    columns = {
-        "id": rule.id_column,
-        "subject": rule.subject_column,
-        "label": rule.label_column,
-        "value": rule.value_column,
-    }
+    columns = {key: getattr(rule, f"{key}_column") for key in ("id", "subject", "label", "value")}
     return {key: column for key, column in columns.items() if column}
 
 
@@ -649,33 +608,19 @@ def make_unit(
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
-        info = replace(info, rate=_find_array_rate(source, path))
+        info = replace(info, rate=find_rate(path))
+        if info.rate is None:
+            wanted = "needs --map with a rate (`rate` in [[files]])"
+            raise usage_error("has no sampling rate", wanted, suggest_map(source))
     files += [*_list_companions(source, rel), *info.annotation_files]
-    read = _choose_reader(source, rel, kind, info)
-    return IngestUnit(name=info.recording_id, files=tuple(files), read=read)
-
-
-def _find_array_rate(source: Source, path: Path) -> float:
-    """Hz that the file of an array states. Raises UserError (usage) where it states none."""
-    rate = find_rate(path)
-    if rate is None:
-        problem, wanted = "has no sampling rate", "needs --map with a rate (`rate` in [[files]])"
-        raise usage_error(problem, wanted, suggest_map(source))
-    return rate
-
-
-def _choose_reader(
-    source: Source, rel: str, kind: Format, info: RecordingInfo
-) -> Callable[[], Record | Records]:
-    """What reads a file that is no WFDB record: an array of epochs with that of their classes, a
-    table with a row a recording, or any other by its format.
-    """
-    path = source.path(rel)
-    if kind == "npy" and info.annotation_files:
-        return partial(read_npy, path, rel, info, labels=source.path(info.annotation_files[-1]))
-    if info.series:
-        return partial(read_series, path, rel, info)
-    return partial(readers.READERS[kind], path, rel, info)
+    read: Callable[..., Record | Records] = readers.READERS[kind]
+    if kind == "npy" and info.annotation_files:  # epochs with their classes
+        read = partial(read_npy, labels=source.path(info.annotation_files[-1]))
+    elif info.series:
+        read = read_series
+    return IngestUnit(
+        name=info.recording_id, files=tuple(files), read=partial(read, path, rel, info)
+    )
 
 
 def _make_wfdb_unit(

@@ -39,7 +39,18 @@ class PlacedPart(NamedTuple):
     @property
     def end(self) -> float:
         """Seconds from the start of the recording."""
-        return self.onset + _measure_length(self.record)
+        return self.onset + max(map(_end, self.record.signals))
+
+    @property
+    def channels(self) -> set[str]:
+        """The channels of the file."""
+        return {signal.channel for signal in self.record.signals}
+
+    @property
+    def start(self) -> datetime | None:
+        """When the file begins, where it states that."""
+        text = self.record.start_time
+        return datetime.fromisoformat(text) if text else None
 
 
 # --- which files
@@ -136,8 +147,9 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
     the readers and of `make_record`.
     """
     parts = [PlacedPart(file, _read_part(file, read), 0.0) for file, read in reads]
-    starts = {part.file: _parse_start(part.record) for part in parts}
-    placed = _place_parts(parts, starts)
+    starts = list(filter(None, (part.start for part in parts)))
+    start = min(starts) if len(starts) == len(parts) else None
+    placed = _place_parts(parts, start)
     signals = _cut_at_edges(
         [
             signal._replace(onset=signal.onset + part.onset)
@@ -146,8 +158,6 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
         ]
     )
     findings = [finding.at(part.file) for part in placed for finding in part.record.findings]
-    times = list(filter(None, starts.values()))
-    start = min(times) if len(times) == len(starts) else None
     info = replace(info, units={}, is_part=False)
     joined = make_record(placed[0].file, info, signals, findings=findings, start=start)
     notes = [
@@ -165,38 +175,26 @@ def _read_part(file: str, read: Read) -> Record:
     return record
 
 
-def _parse_start(record: Record) -> datetime | None:
-    return datetime.fromisoformat(record.start_time) if record.start_time else None
-
-
 def _misfit(files: Iterable[str], problem: str, wanted: str) -> UserError:
     names = list_names(list(files), SHOWN)
     hint = "Leave one out of the group `recording` of match in the map"
     return input_error(Reason.START_MISMATCH, f"{names} {problem}", wanted, hint)
 
 
-def _measure_length(record: Record) -> float:
-    """Seconds from its start to the end of its last sample."""
-    return max(signal.onset + len(signal.samples) / signal.rate for signal in record.signals)
-
-
-def _place_parts(
-    parts: Sequence[PlacedPart], starts: Mapping[str, datetime | None]
-) -> list[PlacedPart]:
-    """The parts in order of time, with their onsets by `starts`; those without begin together.
+def _place_parts(parts: Sequence[PlacedPart], first: datetime | None) -> list[PlacedPart]:
+    """The parts in order of time, with their onsets after the `first` start; they begin together
+    where one states no start.
 
     An onset that is within a second of the start or the end of an earlier part is that. Tables of
     other channels keep their onsets: they state fractions of seconds.
     """
-    times = list(filter(None, starts.values()))
-    if len(times) < len(parts):
+    if first is None:
         _require_one_length(parts)
         return list(parts)
-    first = min(times)
-    order = sorted(parts, key=lambda part: starts[part.file] or first)
+    onsets = {part.file: ((part.start or first) - first).total_seconds() for part in parts}
     placed: list[PlacedPart] = []
-    for part in order:
-        onset = ((starts[part.file] or first) - first).total_seconds()
+    for part in sorted(parts, key=lambda part: onsets[part.file]):
+        onset = onsets[part.file]
         edges = [edge for other in placed for edge in _list_edges(part, other)]
         near = [edge for edge in edges if abs(edge - onset) <= NEAR]
         placed.append(part._replace(onset=near[0] if near else onset))
@@ -207,19 +205,15 @@ def _place_parts(
 def _list_edges(part: PlacedPart, other: PlacedPart) -> tuple[float, ...]:
     """The times of an earlier part at which `part` may begin."""
     is_table = SUFFIXES.get(find_suffix(part.file)) == "table"
-    if is_table and _list_channels(part).isdisjoint(_list_channels(other)):
+    if is_table and part.channels.isdisjoint(other.channels):
         return ()
     return other.onset, other.end
-
-
-def _list_channels(part: PlacedPart) -> set[str]:
-    return {signal.channel for signal in part.record.signals}
 
 
 def _require_one_length(parts: Sequence[PlacedPart]) -> None:
     """Raises UserError for files without a start time that are no channels of one recording."""
     files = [part.file for part in parts]
-    counts = Counter(channel for part in parts for channel in _list_channels(part))
+    counts = Counter(channel for part in parts for channel in part.channels)
     again = [channel for channel, count in counts.items() if count > 1]
     if again:
         problem = f"hold {safe_text(again[0])} each, and one states no start time"
@@ -236,13 +230,13 @@ def _require_no_overlap(placed: Sequence[PlacedPart]) -> None:
     """
     for i, part in enumerate(placed):
         for other in placed[:i]:
-            shared = _list_channels(part) & _list_channels(other)
+            shared = part.channels & other.channels
             overlap = min(other.end, part.end) - part.onset
             if shared and overlap > 1e-6:
                 problem = f"both hold {safe_text(min(shared))} over {overlap:g} s"
                 raise _misfit([other.file, part.file], problem, "expected parts one after another")
     first = placed[0]
-    if not any(_list_channels(part) & _list_channels(first) for part in placed[1:]):
+    if all(part.channels.isdisjoint(first.channels) for part in placed[1:]):
         apart = [part.file for part in placed if part.onset >= first.end]
         if apart:
             problem = "hold other channels and do not overlap in time"

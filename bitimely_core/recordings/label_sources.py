@@ -14,7 +14,7 @@ from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
-from bitimely_core.recordings.channels import STAGES, group_parts, read_states
+from bitimely_core.recordings.channels import STAGES, group_segments, holds_labels, read_states
 from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules, RecordingInfo
 from bitimely_core.recordings.tables import read_bids_events
 from bitimely_core.types import Annotation, Signal
@@ -64,13 +64,13 @@ def read_stage_channels(
     Digits are stages; a 4 is N3 beside a 5, which is REM.
     """
     sources: list[LabelSource] = []
-    for parts in group_parts(signals, info, STAGES):
-        notes = read_states(parts)
+    for channel, parts in group_segments(signals).items():
+        notes = read_states(parts) if holds_labels(channel, info, STAGES) else []
         codes = {note.label for note in notes}
         if not codes - {"0"} or not codes <= DIGITS.keys() | {"4"}:
             continue
         four = {"4": "N3"} if "5" in codes else {}
-        said = _report_stage_channel(parts[0].channel, codes, four)
+        said = _report_stage_channel(channel, codes, four)
         sources.append(LabelSource(name, notes, is_listed=True, words=four, findings=(said,)))
     return sources
 
@@ -103,12 +103,8 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
         )
         action, hint = "none of them is used", f"Are they of another recording?{hint}"
     elif end >= length + EPOCH:
-        step = _find_step(len(notes), length)
-        hint = (
-            f"If its epochs last {step} s, write epoch = {step} in [labels] of the map"
-            if step
-            else hint
-        )
+        if step := _find_step(len(notes), length):
+            hint = f"If its epochs last {step} s, write epoch = {step} in [labels] of the map"
         problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
     elif begin <= -QUARTER / 2:
         problem = f"its labels begin {-begin:g} s before the recording"
@@ -206,8 +202,8 @@ def _choose_epoch(
     """
     epoch = stated or table.epoch
     count = int(max(row.onset for row in table.rows)) + 1
-    step = 0 if epoch or count < LEAST_EPOCHS else _find_step(count, length)
-    if not step:
+    step = _find_step(count, length)
+    if epoch or count < LEAST_EPOCHS or not step:
         return epoch or EPOCH, ()
     problem = f"has {count} stages, as many as epochs of {step} s in a recording of {length:g} s"
     if count * EPOCH < length:
@@ -243,8 +239,7 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         step = label_files.find_step(table.rows)
     elif table.clock == "day" and not shift and time.start:
         findings.append(_report_zero(time.start))
-    if table.dropped:
-        findings.append(report_dropped(table.dropped))
+    findings += _report_dropped(table.dropped)
     return LabelSource(
         file.rel,
         _place_rows(table.rows, factor, shift, step),
@@ -285,10 +280,11 @@ def _report_no_start(times: str) -> Finding:
     return input_warning(Reason.UNMATCHED_LABELS, problem, "its labels are not used", hint)
 
 
-def report_dropped(count: int) -> Finding:
-    """The warning about rows without a time or a text."""
+def _report_dropped(count: int) -> tuple[Finding, ...]:
+    """The warning about rows without a time or a text; none for 0."""
     problem = f"rows that state no onset or no label: {count}"
-    return input_warning(Reason.ANNOTATION_SYNTAX, problem, "left out", count=count)
+    warning = input_warning(Reason.ANNOTATION_SYNTAX, problem, "left out", count=count)
+    return (warning,) if count else ()
 
 
 def _read_xml(file: LabelFile, _: RecordingTime, rules: LabelRules) -> LabelSource:
@@ -381,8 +377,7 @@ def _name_rhythm(note: Annotation, labels: Mapping[str, str]) -> Annotation:
 
 def _read_bids(file: LabelFile, _: RecordingTime, __: LabelRules) -> LabelSource:
     notes, dropped = read_bids_events(file.path, file.rel, file.levels)
-    findings = (report_dropped(dropped),) if dropped else ()
-    return LabelSource(file.rel, notes, findings=findings)
+    return LabelSource(file.rel, notes, findings=_report_dropped(dropped))
 
 
 def _read_device(file: LabelFile, time: RecordingTime, _: LabelRules) -> LabelSource:
@@ -398,8 +393,7 @@ def _read_device(file: LabelFile, time: RecordingTime, _: LabelRules) -> LabelSo
         for seconds in times
         if not math.isnan(seconds)
     ]
-    dropped = len(times) - len(notes)
-    return LabelSource(file.rel, notes, findings=(report_dropped(dropped),) if dropped else ())
+    return LabelSource(file.rel, notes, findings=_report_dropped(len(times) - len(notes)))
 
 
 Reader = Callable[[LabelFile, RecordingTime, LabelRules], LabelSource]

@@ -20,7 +20,6 @@ from bitimely_core.formats.label_files import STAGE_NAMES
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.text import decode_table, list_names
-from bitimely_core.recordings.bids_events import find_all_events
 from bitimely_core.recordings.label_names import LabelNames
 from bitimely_core.recordings.mapping import (
     FileRule,
@@ -28,9 +27,11 @@ from bitimely_core.recordings.mapping import (
     LabelForm,
     LabelRules,
     find_suffix,
+    search_groups,
     strip_suffix,
 )
 from bitimely_core.recordings.sessions import Session, find_sessions, report_events
+from bitimely_core.recordings.sidecars import find_all_events, is_bids
 from bitimely_core.recordings.tables import EVENT_TEXTS
 from bitimely_core.system_errors import raise_system_error
 
@@ -77,8 +78,6 @@ def find_labels(
     source: Source,
     recordings: Mapping[str, FileRule],
     rules: LabelRules,
-    *,
-    bids: bool,
     skipped: Iterable[str] = (),
 ) -> FoundLabels:
     """The label files of each recording.
@@ -87,10 +86,11 @@ def find_labels(
         source: the folder.
         recordings: file of a recording -> its group in the map; label files may be among them.
         rules: `[labels]` of the map.
-        bids: whether events tables are those of BIDS.
         skipped: files that are read otherwise.
     """
-    candidates = _list_candidates(source, skipped, bids=bids)
+    bids = is_bids(source)
+    others = {*skipped, *(rel for rel in source.files if bids and rel.endswith((".tsv", ".json")))}
+    candidates = [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
     forms = {rel: ReadForm("edf") for rel in candidates if holds_annotations_alone(source, rel)}
     annotations_alone = set(forms)
     stated, findings = _follow_map(source, recordings, forms)
@@ -108,7 +108,19 @@ def find_labels(
     for rel, events in _list_events(source, sessions):
         files[rel] = (*files.get(rel, ()), events)
     findings += report_events(source, sessions)
-    findings += [*_report_lone(lone), *_report_unread(unread)]
+    findings += _report_files(
+        Reason.UNMATCHED_LABELS,
+        "files of labels belong to no recording by their names",
+        'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
+        lone,
+    )
+    findings += _report_files(
+        Reason.FILE_NAME,
+        "texts are named as recordings and hold no labels that are known",
+        "Known are one stage a line or in a list, and tables with the columns onset, duration "
+        "and label",
+        unread,
+    )
     beside = FoundLabels(files, annotations_alone, findings)
     digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
     findings += _report_digits(digits, rules)
@@ -134,14 +146,6 @@ def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[
     for session in sessions:
         for rel, events in product(session.parts, session.events):
             yield rel, LabelFile(source.path(events), events, "device")
-
-
-def _list_candidates(source: Source, skipped: Iterable[str], *, bids: bool) -> list[str]:
-    """Files that may hold labels, by their endings; those of BIDS have a rule of their own."""
-    others = set(skipped)
-    if bids:
-        others |= {rel for rel in source.files if rel.endswith((".tsv", ".json"))}
-    return [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
 
 
 def _describe_files(
@@ -241,40 +245,27 @@ def _follow_map(
 ) -> tuple[dict[str, list[str]], list[Finding]]:
     """Recording -> its label files by `labels` of its group, and warnings about those without."""
     stated: dict[str, list[str]] = {}
-    lacking: list[str] = []
     for rel, rule in recordings.items():
         if not rule.labels or rel in forms:
             continue
-        pattern = _fill_pattern(rel, rule)
-        files = [
-            file for file in source.files if file != rel and fnmatch.fnmatchcase(file, pattern)
-        ]
-        stated[rel] = files
-        if not files:
-            lacking.append(rel)
+        files = fnmatch.filter(source.files, _fill_pattern(rel, rule))
+        stated[rel] = [file for file in files if file != rel]
+    lacking = [rel for rel, files in stated.items() if not files]
     if not lacking:
         return stated, []
-    problem = f"{len(lacking)} recordings have no file that `labels` of the map names"
-    hint = f"For the first it names {_fill_pattern(lacking[0], recordings[lacking[0]])}"
-    return stated, [
-        input_warning(
-            Reason.UNMATCHED_LABELS,
-            problem,
-            "they have no labels",
-            hint,
-            file=lacking[0],
-            count=len(lacking),
-        )
-    ]
+    first, count = lacking[0], len(lacking)
+    problem = f"{count} recordings have no file that `labels` of the map names"
+    action = "they have no labels"
+    hint = f"For the first it names {_fill_pattern(first, recordings[first])}"
+    code = Reason.UNMATCHED_LABELS
+    return stated, [input_warning(code, problem, action, hint, file=first, count=count)]
 
 
 def _fill_pattern(rel: str, rule: FileRule) -> str:
     """The pattern of the label files of a recording, a path in the source."""
     path = PurePosixPath(strip_suffix(rel))
-    match = re.search(rule.match, rel) if rule.match else None
-    groups = match.groupdict() if match else {}
     values = {"stem": path.name, "folder": str(path.parent), "subject": rule.subject}
-    values |= {key: text for key, text in groups.items() if text is not None}
+    values |= search_groups(rule.match, rel)
     escaped = {key: glob.escape(text) for key, text in values.items()}
     try:
         pattern = rule.labels.format_map(escaped)
@@ -349,38 +340,12 @@ def holds_annotations_alone(source: Source, rel: str) -> bool:
 # --- what is said
 
 
-def _report_lone(files: Sequence[str]) -> list[Finding]:
+def _report_files(code: Reason, what: str, hint: str, files: Sequence[str]) -> list[Finding]:
+    """The warning about files that are not read; none without files."""
     if not files:
         return []
-    problem = f"{len(files)} files of labels belong to no recording by their names"
-    hint = 'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map'
-    return [
-        input_warning(
-            Reason.UNMATCHED_LABELS,
-            f"{problem}: {list_names(files, 3)}",
-            "not read",
-            hint,
-            file=files[0],
-            count=len(files),
-        )
-    ]
-
-
-def _report_unread(files: Sequence[str]) -> list[Finding]:
-    if not files:
-        return []
-    return [
-        input_warning(
-            Reason.FILE_NAME,
-            f"{len(files)} texts are named as recordings and hold no labels that are known: "
-            f"{list_names(files, 3)}",
-            "not read",
-            "Known are one stage a line or in a list, and tables with the columns onset, duration "
-            "and label",
-            file=files[0],
-            count=len(files),
-        )
-    ]
+    problem, count = f"{len(files)} {what}: {list_names(files, 3)}", len(files)
+    return [input_warning(code, problem, "not read", hint, file=files[0], count=count)]
 
 
 def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -> list[Finding]:
@@ -394,12 +359,12 @@ def _report_digits(digits_in: Mapping[str, frozenset[str]], rules: LabelRules) -
         return []
     digits = set().union(*codes.values())
     is_clear = "5" in digits or "4" not in digits
-    legend = [f"{d} {stage}" for d, stage in LEGEND.items() if d in digits]
+    clear = digits if is_clear else digits - {"4"}
+    legend = ", ".join(f"{d} {stage}" for d, stage in LEGEND.items() if d in clear)
     epoch = rules.epoch or EPOCH
     assumed = input_warning(
         Reason.LABEL,
-        f"digits in {len(codes)} files of labels are read as sleep stages: "
-        f"{', '.join(row for row in legend if is_clear or row[0] != '4')}",
+        f"digits in {len(codes)} files of labels are read as sleep stages: {legend}",
         f"others are not scored; a stage a line lasts {epoch:g} s where nothing states otherwise",
         'If they mean something else, write a line a digit in [labels] of the map, "0" = "W" for '
         "wake, and epoch = the seconds of a line",

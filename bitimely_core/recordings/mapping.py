@@ -150,6 +150,9 @@ class ChannelFacts(NamedTuple):
     bad: bool = False
 
 
+NO_FACTS = ChannelFacts("")
+
+
 class LabelRules(NamedTuple):
     """[labels]: what texts mean, and how labels are read."""
 
@@ -310,6 +313,8 @@ def search_groups(pattern: str, text: str) -> dict[str, str]:
     """
     import polars as pl
 
+    if not pattern:
+        return {}
     names = re.findall(r"\(\?P?<([A-Za-z_]\w*)>", pattern)
     try:
         groups = pl.select(pl.lit(text).str.extract_groups(pattern)).to_series().struct.unnest()

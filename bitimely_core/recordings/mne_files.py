@@ -161,22 +161,17 @@ def _find_unit(channel: Mapping[str, Any], kind: str, stated: str) -> tuple[floa
 
 def _read_content(path: Path) -> MneContent:
     """The recording or the epochs in a file. Raises UserError: path_escape, corrupt."""
-    try:
-        with _silence_mne():
-            return _load_raw(path)
-    except UserError:
-        raise
-    except Exception as error:  # each of mne's readers fails in ways of its own
-        raise_system_error(error, path, stored=False)
-        failure = error
-    try:
-        with _silence_mne():
-            return _load_epochs(path)
-    except UserError:
-        raise
-    except Exception as error:  # it holds no epochs either: the first error tells more
-        raise_system_error(error, path, stored=False)
-    raise _refuse_content(path, failure) from None
+    failures: list[Exception] = []
+    for load in (_load_raw, _load_epochs):
+        try:
+            with _silence_mne():
+                return load(path)
+        except UserError:
+            raise
+        except Exception as error:  # each of mne's readers fails in ways of its own
+            raise_system_error(error, path, stored=False)
+            failures.append(error)
+    raise _refuse_content(path, failures[0]) from None  # the first error tells more
 
 
 def _refuse_content(path: Path, failure: Exception) -> UserError:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,17 +22,10 @@ from bitimely_core.formats.text import list_names, sanitize_label
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
-from bitimely_core.recordings.mapping import EMPTY_CELLS, RecordingInfo
+from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
-from bitimely_core.types import (
-    Annotation,
-    AttributeValue,
-    Record,
-    Records,
-    Signal,
-    SourceRows,
-    count_reasons,
-)
+from bitimely_core.recordings.tables import account_rows, is_missing, parse_rows
+from bitimely_core.types import Annotation, AttributeValue, Record, Records, Signal
 
 # numbers that programs write for a missing value
 SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
@@ -57,6 +52,11 @@ class TimedSignals(NamedTuple):
     start: datetime | None  # of the first sample, where the clock is absolute
     origin: float  # seconds of the first sample on the file's own clock
 
+    @property
+    def is_grid(self) -> bool:
+        """Whether missing samples are those of a grid for irregular times."""
+        return any(finding.code == Reason.MISSING_SAMPLES for finding in self.findings)
+
 
 def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     """A text table or a Parquet file with a column a channel and a row a sample; a recording for
@@ -70,10 +70,9 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     """
     with locate_errors(rel):
         facts = sniff_recording(path, info)
-        person = find_person_column(facts, info)
-        people = group_rows(path, facts, person)
-        if people and person is not None:
-            facts = facts._replace(columns=_leave_out(facts.columns, person))
+        people = find_people(path, facts, info)
+        if people:
+            facts = facts._replace(columns=_leave_out(facts.columns, people.place))
         places, names = _choose_channels(facts, info)
         clock = _choose_clock(facts, info, places)
         rate = _find_rate(facts, info, clock)
@@ -87,24 +86,19 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
             problem = f"has {width} columns of {len(content.values)} samples"
             hint = "Turn the table, or give `series` in [[files]] where a row is a recording"
             raise input_error(Reason.DIMENSIONS, problem, "a row may be a channel", hint)
-        table = NamedColumns(names, [facts.columns[i].unit for i in places], content.values)
+        units = [facts.columns[i].unit for i in places]
+        table = NamedColumns(names, units, content.values, content.times, content.first)
         table = _add_states(table, path, facts, places)
-    if not people or person is None:
-        return _make_table_record(rel, info, table, (facts, clock, rate), content, remarks)
-    table_of = (facts._replace(start=None), clock, rate)
+    facts = facts._replace(clock=clock, rate=rate)
+    if not people:
+        return _make_table_record(rel, info, facts, table, remarks)
+    facts = facts._replace(start=None)
+    header = facts.columns[people.place].header
     whole = [
-        _make_table_record(
-            rel,
-            _name_person(info, facts.columns[person].header, name),
-            table._replace(values=table.values[rows]),
-            table_of,
-            _take_rows(content, rows),
-            [],
-        )
-        for name, rows in people.items()
+        _make_table_record(rel, _name_person(info, header, name), facts, table.take_rows(rows), [])
+        for name, rows in people.rows.items()
     ]
-    header = safe_text(facts.columns[person].header)
-    problem = f"{len(whole)} recordings, one for each value of the column {header}"
+    problem = f"{len(whole)} recordings, one for each value of the column {safe_text(header)}"
     action = "each has a clock of its own"
     said = Finding(Reason.IDENTIFIER, problem, action, level="info")
     return Records(records=whole, findings=[finding.at(rel) for finding in (*remarks, said)])
@@ -140,26 +134,30 @@ def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
 def _make_table_record(
     rel: str,
     info: RecordingInfo,
+    facts: table_facts.TableFacts,
     table: NamedColumns,
-    timing_of: tuple[table_facts.TableFacts, table_facts.Clock | None, float | None],
-    content: sample_values.SampleValues,
     remarks: Sequence[Finding],
 ) -> Record:
-    """The recording of rows that follow each other; `timing_of`: facts, clock, and Hz."""
-    facts, clock, rate = timing_of
+    """The recording of rows that follow each other."""
     with locate_errors(rel):
-        timed = _time_signals(table, facts, clock, rate, content, info)
+        timed = _time_signals(table, facts, info)
         timed, states = _take_states(timed, table)
-    missing = report_missing(timed.signals, "cells are empty")
-    is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
-    info, shift = shift_notes(_state_origin(info, timed), timed)
-    findings = [*remarks, *timed.findings, *([] if is_grid else missing), *shift]
+    missing = [] if timed.is_grid else report_missing(timed.signals, "cells are empty")
+    info, shift = _place_labels(info, timed)
+    findings = [*remarks, *timed.findings, *missing, *shift]
     info = replace(info, notes=(*info.notes, *states))
     start = timed.start or facts.start
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
 
 
-def find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> int | None:
+class People(NamedTuple):
+    """Whose the rows of a table are."""
+
+    place: int  # of the column that names them
+    rows: dict[str, np.ndarray]  # person -> numbers of the rows
+
+
+def _find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> int | None:
     """The column that says whose each row is, or of which recording: that of the map, else by its
     name.
 
@@ -172,26 +170,26 @@ def find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> in
     return next((i for i in places if facts.columns[i].header not in info.channels), None)
 
 
-def group_rows(
-    path: Path, facts: table_facts.TableFacts, person: int | None
-) -> dict[str, np.ndarray]:
-    """Person -> its rows; {} where the column names one, or numbers the rows.
+def find_people(path: Path, facts: table_facts.TableFacts, info: RecordingInfo) -> People | None:
+    """The people of a table; None where no column names several, or it numbers the rows.
 
-    Raises UserError (identifier) for rows of nobody among those of several people.
+    Raises UserError: identifier for rows of nobody among those of several people, schema for a
+    column of the map that is not there.
     """
+    person = _find_person_column(facts, info)
     if person is None:
-        return {}
+        return None
     rows: dict[str, list[int]] = {}
     for number, text in enumerate(sample_values.read_texts(path, facts, person)):
         rows.setdefault(text, []).append(number)
     if len(rows) < 2 or min(map(len, rows.values())) < LEAST_ROWS:
-        return {}
-    if any(name.lower() in EMPTY_CELLS for name in rows):
+        return None
+    if any(map(is_missing, rows)):
         header = facts.columns[person].header
         problem = f"rows without a value in {safe_text(header)}"
         hint = "Fill the column, or name the channels without it: `channels` in [[files]] of --map"
         raise input_error(Reason.IDENTIFIER, problem, "whose they are is unknown", hint)
-    return {name: np.array(same) for name, same in rows.items()}
+    return People(person, {name: np.array(same) for name, same in rows.items()})
 
 
 def _leave_out(columns: Sequence[table_facts.Column], place: int) -> tuple[table_facts.Column, ...]:
@@ -202,25 +200,26 @@ def _leave_out(columns: Sequence[table_facts.Column], place: int) -> tuple[table
     )
 
 
-def _take_rows(content: sample_values.SampleValues, rows: np.ndarray) -> sample_values.SampleValues:
-    """These rows, whose times count from the first of them."""
-    times = content.times
-    if times is not None:
-        seconds = times.seconds[rows]
-        first = float(seconds[np.isfinite(seconds)][0]) if np.isfinite(seconds).any() else 0.0
-        start = times.start + timedelta(seconds=first) if times.start else None
-        origin = 0.0 if times.start else times.origin + first
-        times = clocks.Times(seconds - first, origin, start)
-    return sample_values.SampleValues(content.values[rows], times, content.first)
-
-
 class NamedColumns(NamedTuple):
     """The columns of a table that are channels."""
 
     names: list[str]
     units: list[str]
     values: np.ndarray  # [rows, channels]
+    times: clocks.Times | None  # of the rows
+    first: int  # line of the first row
     states: tuple[str, ...] = ()  # texts of labels whose numbers the last column, `STATES`, has
+
+    def take_rows(self, rows: np.ndarray) -> NamedColumns:
+        """These rows, whose times count from the first of them."""
+        times = self.times
+        if times is not None:
+            seconds = times.seconds[rows]
+            first = float(next(iter(seconds[np.isfinite(seconds)]), 0.0))
+            start = times.start + timedelta(seconds=first) if times.start else None
+            origin = 0.0 if times.start else times.origin + first
+            times = clocks.Times(seconds - first, origin, start)
+        return self._replace(values=self.values[rows], times=times)
 
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
         """The channel `k` from `onset` seconds on; a unit such as `1/64 g` is a scale of g."""
@@ -241,16 +240,16 @@ def _add_states(
     if place is None or place in places:
         return table
     cells = sample_values.read_texts(path, facts, place)
-    texts = tuple(sorted({cell for cell in cells if cell.lower() not in EMPTY_CELLS}))
+    texts = tuple(sorted(set(filterfalse(is_missing, cells))))
     if not 0 < len(texts) <= MOST_STATES or max(map(len, texts)) > LONGEST_STATE:
         return table
     number_of = {text: float(number) for number, text in enumerate(texts)}
     numbers = [number_of.get(cell, np.nan) for cell in cells]
-    return NamedColumns(
-        [*table.names, STATES],
-        [*table.units, ""],
-        np.column_stack([table.values, numbers]),
-        tuple(map(sanitize_label, texts)),
+    return table._replace(
+        names=[*table.names, STATES],
+        units=[*table.units, ""],
+        values=np.column_stack([table.values, numbers]),
+        states=tuple(map(sanitize_label, texts)),
     )
 
 
@@ -258,8 +257,7 @@ def _take_states(timed: TimedSignals, table: NamedColumns) -> tuple[TimedSignals
     """The channels without that of the labels, and these."""
     parts = [signal for signal in timed.signals if signal.channel == STATES]
     channels = [signal for signal in timed.signals if signal.channel != STATES]
-    is_grid = any(finding.code == Reason.MISSING_SAMPLES for finding in timed.findings)
-    notes = read_states(parts, is_bridged=is_grid)
+    notes = read_states(parts, is_bridged=timed.is_grid)
     named = [note._replace(label=table.states[int(note.label)]) for note in notes]
     return timed._replace(signals=channels), named
 
@@ -398,28 +396,24 @@ def _find_rate(
 
 
 def _time_signals(
-    table: NamedColumns,
-    facts: table_facts.TableFacts,
-    clock: table_facts.Clock | None,
-    rate: float | None,
-    content: sample_values.SampleValues,
-    info: RecordingInfo,
+    table: NamedColumns, facts: table_facts.TableFacts, info: RecordingInfo
 ) -> TimedSignals:
     """The channels of a table at their times."""
-    times = _find_times(clock, content.times, rate)
+    clock, rate = facts.clock, facts.rate
+    times = _find_times(clock, table.times, rate)
     if clock is None or times is None:
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
     table, times = _drop_empty_rows(table, times)
     remarks: list[Finding] = []
-    seconds = timing.continue_clock(times.seconds, clock.unit, column, content.first, remarks)
+    seconds = timing.continue_clock(times.seconds, clock.unit, column, table.first, remarks)
     times = times._replace(seconds=timing.restore_rounded(seconds, remarks))
-    is_uneven = _is_uneven(times, facts, clock)
+    is_uneven = (facts.vendor and clock.irregular) or clocks.is_irregular(times.seconds)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         gridded = _grid_signals(table, times, column, rate)
         return gridded._replace(findings=[*remarks, *gridded.findings])
     try:
-        timed = timing.measure_timing(times.seconds, table.values, column, content.first, rate)
+        timed = timing.measure_timing(times.seconds, table.values, column, table.first, rate)
     except UserError as error:
         if info.time or rate is None:
             raise
@@ -428,15 +422,6 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
-
-
-def _is_uneven(
-    times: clocks.Times, facts: table_facts.TableFacts, clock: table_facts.Clock
-) -> bool:
-    """Whether rows follow at irregular times, by a vendor's form or by themselves."""
-    if facts.vendor and clock.irregular:
-        return True
-    return clocks.is_irregular(times.seconds)
 
 
 def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedColumns, clocks.Times]:
@@ -509,16 +494,19 @@ def _grid_signals(
     return TimedSignals(signals, [finding], start, times.origin + grid.onset)
 
 
-def shift_notes(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:
-    """`info` with the annotations of tables in seconds after the first sample.
+def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:
+    """`info` with where the clock of seconds begins, for label files that count by it, and with the
+    annotations of tables in seconds after the first sample.
 
     Where the table's clock does not begin at 0 and they lie on that clock, they are moved with it.
     """
     origin, notes = timed.origin, [*info.notes, *info.numbers]
     last = max((s.onset + len(s.samples) / s.rate for s in timed.signals), default=0.0)
     step = max((1 / signal.rate for signal in timed.signals), default=0.0)
-    is_there = [origin <= note.onset < origin + last for note in notes]
-    if abs(origin) < step or timed.start is not None or not any(is_there):
+    if abs(origin) < step or timed.start is not None:
+        return info, []
+    info = replace(info, origin=origin)
+    if not any(origin <= note.onset < origin + last for note in notes):
         return info, []
     moved, numbers = (
         tuple(note._replace(onset=note.onset - origin) for note in same)
@@ -530,22 +518,11 @@ def shift_notes(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo
     return replace(info, notes=moved, numbers=numbers), [finding]
 
 
-def _state_origin(info: RecordingInfo, timed: TimedSignals) -> RecordingInfo:
-    """`info` with where the clock of seconds begins, for label files that count by it."""
-    step = max((1 / signal.rate for signal in timed.signals), default=0.0)
-    is_shifted = timed.start is None and abs(timed.origin) >= step
-    return replace(info, origin=timed.origin) if is_shifted else info
-
-
 def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
     """A table with a recording a row: the columns of `info.series` are its samples.
 
     Faulty rows are counted and left out.
     """
-    records: list[Record] = []
-    faults: list[Finding] = []
-    dropped: Counter[str] = Counter()
-    seen = 0
     with locate_errors(rel):
         if info.rate is None:
             wanted = "expected `rate` in [[files]] of the map"
@@ -554,17 +531,12 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
         samples = _find_sample_columns(path, info)
         key = [info.columns["id"]] if "id" in info.columns else []
         columns = [*info.columns.values(), *samples]
-        for row in tables.read_rows(path, columns, key=key, delimiter=info.delimiter):
-            seen += 1
-            if isinstance(row, Finding) and row.level == "warning":
-                dropped[str(row.code)] += 1
-                continue
-            record = row if isinstance(row, Finding) else _make_series_record(row, samples, info)
-            if isinstance(record, Finding):
-                faults.append(record.at(rel))
-            else:
-                records.append(record)
-    findings = report_faults(faults)
+        records, faults = parse_rows(
+            tables.read_rows(path, columns, key=key, delimiter=info.delimiter),
+            partial(_make_series_record, samples=samples, info=info),
+        )
+    account = account_rows(rel, "segments", len(records) + len(faults), faults)
+    findings = report_faults(fault.at(rel) for fault in faults if fault.level == "error")
     if len(records) > 1 and "subject" not in info.columns:
         findings.append(
             input_warning(
@@ -575,13 +547,6 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
                 file=rel,
             )
         )
-    account = SourceRows(
-        file=rel,
-        kind="segments",
-        seen=seen,
-        dropped=dict(dropped),
-        quarantined=count_reasons(faults),
-    )
     return Records(records=records, rows=[account], findings=findings)
 
 
@@ -611,7 +576,7 @@ def _make_series_record(
         value = tables.parse_number(cells.get("value", ""))
     except UserError as error:
         return tables.locate_cell(error, row.row, info.columns["value"])
-    if cells.get("subject", "?").lower() in EMPTY_CELLS:
+    if is_missing(cells.get("subject", "?")):
         problem, field = f"row {row.row} has no subject", info.columns["subject"]
         return Finding(Reason.IDENTIFIER, problem, "expected one", field=field, row=row.row)
     name, unit = next(iter(info.channels.values()), ("channel 1", ""))
@@ -634,7 +599,7 @@ def _list_attributes(
 ) -> dict[str, AttributeValue]:
     """The attributes of the map, with the label and the value of a row that has them."""
     attributes: dict[str, AttributeValue] = dict(info.attributes)
-    if label.lower() not in EMPTY_CELLS:
+    if not is_missing(label):
         attributes["label"] = label
     if value is not None:
         attributes["value"] = value

@@ -151,7 +151,7 @@ def _suggest(scoring: Scoring) -> str:
 def _find_epoch(scorings: Sequence[Scoring]) -> float:
     """The commonest duration of a stage, at most 30 s."""
     lengths = Counter(round(note.duration, 3) for same in scorings for note in same.stages)
-    length = lengths.most_common(1)[0][0] if lengths else EPOCH
+    length = lengths.most_common(1)[0][0]
     return min(length, EPOCH) if length > 0 else EPOCH
 
 
@@ -171,7 +171,7 @@ def _list_middles(scoring: Scoring, epoch: float) -> np.ndarray:
         note.onset + (np.arange(max(round(note.duration / epoch), 1)) + 0.5) * epoch
         for note in scoring.stages
     ]
-    return np.concatenate(middles) if middles else np.empty(0)
+    return np.concatenate(middles)
 
 
 def _compare(first: Scoring, other: Scoring, epoch: float) -> Agreement:

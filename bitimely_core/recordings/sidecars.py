@@ -1,4 +1,4 @@
-"""Reads what lies beside a recording of a BIDS folder: its channels table and its rate.
+"""Reads what lies beside a recording of a BIDS folder: its channels table, rate and events.
 
 A file of a folder above counts, too, for all recordings whose names have its parts.
 """
@@ -6,13 +6,20 @@ A file of a folder above counts, too, for all recordings whose names have its pa
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.recordings.mapping import EMPTY_CELLS, ChannelFacts, strip_suffix
+from bitimely_core.formats.stage_texts import name_stage
+from bitimely_core.recordings.mapping import ChannelFacts, LabelFile, strip_suffix
+from bitimely_core.recordings.tables import PARTICIPANTS, is_missing
+from bitimely_core.system_errors import raise_system_error
+
+BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 
 COLUMNS = ("name", "type", "units", "status")  # of a channels table; the first must be there
 RATE = "SamplingFrequency"
@@ -24,6 +31,11 @@ class Sidecars(NamedTuple):
     facts: dict[str, ChannelFacts]  # channel -> its type, unit and status
     rate: float | None  # Hz
     files: tuple[str, ...]
+
+
+def is_bids(source: Source) -> bool:
+    """Whether a folder is one of BIDS."""
+    return any(name in source.files for name in BIDS_FILES)
 
 
 def read_sidecars(source: Source, rel: str) -> Sidecars:
@@ -47,18 +59,15 @@ def find_inherited(source: Source, rel: str, ending: str) -> list[str]:
 
     All parts of their names must be in that of the recording.
     """
-    parts = set(strip_suffix(PurePosixPath(rel).name).split("_")[:-1])
-    names: list[str] = []
-    for folder in PurePosixPath(rel).parents:
-        fits: list[tuple[int, str]] = []
-        for name in source.files:
-            path = PurePosixPath(name)
-            if path.parent == folder and (path.name == ending or name.endswith(f"_{ending}")):
-                own_parts = set(path.name.removesuffix(ending).rstrip("_").split("_")) - {""}
-                if own_parts <= parts:
-                    fits.append((-len(own_parts), name))
-        names += [name for _, name in sorted(fits)]
-    return names
+    parts = set(strip_suffix(PurePosixPath(rel).name).split("_"))
+    folders = list(PurePosixPath(rel).parents)
+    fits: list[tuple[int, int, str]] = []
+    for name in filter(lambda name: name.endswith(ending), source.files):
+        path = PurePosixPath(name)
+        *entities, last = path.name.split("_")
+        if path.parent in folders and last == ending and parts.issuperset(entities):
+            fits.append((folders.index(path.parent), -len(entities), name))
+    return [name for *_, name in sorted(fits)]
 
 
 def _read_channels(source: Source, name: str) -> dict[str, ChannelFacts]:
@@ -71,7 +80,7 @@ def _read_channels(source: Source, name: str) -> dict[str, ChannelFacts]:
             return {}
         for row in tables.read_rows(path, columns, delimiter="\t"):
             if not isinstance(row, Finding):
-                cells = (("" if c.strip().lower() in EMPTY_CELLS else c.strip()) for c in row.cells)
+                cells = ("" if is_missing(cell) else cell.strip() for cell in row.cells)
                 texts = dict(zip(columns, cells, strict=True))
                 kind, unit = texts.get("type", "").upper(), texts.get("units", "")
                 is_bad = texts.get("status", "").lower() == "bad"
@@ -89,3 +98,37 @@ def _read_rate(source: Source, name: str) -> float | None:
             ) from None
     rate = content.get(RATE) if isinstance(content, dict) else None
     return float(rate) if isinstance(rate, int | float) and rate > 0 else None
+
+
+def find_all_events(source: Source, recordings: Iterable[str]) -> Iterator[tuple[str, LabelFile]]:
+    """Each recording that has events, and its events table with the words of its description."""
+    for rel in recordings:
+        tables_of_events = find_inherited(source, rel, "events.tsv")
+        if rel in source.rejected or not tables_of_events:
+            continue
+        table = tables_of_events[0]
+        descriptions = find_inherited(source, rel, "events.json")
+        levels = _read_levels(source, descriptions[0]) if descriptions else {}
+        yield rel, LabelFile(source.path(table), table, "bids", levels=levels)
+
+
+def _read_levels(source: Source, rel: str) -> dict[str, str]:
+    """Text -> word, by `Levels` of the columns of labels; sentences that describe are no words.
+
+    A level is a word where it is a sleep stage, or where the text is a number.
+    """
+    try:
+        with locate_errors(rel):
+            content = json.loads(source.path(rel).read_text("utf-8-sig"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise_system_error(error, source.root / rel, stored=False)
+        return {}
+    levels: dict[str, str] = {}
+    for column in ("value", "trial_type"):
+        described = content.get(column) if isinstance(content, dict) else None
+        words = described.get("Levels") if isinstance(described, dict) else None
+        for text, word in words.items() if isinstance(words, dict) else ():
+            is_code = re.fullmatch(r"-?\d+", text) is not None and len(str(word)) <= 40
+            if isinstance(word, str) and (is_code or name_stage(word)):
+                levels[text] = word
+    return levels

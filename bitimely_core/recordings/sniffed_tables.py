@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_warning
 from bitimely_core.formats import table_facts
@@ -14,14 +13,6 @@ from bitimely_core.recordings.mapping import FileRule, Format, find_suffix
 from bitimely_core.system_errors import raise_system_error
 
 DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
-
-
-class TableRemark(NamedTuple):
-    """What is said of a table."""
-
-    rel: str
-    line: str  # how it is read; "": as its map states
-    doubt: str  # what was assumed of its clock; "": nothing
 
 
 def sniff_file(source: Source, rel: str, rule: FileRule | None = None) -> TableFacts | None:
@@ -55,7 +46,7 @@ def is_sample_table(source: Source, rel: str, rule: FileRule, *, has_map: bool) 
     is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)
     if is_named or not find_suffix(rel).startswith(".txt"):
         return True
-    return is_text_of_samples(source, rel)
+    return holds_samples(source, rel)
 
 
 def _lacks_rate(source: Source, rel: str, rule: FileRule) -> bool:
@@ -66,7 +57,7 @@ def _lacks_rate(source: Source, rel: str, rule: FileRule) -> bool:
     return facts is not None and not facts.found_rate and not looks_like_samples(facts)
 
 
-def is_text_of_samples(source: Source, rel: str) -> bool:
+def holds_samples(source: Source, rel: str) -> bool:
     """Whether a file is a table that looks like samples."""
     facts = sniff_file(source, rel)
     return facts is not None and looks_like_samples(facts)
@@ -77,30 +68,23 @@ def describe_tables(
 ) -> Iterator[Finding]:
     """How the tables are read: a line a group of files, a warning where a unit was assumed."""
     rules = [(rel, rule) for rel, (kind, rule) in recordings.items() if kind == "table"]
-    groups: dict[TableFacts, list[TableRemark]] = {}
+    groups: dict[TableFacts, list[tuple[str, FileRule, TableFacts]]] = {}
     for rel, rule in rules[:DESCRIBED]:
         facts = None if rule.series else sniff_file(source, rel, rule)
         if facts is not None:
-            key = table_facts.strip_values(facts)
-            groups.setdefault(key, []).append(_describe_table(rel, rule, facts))
-    for remarks in groups.values():
-        yield from _report_group(remarks[0], len(remarks))
+            groups.setdefault(table_facts.strip_values(facts), []).append((rel, rule, facts))
+    for same in groups.values():
+        yield from _describe_group(*same[0], len(same))
 
 
-def _describe_table(rel: str, rule: FileRule, facts: TableFacts) -> TableRemark:
-    is_stated = rule.rate is not None and table_facts.is_plain(facts)
-    line = "" if is_stated else f"read as: {table_facts.describe_facts(facts)}"
-    doubt = "" if rule.clock or rule.rate else table_facts.describe_doubt(facts)
-    return TableRemark(rel, line, doubt)
-
-
-def _report_group(remark: TableRemark, count: int) -> Iterator[Finding]:
-    """The line and the warning of the tables of one group."""
+def _describe_group(rel: str, rule: FileRule, facts: TableFacts, count: int) -> Iterator[Finding]:
+    """The line and the warning of the tables of one group, by the first of them."""
     files = f" ({count} files)" if count > 1 else ""
-    if remark.line:
-        line = remark.line + files
-        yield Finding(Reason.FORMAT, line, level="info", file=remark.rel, count=count)
-    if remark.doubt:
+    if rule.rate is None or not table_facts.is_plain(facts):
+        line = f"read as: {table_facts.describe_facts(facts)}{files}"
+        yield Finding(Reason.FORMAT, line, level="info", file=rel, count=count)
+    doubt = "" if rule.clock or rule.rate else table_facts.describe_doubt(facts)
+    if doubt:
         action = "Where that is wrong, state `clock` in [[files]] of --map"
-        problem, file = remark.doubt + files, remark.rel
-        yield input_warning(Reason.SAMPLING_RATE, problem, "", action, file=file, count=count)
+        problem = doubt + files
+        yield input_warning(Reason.SAMPLING_RATE, problem, "", action, file=rel, count=count)

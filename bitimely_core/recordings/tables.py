@@ -9,11 +9,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, compress, filterfalse, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bitimely_core.errors import (
     Finding,
@@ -57,8 +58,35 @@ LARGEST_TABLE = 1 << 26  # bytes of a table of classes that no map names
 FIRST_ROWS = 50  # one of them names a recording, where the table does
 SHOWN = 6  # classes or columns in a message
 
+# why a row of annotations is dropped
+NO_TIME = Finding(Reason.MISSING_VALUES, "states no onset or no label", level="warning")
+
 TableFindings = list[SourceRows | Finding]
 """The account of the rows of a table, and its first faults."""
+
+Parsed = TypeVar("Parsed")
+
+
+def parse_rows(
+    rows: Iterable[tables.TableRow | Finding], parse: Callable[[tables.TableRow], Parsed | Finding]
+) -> tuple[list[Parsed], list[Finding]]:
+    """What `parse` makes of the rows of a table, and why others are not used."""
+    items = [row if isinstance(row, Finding) else parse(row) for row in rows]
+    faults = [item for item in items if isinstance(item, Finding)]
+    return [item for item in items if not isinstance(item, Finding)], faults
+
+
+def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> SourceRows:
+    """The account of `seen` rows: those with a fault of level error are quarantined, those with
+    another fault are dropped.
+    """
+    return SourceRows(
+        file=file,
+        kind=kind,
+        seen=seen,
+        dropped=count_reasons(fault for fault in faults if fault.level != "error"),
+        quarantined=count_reasons(fault for fault in faults if fault.level == "error"),
+    )
 
 
 def read_attributes(
@@ -87,38 +115,21 @@ def read_attributes(
     }
     columns = {name: column for name, column in columns.items() if column}
     names = list(dict.fromkeys([key, *columns.values(), *table.labels]))
-    rows: dict[str, Attributes] = {}
-    faults: list[Finding] = []
-    dropped: Counter[str] = Counter()
-    seen = 0
     with locate_errors(table.path):
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
-        for row in tables.read_rows(path, names, key=[key], delimiter=delimiter):
-            seen += 1
-            if isinstance(row, tables.TableRow):
-                parsed = _parse_attributes(row, names, columns, table)
-            elif row.level == "warning":
-                dropped[str(row.code)] += 1
-                continue
-            else:
-                parsed = row
-            if isinstance(parsed, Finding):
-                faults.append(parsed.at(table.path))
-            else:
-                rows[parsed[0]] = parsed[1]
+        rows, faults = parse_rows(
+            tables.read_rows(path, names, key=[key], delimiter=delimiter),
+            partial(_parse_attributes, names=names, columns=columns, table=table),
+        )
     if not headed:
-        seen += 1
-        rows.setdefault(key, dict(columns))
-    return _account(table.path, seen, dropped, faults), rows
+        rows.insert(0, (key, dict(columns)))
+    return _account(table.path, len(rows) + len(faults), faults), dict(rows)
 
 
-def _account(
-    file: str, seen: int, dropped: Mapping[str, int], faults: Sequence[Finding]
-) -> TableFindings:
-    quarantined = count_reasons(faults)
-    account = SourceRows(file=file, seen=seen, dropped=dict(dropped), quarantined=quarantined)
-    return [account, *faults[:MOST_FAULTS]]
+def _account(file: str, seen: int, faults: Sequence[Finding]) -> TableFindings:
+    errors = [fault.at(file) for fault in faults if fault.level == "error"]
+    return [account_rows(file, "rows", seen, faults), *errors[:MOST_FAULTS]]
 
 
 def _parse_attributes(
@@ -146,7 +157,7 @@ def _parse_cell(name: str, cell: str, *, is_split: bool) -> dict[str, AttributeV
     if name == "value":
         value = tables.parse_number(cell)
         return {} if value is None else {name: value}
-    if cell.lower() in EMPTY_CELLS:
+    if is_missing(cell):
         return {}
     if name != "split" or not is_split:
         return {name: cell}
@@ -260,8 +271,8 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
     if keys.keys().isdisjoint(map(str.strip, first)):
         return None
     headed = keys.keys().isdisjoint(names)
-    rows = list(_list_rows(path, delimiter))
-    columns = _transpose(rows if headed else [*rows, names])
+    rows = [*_list_rows(path, delimiter), *([] if headed else [names])]
+    columns = [list(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
     counts = [len(set(map(keys.get, cells)) - {None}) for cells in columns]
     named = max(counts)
     place = counts.index(named)
@@ -269,21 +280,12 @@ def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceCol
     if sum(is_named) > 1.5 * named:  # several rows a recording are annotations
         return None
     filled = {
-        name: _list_filled(compress(cells, is_named))
+        name: list(filterfalse(is_missing, compress(cells, is_named)))
         for name, cells in zip(names, columns, strict=True)
     }
     del filled[names[place]]
     classes = [name for name, cells in filled.items() if _can_be_classes(cells)]
     return ReferenceColumns(names[place], named, headed, delimiter, filled, classes)
-
-
-def _list_filled(cells: Iterable[str]) -> list[str]:
-    return [cell for cell in cells if cell.lower() not in EMPTY_CELLS]
-
-
-def _transpose(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The columns of rows, without blanks around their cells."""
-    return [list(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
 
 
 def _list_rows(path: Path, delimiter: str) -> Iterator[tuple[str, ...]]:
@@ -340,34 +342,24 @@ def read_annotations(
     source: Source, table: AnnotationRule, epoch: float = EPOCH
 ) -> tuple[TableFindings, dict[str, list[Annotation]]]:
     """Recording -> annotations of the map's table; `epoch`: seconds of those that are numbered."""
-    notes: dict[str, list[Annotation]] = {}
-    faults: list[Finding] = []
-    seen = untimed = 0
-    columns = _list_annotation_columns(table)
+    columns = [table.file, table.onset, table.value or table.label]
+    columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
         path = source.path(table.path)
         delimiter = table.delimiter or find_delimiter(path)
-        for row in tables.read_rows(path, columns, delimiter=delimiter):
-            seen += 1
-            if isinstance(row, Finding):
-                faults.append(row.at(table.path))
-                continue
-            if _lacks_time(row, table):
-                untimed += 1
-                continue
-            note = _parse_annotation(row, table)
-            if isinstance(note, Finding):
-                faults.append(note.at(table.path))
-            else:
-                notes.setdefault(row.cells[0].strip(), []).append(note)
+        rows, faults = parse_rows(
+            tables.read_rows(path, columns, delimiter=delimiter),
+            partial(_parse_annotation, table=table),
+        )
+    seen = len(rows) + len(faults)
+    notes: dict[str, list[Annotation]] = {}
+    for recording, note in rows:
+        notes.setdefault(recording, []).append(note)
     notes, remarks = _set_durations(notes, table, epoch)
-    dropped: dict[str, int] = {}
     if table.value:
         notes, empty = _drop_empty(notes)
-        untimed += empty
-    if untimed:
-        dropped = {str(Reason.MISSING_VALUES): untimed}
-    return [*_account(table.path, seen, dropped, faults), *remarks], notes
+        faults += [NO_TIME] * empty
+    return [*_account(table.path, seen, faults), *remarks], notes
 
 
 def _set_durations(
@@ -407,12 +399,6 @@ def _report_epochs(table: AnnotationRule, epoch: float) -> Finding:
     )
 
 
-def _list_annotation_columns(table: AnnotationRule) -> list[str]:
-    """The columns that are read: file, onset, value or label, and duration where the map has it."""
-    columns = [table.file, table.onset, table.value or table.label]
-    return [*columns, table.duration] if table.duration else columns
-
-
 def _drop_empty(notes: Mapping[str, list[Annotation]]) -> tuple[dict[str, list[Annotation]], int]:
     """The numbers that are not empty, and how many are."""
     filled = {
@@ -421,23 +407,23 @@ def _drop_empty(notes: Mapping[str, list[Annotation]]) -> tuple[dict[str, list[A
     return filled, sum(map(len, notes.values())) - sum(map(len, filled.values()))
 
 
-def _lacks_time(row: tables.TableRow, table: AnnotationRule) -> bool:
-    """Whether a row states no onset, or no label where labels are read."""
-    return is_missing(row.cells[1]) or (not table.value and is_missing(row.cells[2]))
-
-
-def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation | Finding:
-    """One row of the map's table.
+def _parse_annotation(
+    row: tables.TableRow, table: AnnotationRule
+) -> tuple[str, Annotation] | Finding:
+    """The recording and the annotation of a row of the map's table.
 
     A number is kept as a text that reads back as the same; an empty one ends the value before it.
     """
-    _, onset, text, *duration = row.cells
-    if table.value and text.strip().lower() in EMPTY_CELLS:
-        text = EMPTY_NUMBER
-    length = duration[0] if duration and not is_missing(duration[0]) else "0"
+    recording, onset, text, *duration = row.cells
+    if is_missing(onset) or (is_missing(text) and not table.value):
+        return NO_TIME
+    text = EMPTY_NUMBER if is_missing(text) else text
+    length = next(filterfalse(is_missing, duration), "0")
     note = _make_annotation(row.row, onset, length, text)
-    if isinstance(note, Finding) or not table.value or text == EMPTY_NUMBER:
+    if isinstance(note, Finding):
         return note
+    if not table.value or text == EMPTY_NUMBER:
+        return recording.strip(), note
     if duration and not note.duration:
         return Finding(
             Reason.ANNOTATION_SYNTAX,
@@ -448,7 +434,7 @@ def _parse_annotation(row: tables.TableRow, table: AnnotationRule) -> Annotation
             row=row.row,
         )
     try:
-        return note._replace(label=repr(tables.parse_number(text)))
+        return recording.strip(), note._replace(label=repr(tables.parse_number(text)))
     except UserError as error:
         return tables.locate_cell(error, row.row, table.value)
 
@@ -475,7 +461,7 @@ def read_bids_events(
         texts = [name for name in ("trial_type", "value") if name in columns]
         if not texts:
             return [], len(list(tables.read_rows(path, delimiter="\t")))
-        lengths = [name for name in ("duration",) if name in columns]
+        lengths = ["duration"] if "duration" in columns else []
         for row in tables.read_rows(path, ["onset", *texts, *lengths], delimiter="\t"):
             if isinstance(row, Finding):
                 raise finding_to_error(row)

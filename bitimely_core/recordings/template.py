@@ -21,7 +21,7 @@ from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, spl
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, is_bids, name_joined
+from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, name_joined
 from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
 from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
@@ -36,12 +36,9 @@ from bitimely_core.recordings.mapping import (
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
-from bitimely_core.recordings.sample_tables import (
-    find_person_column,
-    group_rows,
-    list_channel_names,
-)
-from bitimely_core.recordings.sniffed_tables import is_text_of_samples, sniff_file
+from bitimely_core.recordings.sample_tables import find_people, list_channel_names
+from bitimely_core.recordings.sidecars import is_bids
+from bitimely_core.recordings.sniffed_tables import holds_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
 
 MOST_WORDS = 100  # texts of labels that are listed
@@ -108,10 +105,8 @@ class LabelWord(NamedTuple):
     is_code: bool = False  # of a beat or a rhythm of WFDB
 
 
-class TableContent(NamedTuple):
-    """The first rows of a table: name of a column -> its cells."""
-
-    columns: dict[str, list[str]]
+TableContent = dict[str, list[str]]
+"""The first rows of a table: name of a column -> its cells."""
 
 
 class FolderContents(NamedTuple):
@@ -160,11 +155,10 @@ def _sort_files(source: Source) -> FolderContents:
         source,
         dict.fromkeys(candidates, FileRule()),
         NO_RULES,
-        bids=is_bids(source),
-        skipped=_list_annotation_files(candidates).union(shared),
+        _list_annotation_files(candidates).union(shared),
     )
     candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
-    others = [rel for rel in candidates if rel in rows and not _holds_samples(source, rel)]
+    others = [rel for rel in candidates if rel in rows and not holds_samples(source, rel)]
     recordings = [rel for rel in candidates if rel not in others] or candidates
     return FolderContents(_group_files(recordings), others, shared, rows, labels)
 
@@ -216,11 +210,6 @@ def _list_untimed(source: Source, rels: Sequence[str]) -> list[str]:
     facts = {rel: sniff_file(source, rel) for rel in rels[:FILES]}
     untimed = [rel for rel, sniffed in facts.items() if not (sniffed and sniffed.found_rate)]
     return untimed if len(untimed) < len(rels) else []
-
-
-def _holds_samples(source: Source, rel: str) -> bool:
-    facts = sniff_file(source, rel)
-    return facts is not None and table_facts.looks_like_samples(facts)
 
 
 def _describe_label_files(
@@ -287,13 +276,12 @@ def _list_recordings(source: Source) -> list[str]:
         rel
         for rel in rels
         if rel not in left_out
-        and (not LAYOUT.fullmatch(PurePosixPath(rel).name) or _is_sample_text(source, rel))
+        and (
+            not LAYOUT.fullmatch(PurePosixPath(rel).name)
+            or (find_suffix(rel).startswith(".txt") and holds_samples(source, rel))
+        )
     ]
     return chosen or arrays
-
-
-def _is_sample_text(source: Source, rel: str) -> bool:
-    return find_suffix(rel).startswith(".txt") and is_text_of_samples(source, rel)
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:
@@ -323,14 +311,11 @@ def _group_files(rels: Iterable[str]) -> dict[tuple[str, str], list[str]]:
 
     There is one folder for all where there are too many groups.
     """
+    places = {rel: (str(PurePosixPath(rel).parent), find_suffix(rel)) for rel in rels}
+    is_merged = len(set(places.values())) > GROUPS
     groups: dict[tuple[str, str], list[str]] = {}
-    for rel in rels:
-        groups.setdefault((str(PurePosixPath(rel).parent), find_suffix(rel)), []).append(rel)
-    if len(groups) > GROUPS:
-        merged: dict[tuple[str, str], list[str]] = {}
-        for (_, ending), members in groups.items():
-            merged.setdefault((".", ending), []).extend(members)
-        groups = merged
+    for rel, (folder, ending) in places.items():
+        groups.setdefault(("." if is_merged else folder, ending), []).append(rel)
     order = sorted(groups, key=lambda group: (-group[0].count("/"), group[0] == ".", group))
     return {group: groups[group] for group in order}
 
@@ -341,12 +326,11 @@ def _quote(text: str) -> str:
 
 def _read_content(source: Source, rel: str) -> TableContent | None:
     """The first rows of a table, None for one that does not read."""
-    columns: dict[str, list[str]] = {}
     try:
         path = source.path(rel)
         mark = sniffer.find_delimiter(path)
         names = tables.read_names(path, delimiter=mark)
-        columns = {name: [] for name in names}
+        columns: TableContent = {name: [] for name in names}
         for row in islice(tables.read_rows(path, delimiter=mark), ROWS):
             if isinstance(row, tables.TableRow):
                 for name, cell in zip(names, row.cells, strict=True):
@@ -354,12 +338,12 @@ def _read_content(source: Source, rel: str) -> TableContent | None:
     except UserError as error:
         raise_system_error(error)
         return None  # the ingest says why
-    return TableContent(columns)
+    return columns
 
 
 def _find_file_column(content: TableContent, keys: set[str]) -> str:
     """The column of a table that names most recordings; "" for a table that is a recording."""
-    for name, cells in content.columns.items():
+    for name, cells in content.items():
         named = sum(cell.strip() in keys for cell in cells)
         if name and 2 * named > len(cells):
             return name
@@ -448,10 +432,10 @@ def _list_common(
 
 def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> list[str]:
     """The header of the column of a table that names several people, in quotes; []: none does."""
-    person = find_person_column(facts, RecordingInfo(recording_id="", subject_id=""))
     with suppress(UserError):  # the ingest says what is wrong with it
-        if person is not None and group_rows(source.path(rel), facts, person):
-            return [_quote(facts.columns[person].header)]
+        info = RecordingInfo(recording_id="", subject_id="")
+        if people := find_people(source.path(rel), facts, info):
+            return [_quote(facts.columns[people.place].header)]
     return []
 
 
@@ -473,7 +457,7 @@ def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     """Lines of a table with one row a recording, or an annotation."""
-    names = {name.strip().lower(): name for name in content.columns if name and name != column}
+    names = {name.strip().lower(): name for name in content if name and name != column}
     onsets = [_quote(names[name]) for name in ONSETS if name in names]
     roles = _find_roles(names)
     head = [f"path = {_quote(rel)}", f"file = {_quote(column)}"]

@@ -44,7 +44,6 @@ class Grid(NamedTuple):
     places: np.ndarray  # [rows] step of each row
     steps: int
     onset: float  # seconds of the first step after the first row
-    findings: list[Finding]
 
 
 def measure_timing(
@@ -172,9 +171,8 @@ def restore_rounded(seconds: np.ndarray, findings: list[Finding]) -> np.ndarray:
     0.008 s becomes 0.01 s after 100 s. Other times as they are.
     """
     steps = np.diff(seconds)
-    if len(seconds) < 4 or not (steps == 0).any() or not np.isfinite(steps).all():
-        return seconds
-    if seconds[-1] <= seconds[0]:
+    is_known = len(seconds) > 3 and np.isfinite(steps).all() and seconds[-1] > seconds[0]
+    if not is_known or (steps != 0).all():
         return seconds
     rate = round((len(seconds) - 1) / float(seconds[-1] - seconds[0]))
     if not rate:
@@ -325,7 +323,7 @@ def place_on_grid(
         raise input_error(
             Reason.TIMESTAMPS, problem, f"expected up to {MAX_GRID}", "Give a smaller `rate`"
         )
-    return Grid(1 / step, places - begin, count, begin * step - origin, [])
+    return Grid(1 / step, places - begin, count, begin * step - origin)
 
 
 def average_on_grid(values: np.ndarray, grid: Grid) -> np.ndarray:

@@ -73,26 +73,7 @@ def report_unknown_rows(
     (unmatched_labels, exit 4) where no row is of a recording: nobody has a label.
     """
     shared = recordings.shared
-    _refuse_foreign_rows(what, file, rows, names, shared)
-    unclear = [key for key in rows if key not in names and key in shared]
-    if unclear:
-        yield _report_shared(unclear, shared, what, file)
-    unknown = [key for key in rows if key not in names and key not in shared]
-    if unknown:
-        problem = f"{len(unknown)} recordings or subjects of {what} have no file here"
-        action = "their rows are not used"
-        yield input_warning(Reason.UNMATCHED_LABELS, problem, action, file=file, count=len(unknown))
-
-
-def _refuse_foreign_rows(
-    what: str,
-    file: str,
-    rows: Mapping[str, object],
-    names: set[str],
-    shared: Mapping[str, Sequence[str]],
-) -> None:
-    """Raises UserError (unmatched_labels, exit 4) where no row is of a recording."""
-    if rows and names and names.isdisjoint(rows) and shared.keys().isdisjoint(rows):
+    if rows and names and rows.keys().isdisjoint({*names, *shared}):
         row, name = next(iter(rows)), min(names)
         raise input_error(
             Reason.UNMATCHED_LABELS,
@@ -101,6 +82,14 @@ def _refuse_foreign_rows(
             "Correct `file` or `subject` in the map, or the names in the table",
             file=file,
         )
+    unclear = [key for key in rows if key not in names and key in shared]
+    if unclear:
+        yield _report_shared(unclear, shared, what, file)
+    unknown = [key for key in rows if key not in names and key not in shared]
+    if unknown:
+        problem = f"{len(unknown)} recordings or subjects of {what} have no file here"
+        action = "their rows are not used"
+        yield input_warning(Reason.UNMATCHED_LABELS, problem, action, file=file, count=len(unknown))
 
 
 def report_lacking(

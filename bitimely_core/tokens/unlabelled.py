@@ -55,7 +55,8 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import list_table_channels
 from bitimely_core.recordings.sessions import find_sessions
-from bitimely_core.recordings.sniffed_tables import is_text_of_samples
+from bitimely_core.recordings.sidecars import is_bids
+from bitimely_core.recordings.sniffed_tables import holds_samples
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -297,7 +298,7 @@ def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[Labe
     if not plan.opens_labels:
         return {}
     rels = dict.fromkeys(list_signal_files(source), FileRule())
-    return find_labels(source, rels, NO_RULES, bids=files.is_bids(source)).files
+    return find_labels(source, rels, NO_RULES).files
 
 
 def list_signal_files(source: Source) -> Iterator[str]:
@@ -311,7 +312,7 @@ def list_signal_files(source: Source) -> Iterator[str]:
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
-    sessions = [] if files.is_bids(source) else find_sessions(source, rels)
+    sessions = [] if is_bids(source) else find_sessions(source, rels)
     segments.update(*(session.events for session in sessions))
     for rel in sorted(set(rels) - segments):
         if _may_hold_signals(source, rel):
@@ -321,9 +322,9 @@ def list_signal_files(source: Source) -> Iterator[str]:
 def _may_hold_signals(source: Source, rel: str) -> bool:
     """Whether a file is no table or product of a BIDS folder, no text but of samples, no label."""
     is_beside = rel.endswith(".tsv") or rel.startswith(files.DERIVED)
-    if is_beside and files.is_bids(source):
+    if is_beside and is_bids(source):
         return False
-    if find_suffix(rel).startswith(".txt") and not is_text_of_samples(source, rel):
+    if find_suffix(rel).startswith(".txt") and not holds_samples(source, rel):
         return False
     is_label = LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name) is not None
     return not is_label and not holds_annotations_alone(source, rel)
