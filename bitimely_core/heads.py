@@ -26,6 +26,7 @@ from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_
 from bitimely_core.models.context import Context
 from bitimely_core.models.contract import Which
 from bitimely_core.models.layers import BidirectionalConfig
+from bitimely_core.models.tokenizers import average_tokens, take_state
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
@@ -43,12 +44,7 @@ def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
             "Use mean, last, max or flatten",
             field="finetune.readout",
         )
-    return states[:, 0] if name == "sos" else _gather_states(states, encoded.eos)
-
-
-def _gather_states(states: Tensor, index: Tensor) -> Tensor:
-    """The state [B, D] at `index` [B] of each row of states [B, M, D]."""
-    return states.gather(1, index[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+    return states[:, 0] if name == "sos" else take_state(states, encoded.eos)
 
 
 def _tokens(
@@ -67,8 +63,8 @@ def _tokens(
 
 
 def _mean(states: Tensor, encoded: Encoded) -> Tensor:
-    inner, real = _tokens(states, encoded, 0.0)
-    return inner.sum(1) / real.sum(1).clamp(min=1)
+    inner, real = _tokens(states, encoded)
+    return average_tokens(inner, real[..., 0])
 
 
 def _max(states: Tensor, encoded: Encoded) -> Tensor:
@@ -78,9 +74,9 @@ def _max(states: Tensor, encoded: Encoded) -> Tensor:
 
 def _last(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.last is not None:
-        return _gather_states(states, encoded.last)
+        return take_state(states, encoded.last)
     inner, real = _tokens(states, encoded)
-    return _gather_states(inner, (real.sum((1, 2)) - 1).clamp(min=0))
+    return take_state(inner, (real.sum((1, 2)) - 1).clamp(min=0))
 
 
 def _native(states: Tensor, encoded: Encoded) -> Tensor:

@@ -484,11 +484,15 @@ def bernoulli_entropy(share: Tensor) -> Tensor:
 
 
 def extend_positions(
-    positions: Tensor, count: int, draw: Callable[[int, int], Tensor]
-) -> nn.Parameter:
-    """Learned positions [N, D] cut to `count`, or continued by random ones from `draw`."""
-    added = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
-    return nn.Parameter(torch.cat((positions.detach(), added))[:count])
+    owner: nn.Module, name: str, count: int, draw: Callable[[int, int], Tensor]
+) -> list[str]:
+    """Cut the learned positions `name` [N, D] of `owner` to `count`, or continue them by random
+    ones, `draw(first, added)`; then the name is returned.
+    """
+    before: Tensor = getattr(owner, name)
+    added = draw(len(before), max(0, count - len(before))).to(before)
+    setattr(owner, name, nn.Parameter(torch.cat((before.detach(), added))[:count]))
+    return [name] if len(added) else []
 
 
 def require_learned_positions(count: int, learned: int, what: str = "positions") -> None:

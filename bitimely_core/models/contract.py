@@ -19,6 +19,29 @@ def config_error(problem: str, requirement: str, field: str, hint: str = "") -> 
     return usage_error(problem, requirement, hint, field=field)
 
 
+def require_divisible(config: ModelConfig, *fields: str) -> None:
+    """Raises UserError (config, exit 2) for a width that the heads do not divide."""
+    for field in fields:
+        width = getattr(config, field)
+        if width % config.heads:
+            raise config_error(
+                f"{width} for {config.heads} heads",
+                "expected a multiple of the heads",
+                f"model.{field}",
+            )
+
+
+def refuse_codes(config: ModelConfig) -> None:
+    """Raises UserError (config, exit 2) for events, of models that read signals alone."""
+    if config.tokenizer == "codes":
+        raise config_error(
+            f"codes for {config.name}",
+            "expected signals",
+            "model.tokenizer",
+            "Choose another model",
+        )
+
+
 def objective_error(config: ModelConfig, problem: str, requirement: str) -> UserError:
     """An objective that asks for what a model cannot do (config, exit 2)."""
     return config_error(

@@ -29,7 +29,7 @@ from bitimely_core.models.base import (
     require_learned_positions,
     standardise_tokens,
 )
-from bitimely_core.models.contract import Direction, config_error
+from bitimely_core.models.contract import Direction, config_error, require_divisible
 from bitimely_core.models.layers import (
     BidirectionalConfig,
     Positions,
@@ -200,16 +200,18 @@ class Stack(BidirectionalModel):
         self.positions: nn.Parameter | None = None
         self.layers = nn.ModuleList(StackLayer(config) for _ in range(config.layers))
         if not isinstance(config, StackConfig):
-            self.positions = nn.Parameter(
-                self._draw_positions(self.adapter.tokenizer.count(config.length) + 2, config.dim)
-            )
+            self.positions = nn.Parameter(self._draw_positions(0, self._count_positions()))
             self._start_like_gpt2()
 
-    def _draw_positions(self, count: int, dim: int) -> Tensor:
+    def _count_positions(self) -> int:
+        return self.adapter.tokenizer.count(self.config.length) + 2
+
+    def _draw_positions(self, first: int, count: int) -> Tensor:
         """Learned positions at the start, about half as large as the tokens, as in GPT-2: N(0,
         0.02) for codes, N(0, 0.1) for signals.
         """
-        return torch.randn(count, dim) * (0.02 if self.config.tokenizer == "codes" else 0.1)
+        size = 0.02 if self.config.tokenizer == "codes" else 0.1
+        return torch.randn(count, self.config.dim) * size
 
     def _start_like_gpt2(self) -> None:
         """Layers: N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2
@@ -270,21 +272,11 @@ class Stack(BidirectionalModel):
             return None
         return make_rotation(positions, config.dim // config.heads)
 
-    @torch.no_grad()
-    def reset_adapter(
-        self, channels: int, length: int, codes: int | None = None, *, renew: bool = False
-    ) -> list[str]:
-        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then
-        `positions` is among the names).
-        """
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        if self.positions is not None:
-            before = len(self.positions)
-            self.positions = extend_positions(
-                self.positions, self.adapter.tokenizer.count(length) + 2, self._draw_positions
-            )
-            fresh += ["positions"] if len(self.positions) > before else []
-        return fresh
+    def _fit_length(self, before: int) -> list[str]:
+        """Learned positions are cut, or continued by random ones."""
+        if self.positions is None:
+            return []
+        return extend_positions(self, "positions", self._count_positions(), self._draw_positions)
 
 
 def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None:
@@ -326,13 +318,7 @@ def _validate_config(config: BidirectionalConfig) -> BidirectionalConfig:
         config = config.model_copy(
             update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"}
         )
-    for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
-        if width % config.heads:
-            raise config_error(
-                f"{width} for {config.heads} heads",
-                "expected a multiple of the heads",
-                f"model.{name}",
-            )
+    require_divisible(config, "dim", "value_dim")
     if config.dim // config.heads % 2:
         raise config_error(
             f"{config.dim // config.heads} key dimensions a head",

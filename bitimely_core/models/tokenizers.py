@@ -46,6 +46,21 @@ def get_observed(batch: Batch) -> Tensor:
     return mask if mask.dim() == 3 else mask.unsqueeze(-1).expand_as(batch.values)
 
 
+def take_steps(x: Tensor, index: Tensor) -> Tensor:
+    """The steps `index` [B, n] of each row of x [B, M] or [B, M, D]."""
+    return x.gather(1, index if x.dim() == 2 else index[..., None].expand(-1, -1, x.shape[2]))
+
+
+def take_state(states: Tensor, index: Tensor) -> Tensor:
+    """The state [B, D] at `index` [B] of each row of states [B, M, D]."""
+    return take_steps(states, index[:, None])[:, 0]
+
+
+def average_tokens(x: Tensor, real: Tensor) -> Tensor:
+    """Mean [B, D] of the `real` [B, N] tokens of x [B, N, D], 0 where there are none."""
+    return torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+
 def require_channels(batch: Batch, channels: int) -> None:
     """Refuse other samples than [B, T, V] of V `channels`: patches would mix time and channels.
     Raises UserError (shapes_differ, exit 2).
@@ -223,17 +238,17 @@ class PatchTokenizer(nn.Module):
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
-        return (
-            samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2]))
-            .unflatten(1, (-1, self.patch))
-            .flatten(2)
-        )
+        return self._join_samples(take_steps(samples, index))
+
+    def _join_samples(self, samples: Tensor) -> Tensor:
+        """[B, N * P, V] -> [B, N, P * V]."""
+        return samples.unflatten(1, (-1, self.patch)).flatten(2)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
         x, ends = _fill_missing(batch, self.channels), find_row_ends(batch)
         if self._is_view(batch):
-            tokens = x.unflatten(1, (-1, self.patch)).flatten(2)
+            tokens = self._join_samples(x)
         else:
             tokens = self._cut(
                 x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None])
@@ -255,22 +270,10 @@ class PatchTokenizer(nn.Module):
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
         if self._is_view(batch):
-            return (
-                torch.ones_like(batch.values, dtype=torch.bool)
-                .unflatten(1, (-1, self.patch))
-                .flatten(2)
-            )
+            return self._join_samples(torch.ones_like(batch.values, dtype=torch.bool))
         index, ends = self._index(batch), find_row_ends(batch)[:, None]
-        inside = (
-            (index < ends)
-            .unsqueeze(-1)
-            .expand(-1, -1, batch.values.shape[2])
-            .unflatten(1, (-1, self.patch))
-            .flatten(2)
-        )
-        return inside & self._cut(
-            get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0))
-        )
+        seen = take_steps(get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
+        return self._join_samples(seen & (index < ends)[..., None])
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together

@@ -26,7 +26,7 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import Direction, Which, config_error
-from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer
+from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer, take_steps
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch, Encoded
@@ -295,7 +295,7 @@ def _make_set_part(
         )
         hidden = hidden[:, 1:]
     valid = asks & (wanted >= 0)
-    target = sets.gather(1, wanted.clamp(min=0)[..., None].expand(-1, -1, sets.shape[2]))
+    target = take_steps(sets, wanted.clamp(min=0))
     return LossPart(
         which, model.output(hidden, which), target, valid[..., None].expand_as(target), sets=True
     )

@@ -31,10 +31,10 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
-from bitimely_core.models.contract import Direction, Which, config_error, objective_error
+from bitimely_core.models.contract import Direction, Which, objective_error, refuse_codes
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
-from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
+from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before, take_steps
 from bitimely_core.objectives.tokens import Result, pack_result
 from bitimely_core.ops.fused import widen
 from bitimely_core.types import Batch, Encoded
@@ -61,13 +61,7 @@ class ContrastiveModel(Model, ABC):
     can_hide = False  # whether timesteps can be hidden
 
     def __init__(self, config: ModelConfig) -> None:
-        if config.tokenizer == "codes":
-            raise config_error(
-                f"codes for {config.name}",
-                "expected signals",
-                "model.tokenizer",
-                "Choose another model",
-            )
+        refuse_codes(config)
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
@@ -369,10 +363,9 @@ def permute_segments(batch: Batch, segments: int, generator: Generator | None = 
         row[:end] = torch.cat([parts[place] for place in places])
     order = order.to(batch.values.device, non_blocking=True)
     mask = batch.mask
-    if mask is not None:
-        mask = mask.gather(1, order if mask.dim() == 2 else order[..., None].expand_as(mask))
     return batch._replace(
-        values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask
+        values=take_steps(batch.values, order),
+        mask=None if mask is None else take_steps(mask, order),
     )
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter
-from bitimely_core.models.contract import config_error
+from bitimely_core.models.contract import refuse_codes
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, get_observed, mask_before
@@ -103,13 +103,7 @@ class MapModel(SupervisedModel, ABC):
     adapter_type = MapAdapter
 
     def __init__(self, config: ModelConfig) -> None:
-        if config.tokenizer == "codes":
-            raise config_error(
-                f"codes for {config.name}",
-                "expected signals",
-                "model.tokenizer",
-                "Choose another model",
-            )
+        refuse_codes(config)
         super().__init__(config.model_copy(update={"tokenizer": "steps"}))
         self.dropout = nn.Dropout(config.dropout)
         self.pooled_width = config.dim

@@ -29,7 +29,13 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models import base
 from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Model
-from bitimely_core.models.contract import Direction, Which, config_error, objective_error
+from bitimely_core.models.contract import (
+    Direction,
+    Which,
+    config_error,
+    objective_error,
+    refuse_codes,
+)
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.models.tokenizers import (
@@ -37,6 +43,7 @@ from bitimely_core.models.tokenizers import (
     find_row_ends,
     get_observed,
     require_channels,
+    take_steps,
 )
 from bitimely_core.objectives.tokens import Generators, LossPart, Result, make_result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
@@ -45,6 +52,7 @@ from bitimely_core.zoo.patchtst import BatchNorm, apply_layers, refuse_direction
 
 VIEWS = {"time": 2, "magnitude": 1, "phase": 1}  # view -> its patches, in K
 HEAD_WIDTH = 64  # W, whatever D
+SCALE = 0.02  # of learned vectors at the start
 NOISE = 1e-6  # of a channel's largest magnitude: below it a phase is rounding
 
 
@@ -88,9 +96,7 @@ class CRTTokenizer(PatchTokenizer):
         most = self.blocks(batch.values.shape[1])
         index = torch.arange(2 * self.patch * most, device=ends.device).expand(ends.shape[0], -1)
         index = torch.minimum(index, (ends - 1).clamp(min=0)[:, None])
-        x = torch.where(seen, batch.values, 0.0).gather(
-            1, index[..., None].expand(-1, -1, seen.shape[2])
-        )
+        x = take_steps(torch.where(seen, batch.values, 0.0), index)
         parts = [x, *(self._spectrum(x, blocks) if batch.mask is not None else compute_spectrum(x))]
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)).flatten(2) for part in parts], 1)
         return tokens, tokens.detach(), _mask_views(blocks, most)
@@ -239,13 +245,7 @@ class CRT(base.Model):
 
     def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
-        if config.tokenizer == "codes":
-            raise config_error(
-                "codes for crt",
-                "expected signals: events have no spectrum",
-                "model.tokenizer",
-                "Choose another model",
-            )
+        refuse_codes(config)
         if config.dim % 8:
             raise config_error(
                 f"width {config.dim}",
@@ -259,19 +259,19 @@ class CRT(base.Model):
                 "model.layers",
             )
         super().__init__(config)
-        dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
+        dim = config.dim
         self.norms = nn.ModuleDict({"next": nn.Identity()})
         self.nets = nn.ModuleDict({view: build_resnet(dim) for view in VIEWS})
         self.classes, self.views = (
-            nn.Parameter(torch.randn(3, dim) * 0.02),
-            nn.Parameter(torch.randn(3, dim) * 0.02),
+            nn.Parameter(torch.randn(3, dim) * SCALE),
+            nn.Parameter(torch.randn(3, dim) * SCALE),
         )
-        self.positions = _draw_views(blocks, dim)
+        self.positions = self._draw_views()
         self.layers = nn.ModuleList(
             make_layer(config, config.ffn_dim) for _ in range(config.layers - decoders)
         )
-        self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.decoder_positions = _draw_views(blocks, dim)
+        self.masks = nn.Parameter(torch.randn(3, dim) * SCALE)
+        self.decoder_positions = self._draw_views()
         self.decoder = nn.ModuleList(make_layer(config, dim) for _ in range(decoders))
         self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.pooled_width = dim
@@ -410,17 +410,25 @@ class CRT(base.Model):
         return adapter
 
     def _fit_length(self, before: int) -> list[str]:
-        """Learned positions are cut, or continued by random ones (then they are among the
-        names).
-        """
+        """Learned positions are cut, or continued by random ones."""
         fresh, blocks = [], self.adapter.tokenizer.blocks(self.config.length)
         for name in ("positions", "decoder_positions"):
             held: nn.ParameterDict = getattr(self, name)
             for view, times in VIEWS.items():
-                old = held[view]
-                held[view] = base.extend_positions(old, times * blocks, _draw_positions)
-                fresh += [f"{name}.{view}"] if len(held[view]) > len(old) else []
+                added = base.extend_positions(held, view, times * blocks, self._draw_positions)
+                fresh += [f"{name}.{key}" for key in added]
         return fresh
+
+    def _draw_positions(self, first: int, count: int) -> Tensor:
+        return torch.randn(count, self.config.dim) * SCALE
+
+    def _draw_views(self) -> nn.ParameterDict:
+        """Positions of the patches of each view."""
+        blocks = self.adapter.tokenizer.blocks(self.config.length)
+        counts = {view: times * blocks for view, times in VIEWS.items()}
+        return nn.ParameterDict(
+            {view: nn.Parameter(self._draw_positions(0, count)) for view, count in counts.items()}
+        )
 
 
 def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -429,18 +437,7 @@ def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """
     most = int(chosen.sum(1).max()) if len(chosen) else 0
     order = (~chosen).to(torch.int8).argsort(stable=True, dim=1)[:, :most]
-    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
-
-
-def _draw_views(blocks: int, dim: int) -> nn.ParameterDict:
-    """Positions of the patches of each view, of `blocks` K."""
-    return nn.ParameterDict(
-        {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
-    )
-
-
-def _draw_positions(count: int, dim: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(count, dim) * 0.02)
+    return take_steps(x, order), take_steps(chosen, order)
 
 
 @models(

@@ -20,10 +20,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bitimely_core.models.contract import require_divisible
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.zoo import autoformer
-from bitimely_core.zoo.patchtst import encode_sinusoid, require_divisible_width
+from bitimely_core.zoo.patchtst import encode_sinusoid
 
 
 class FEDformerConfig(autoformer.AutoformerConfig):
@@ -110,7 +111,7 @@ class FEDformer(autoformer.TimestepModel):
     config: FEDformerConfig
 
     def __init__(self, config: FEDformerConfig) -> None:
-        require_divisible_width(config)
+        require_divisible(config, "dim")
         super().__init__(config)
         self.fourier = FourierMixer(config)
         self.queries = nn.ModuleList(

@@ -28,8 +28,9 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import find_end_times
 from bitimely_core.models.base import Adapter, Model, extend_positions, require_learned_positions
-from bitimely_core.models.contract import Direction, config_error, objective_error
+from bitimely_core.models.contract import Direction, objective_error, require_divisible
 from bitimely_core.models.layers import Attention, Positions, normalise_tokens
+from bitimely_core.models.tokenizers import average_tokens, get_observed
 from bitimely_core.objectives.tokens import (
     Generators,
     MaskedConfig,
@@ -169,7 +170,7 @@ class TokenEncoder(Model):
     attention_dropout = 0.0
 
     def __init__(self, config: TokenEncoderConfig) -> None:
-        require_divisible_width(config)
+        require_divisible(config, "dim")
         super().__init__(config)
         self.positions: nn.Parameter | None = None
         if config.positions == "learned" and config.tokenizer != "codes":
@@ -182,7 +183,7 @@ class TokenEncoder(Model):
 
     def draw_positions(self, first: int, count: int) -> Tensor:
         """Learned positions [count, D] at the start, from number `first` on."""
-        return draw_uniform(count, self.config.dim)
+        return torch.empty(count, self.config.dim).uniform_(-BOUND, BOUND)
 
     def forward(
         self,
@@ -235,17 +236,11 @@ class TokenEncoder(Model):
         return encode_sinusoid(places.to(next(self.parameters()).dtype), self.config.dim)
 
     def _fit_length(self, before: int) -> list[str]:
-        """Learned positions are cut, or continued by random ones (then `positions` is among the
-        names).
-        """
+        """Learned positions are cut, or continued by random ones."""
         if self.positions is None:
             return []
-        held = len(self.positions)
         total = self.adapter.tokenizer.count(self.config.length)
-        self.positions = extend_positions(
-            self.positions, total, lambda added, _: self.draw_positions(held, added)
-        )
-        return ["positions"] if len(self.positions) > held else []
+        return extend_positions(self, "positions", total, self.draw_positions)
 
 
 class PatchTST(TokenEncoder):
@@ -257,7 +252,7 @@ class PatchTST(TokenEncoder):
         super().__init__(config)
         # post-norm layers end in a norm; the heads' dropout stands here
         self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})
-        self.pooled_width = config.dim * (config.channels if config.channel_independent else 1)
+        self._fit_length(config.length)
 
     def prepare(self, batch: Batch) -> Batch:
         """Rows of one channel each, by RevIN unless it is off."""
@@ -269,11 +264,7 @@ class PatchTST(TokenEncoder):
         """
         if not self.config.normalises_windows:
             return batch
-        seen = (
-            torch.ones_like(batch.values, dtype=torch.bool)
-            if batch.mask is None
-            else batch.mask.reshape(batch.values.shape)
-        )
+        seen = get_observed(batch)
         count = seen.sum(1, keepdim=True).clamp(min=1)
         x = torch.where(seen, batch.values, 0.0)
         centred = torch.where(seen, x - x.sum(1, keepdim=True) / count, 0.0)
@@ -297,8 +288,8 @@ class PatchTST(TokenEncoder):
         """[R, N, D] -> [B, V * D]: mean over the real tokens of each channel, 0 for a channel that
         was never observed.
         """
-        mean = torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-        return F.dropout(mean.reshape(rows, -1), self.config.dropout, self.training)
+        vectors = average_tokens(x, real).reshape(rows, -1)
+        return F.dropout(vectors, self.config.dropout, self.training)
 
     def _fit_length(self, before: int) -> list[str]:
         self.pooled_width = self.config.dim * (
@@ -319,21 +310,6 @@ def apply_layers(
         states.append(x)
         maps.append(layer_maps)
     return tuple(states), tuple(maps) if attention else None
-
-
-def draw_uniform(*shape: int) -> Tensor:
-    """Learned positions at the start, U(-0.02, 0.02)."""
-    return torch.empty(shape).uniform_(-BOUND, BOUND)
-
-
-def require_divisible_width(config: ModelConfig) -> None:
-    """Raises UserError (config, exit 2) if the heads do not divide the width."""
-    if config.dim % config.heads:
-        raise config_error(
-            f"{config.dim} for {config.heads} heads",
-            "expected a multiple of the heads",
-            "model.dim",
-        )
 
 
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:

@@ -41,6 +41,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import Attention, Positions
+from bitimely_core.models.tokenizers import average_tokens
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -216,8 +217,7 @@ class Raindrop(SupervisedModel):
         x = torch.cat((h.flatten(2), code), -1)
         places = Positions(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
         states, maps = apply_layers(self.layers, x, places, attention=attention)
-        real = rows.real[..., None]
-        pooled = torch.where(real, states[-1], 0.0).sum(1) / real.sum(1).clamp(min=1)
+        pooled = average_tokens(states[-1], rows.real)
         return Encoded(rows.values, None, rows.real, states, maps, pooled)
 
     def pass_messages(self, rows: TimedRows, code: Tensor) -> tuple[Tensor, Tensor]:

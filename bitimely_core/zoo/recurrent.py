@@ -30,6 +30,7 @@ from bitimely_core.models.stack import (
     LayerDirections,
     require_even_layers,
 )
+from bitimely_core.models.tokenizers import take_state, take_steps
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
 
@@ -68,7 +69,7 @@ def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
     index = torch.arange(x.shape[1], device=x.device)
     mirrored = ends[:, None] - 1 - index
     source = torch.where(mirrored >= 0, mirrored, index)
-    return x.gather(1, source if x.dim() == 2 else source[..., None].expand_as(x))
+    return take_steps(x, source)
 
 
 @torch.no_grad()
@@ -138,8 +139,7 @@ def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
     W].
     """
     forward, backward = states.chunk(2, -1)
-    last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
-    return torch.cat((last, backward[:, 1]), -1)
+    return torch.cat((take_state(forward, lengths), backward[:, 1]), -1)
 
 
 class RecurrentModel(BidirectionalModel):

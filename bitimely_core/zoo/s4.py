@@ -53,6 +53,7 @@ from bitimely_core.models.stack import (
     LayerDirections,
     place_times,
 )
+from bitimely_core.models.tokenizers import average_tokens, take_state
 from bitimely_core.objectives.tokens import (
     Generators,
     Result,
@@ -339,14 +340,8 @@ class S4(BidirectionalModel):
         states = self.read_encoded(self.encode(x, real), batch, real, plan)
         last = self.norm(states[-1], "previous" if plan[-1] == "backward" else "next")
         if self.config.tokenizer == "codes":
-            pooled = last.gather(1, (real.sum(1) + 1)[:, None, None].expand(-1, 1, last.shape[2]))[
-                :, 0
-            ]
-        else:
-            pooled = torch.where(real[..., None], last[:, 1:-1], 0.0).sum(1) / real.sum(
-                1, keepdim=True
-            ).clamp(min=1)
-        return states, None, pooled
+            return states, None, take_state(last, real.sum(1) + 1)
+        return states, None, average_tokens(last[:, 1:-1], real)
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Embedded positions through the encoder."""

@@ -26,7 +26,7 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Adapter, Model
 from bitimely_core.models.convolution import Conv1d, convolve
-from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
+from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, get_observed, take_steps
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
@@ -122,9 +122,7 @@ class TS2Vec(ContrastiveModel):
         tokens, _, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if batch.mask is not None:  # any missing channel makes a timestep missing
-            x = x.masked_fill(
-                ~(batch.mask.all(-1) if batch.mask.dim() == 3 else batch.mask)[..., None], 0.0
-            )
+            x = x.masked_fill(~get_observed(batch).all(-1, keepdim=True), 0.0)
         if hide is not None:
             x = x.masked_fill(hide[..., None], 0.0)
         inside = None if batch.mask is None else real[:, None].to(x.dtype)
@@ -250,18 +248,12 @@ def _encode_crop(
 ) -> Tensor:
     """States [B, length, D] of a crop, half of its timesteps hidden."""
     index = (starts[:, None] + torch.arange(length)).to(batch.values.device, non_blocking=True)
-    values, mask = (
-        batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])),
-        batch.mask,
-    )
-    if mask is not None:
-        mask = mask.gather(
-            1, index if mask.dim() == 2 else index[..., None].expand(-1, -1, mask.shape[2])
-        )
+    mask = None if batch.mask is None else take_steps(batch.mask, index)
     hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(
         index.device, non_blocking=True
     )
-    states: Tensor = model(Batch(values, mask=mask, source=batch.source), hide=hide).hidden[-1]
+    crop = Batch(take_steps(batch.values, index), mask=mask, source=batch.source)
+    states: Tensor = model(crop, hide=hide).hidden[-1]
     return states
 
 

@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Model
-from bitimely_core.models.contract import config_error
+from bitimely_core.models.contract import require_divisible
 from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
@@ -83,12 +83,7 @@ class TSTCC(contrast.ContrastiveModel):
     config: TSTCCConfig
 
     def __init__(self, config: TSTCCConfig) -> None:
-        if config.value_dim % config.heads:
-            raise config_error(
-                f"{config.value_dim} for {config.heads} heads",
-                "expected a multiple of the heads",
-                "model.value_dim",
-            )
+        require_divisible(config, "value_dim")
         if config.ahead is None:
             steps = contrast.count_map_steps(
                 config.length, config.first_kernel, config.first_stride
