@@ -465,11 +465,12 @@ def cross_entropy(
     shares = batch.target if batch.target.dim() > 1 else None
     target = batch.target.long() if shares is None else shares.argmax(-1)
     accuracy = (logits.argmax(-1) == target).float().mean()
+    smoothing, weights = _choose_options(head, smoothing, weights, logits)
     each = F.cross_entropy(
         logits,
         target if shares is None else shares.to(logits.dtype),
-        weight=None if weights is None or not head.training else weights.to(logits),
-        label_smoothing=smoothing if head.training else 0.0,
+        weight=weights,
+        label_smoothing=smoothing,
         reduction="none",
     )
     return _make_result(
@@ -496,11 +497,11 @@ def binary_cross_entropy(
     multiplied by `weights[k]`; validation losses have neither.
     """
     logits, target, valid = _align_labels(head, batch)
-    smoothing = smoothing if head.training else 0.0
+    smoothing, weights = _choose_options(head, smoothing, weights, logits)
     each = F.binary_cross_entropy_with_logits(
         logits,
         torch.where(valid, target * (1 - smoothing) + smoothing / 2, 0.0),
-        pos_weight=None if weights is None or not head.training else weights.to(logits),
+        pos_weight=weights,
         reduction="none",
     )
     return _make_result(
@@ -511,6 +512,15 @@ def binary_cross_entropy(
         target,
         valid,
     )
+
+
+def _choose_options(
+    head: Head, smoothing: float, weights: Tensor | None, like: Tensor
+) -> tuple[float, Tensor | None]:
+    """Label smoothing and weights of a training; validation losses have neither."""
+    if not head.training:
+        return 0.0, None
+    return smoothing, None if weights is None else weights.to(like)
 
 
 def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> LossResult:
@@ -528,13 +538,19 @@ def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = N
 
 
 def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) -> LossResult:
-    """Negative log-likelihood of times to event [B, K, 2] in the objective form
+    """Negative log-likelihood of times to event [B, K H, 2] (NaN: not known) in the objective form
     (`models.survival`).
     """
-    result = survival.survival_loss(head, batch)
-    return _make_result(
-        head, result["loss"], {}, result["prediction"], result["target"], result["valid"]
-    )
+    assert head.grid is not None
+    assert batch.target is not None
+    target = batch.target[:, :: len(head.grid.horizons)]
+    logits = widen(head(batch)).reshape(*target.shape[:2], 2, -1)
+    valid = torch.isfinite(target).all(-1)
+    time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
+    each = torch.where(valid, survival.measure_loss(logits, time, event, head.grid), 0.0)
+    loss = each.sum() / valid.sum().clamp(min=1)
+    incidence = survival.compute_incidence(logits, head.grid)[..., -1]
+    return _make_result(head, loss, {}, incidence, event, valid)
 
 
 losses: dict[str, Callable[..., LossResult]] = {

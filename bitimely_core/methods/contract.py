@@ -129,9 +129,13 @@ class MethodFit(NamedTuple):
     seed: int
     progress: Progress | None = None
 
+    def map_splits(self, function: Callable[[MethodRows], Any]) -> dict[str, Any]:
+        """`function` of the rows of both splits."""
+        return {"train": function(self.train), "validation": function(self.validation)}
+
     def labels(self) -> dict[str, Array]:
         """The labels of both splits."""
-        return {"train": self.train.labels(), "validation": self.validation.labels()}
+        return self.map_splits(MethodRows.labels)
 
     def report(self, text: str, done: int, total: int) -> None:
         """Show the progress."""

@@ -78,10 +78,7 @@ def counts(config: CountsConfig, inputs: MethodFit) -> Arrays:
     if config.form == "single-code":
         fit = fit_codes_to_events if is_survival else fit_codes
         return fit(inputs.train, y["train"], windows.class_names)
-    logs = {
-        "train": window_counts.count_rows(inputs.train.windows).log1p(),
-        "validation": window_counts.count_rows(inputs.validation.windows).log1p(),
-    }
+    logs = inputs.map_splits(lambda rows: window_counts.count_rows(rows.windows).log1p())
     if is_survival:
         penalties = window_counts.PENALTIES[: config.tries]
         fitted = hazards.fit_logistic(logs, y, windows.class_names, penalties)

@@ -5,8 +5,6 @@ Legend: n rows, D features, K classes or labels.
 
 from __future__ import annotations
 
-import numpy as np
-
 from bitimely_core.errors import usage_error
 from bitimely_core.methods.contract import (
     Array,
@@ -55,11 +53,9 @@ def features(config: FeaturesConfig, inputs: MethodFit) -> Arrays:
     """Logistic or ridge regression on simple features: of each channel mean, logarithm of the
     standard deviation and of the power in 16 bands; of events logarithms of counts of codes.
     """
-    width = len(extract_simple_features(inputs.train.windows, inputs.train.windows.rows[:1])[0])
-    x: dict[str, Array] = {}
-    for split, rows in (("train", inputs.train), ("validation", inputs.validation)):
-        values = extract_simple_features(rows.windows, rows.windows.rows)
-        x[split] = values if len(values) else np.zeros((0, width), np.float32)
     windows = inputs.train.windows
+    x = inputs.map_splits(lambda rows: extract_simple_features(rows.windows, rows.windows.rows))
+    # no rows give no columns
+    x["validation"] = x["validation"].reshape(-1, x["train"].shape[1])
     fit = fit_linear(windows.task, x, inputs.labels(), max(windows.classes, 1))
     return fit.model._asdict()

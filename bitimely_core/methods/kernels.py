@@ -329,9 +329,6 @@ def kernels(config: KernelsConfig, inputs: MethodFit) -> Arrays:
     draw = np.random.default_rng(inputs.seed)
     rows = np.sort(draw.choice(windows.rows, min(256, len(windows)), replace=False))
     choose_biases(windows.values(rows), groups, inputs.seed)
-    x = {
-        "train": read_features(inputs.train, groups, inputs),
-        "validation": read_features(inputs.validation, groups, inputs),
-    }
+    x = inputs.map_splits(lambda rows: read_features(rows, groups, inputs))
     model = fit_ridge(windows.task, x, inputs.labels(), max(windows.classes, 1))
     return {**pack_groups(groups, windows.channels), **model._asdict()}

@@ -124,10 +124,7 @@ def signal(config: SignalConfig, inputs: MethodFit) -> Arrays:
                 field="model.measure",
             )
         return {"missing": np.array([np.nanmean(y["train"])], np.float64)}
-    x = {
-        "train": measure_rows(baseline, inputs.train),
-        "validation": measure_rows(baseline, inputs.validation),
-    }
+    x = inputs.map_splits(lambda rows: measure_rows(baseline, rows))
     missing = np.array([_find_median(column) for column in x["train"].T])
     for split, values in x.items():
         values = values.reshape(-1, len(missing))

@@ -5,8 +5,6 @@ Legend: n sequences, D counts, K labels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from bitimely_core.methods import hazards, window_counts
@@ -20,9 +18,6 @@ from bitimely_core.methods.contract import (
     MethodRows,
 )
 from bitimely_core.registry import MethodFacts, methods
-
-if TYPE_CHECKING:
-    pass
 
 
 class TreesConfig(MethodConfig):
@@ -57,8 +52,7 @@ def trees(config: TreesConfig, inputs: MethodFit) -> Arrays:
     """Gradient-boosted trees on counts of every code in the 30, 180 and 365 days before the index
     day and ever, the 400 that most training sequences have.
     """
-    parts = {"train": inputs.train, "validation": inputs.validation}
-    counts = {split: window_counts.count_rows(rows.windows) for split, rows in parts.items()}
+    counts = inputs.map_splits(lambda rows: window_counts.count_rows(rows.windows))
     windows, y = inputs.train.windows, inputs.labels()
     is_survival = windows.task == "survival"
     most = hazards.count_columns(len(inputs.train)) if is_survival else window_counts.MOST_COLUMNS

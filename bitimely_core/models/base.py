@@ -28,6 +28,7 @@ from bitimely_core.models.tokenizers import (
     NumberScale,
     PatchTokenizer,
     StepTokenizer,
+    get_observed,
 )
 from bitimely_core.records import FORMAT, write_results
 from bitimely_core.registry import models
@@ -50,7 +51,14 @@ def _make_tokenizer(config: ModelConfig) -> Tokenizer:
     vocabulary, or by channel.
     """
     if config.tokenizer == "codes":
-        return CodeTokenizer(_require_codes(config))
+        if config.channel_independent:
+            raise config_error(
+                "true for codes",
+                "expected signals: events have no channels",
+                "model.channel_independent",
+                "Leave it out",
+            )
+        return CodeTokenizer(require_codes(config))
     if config.target == "spectrum" and config.tokenizer != "patch-cnn":
         raise config_error(
             f"spectrum with tokenizer {config.tokenizer}",
@@ -59,18 +67,6 @@ def _make_tokenizer(config: ModelConfig) -> Tokenizer:
             "Leave it out",
         )
     return TOKENIZERS[config.tokenizer](config, count_channels(config))
-
-
-def _require_codes(config: ModelConfig) -> int:
-    """Size of the input vocabulary. Raises UserError (config, exit 2)."""
-    if config.channel_independent:
-        raise config_error(
-            "true for codes",
-            "expected signals: events have no channels",
-            "model.channel_independent",
-            "Leave it out",
-        )
-    return require_codes(config)
 
 
 class Adapter(nn.Module):
@@ -169,6 +165,20 @@ class Adapter(nn.Module):
         )
 
 
+class PlainAdapter(Adapter):
+    """An adapter without the embedding and the output projection of `Adapter`; a subclass adds what
+    depends on the channels in `build`.
+    """
+
+    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
+        nn.Module.__init__(self)
+        self.build(config)
+
+    def build(self, config: ModelConfig) -> None:
+        """Make the tokenizer and all weights."""
+        raise NotImplementedError
+
+
 class Model(nn.Module):
     """Base class of models. A subclass adds `forward(batch, *, directions=None, hide=None,
     attention=False) -> Encoded`.
@@ -235,10 +245,9 @@ class Model(nn.Module):
 
     def adapter_of(self, batch: Batch | None) -> Adapter:
         """The adapter of the data set of `batch`."""
-        source = (
-            0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
-        )
-        return cast(Adapter, self.others[source - 1]) if source else self.adapter
+        if batch is None or batch.source is None or not self.others:
+            return self.adapter
+        return cast(Adapter, [self.adapter, *self.others][int(batch.source[0])])
 
     def expand_channels(self, batch: Batch) -> Batch:
         """The input of the model: events as configured; one row per channel, [B, T, V] -> [B * V,
@@ -453,15 +462,15 @@ def to_batch(
 
 def split_channels(batch: Batch) -> Batch:
     """One row per channel: values and mask [B, T, V] -> [B * V, T, 1]."""
-    rows, steps, channels = batch.values.shape
-    observed = batch.mask
-    if observed is not None:
-        observed = observed if observed.dim() == 3 else observed[..., None].expand_as(batch.values)
-        observed = observed.transpose(1, 2).reshape(rows * channels, steps, 1)
+
+    def split(x: Tensor) -> Tensor:
+        return x.mT.flatten(0, 1)[..., None]
+
+    channels = batch.values.shape[2]
     return Batch(
-        values=batch.values.transpose(1, 2).reshape(rows * channels, steps, 1),
+        values=split(batch.values),
         times=None if batch.times is None else batch.times.repeat_interleave(channels, 0),
-        mask=observed,
+        mask=None if batch.mask is None else split(get_observed(batch)),
     )
 
 

@@ -31,12 +31,12 @@ def require_divisible(config: ModelConfig, *fields: str) -> None:
             )
 
 
-def refuse_codes(config: ModelConfig) -> None:
+def refuse_codes(config: ModelConfig, why: str = "") -> None:
     """Raises UserError (config, exit 2) for events, of models that read signals alone."""
     if config.tokenizer == "codes":
         raise config_error(
             f"codes for {config.name}",
-            "expected signals",
+            f"expected signals: {why}" if why else "expected signals",
             "model.tokenizer",
             "Choose another model",
         )

@@ -15,7 +15,7 @@ K] 0, 1 (event) or 2 (death).
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.ops.constants import send_constants
-from bitimely_core.ops.fused import widen
 
 HazardKind = Literal["discrete", "piecewise-exponential"]
 YEAR = 365.25  # days: the unit of the rates
@@ -124,25 +123,3 @@ def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
         return torch.log(events) - torch.log(rest)
     years = lived.sum(0)[:, None] * send_constants(np.diff(grid.edges) / YEAR, lived)
     return torch.log(events) - torch.log(years.clamp(min=SMOOTHING / YEAR))
-
-
-def survival_loss(
-    head: Any, batch: Any, generator: torch.Generator | None = None
-) -> dict[str, Any]:
-    """The loss of a head on targets [B, K H, 2] (times and events, NaN: not known) in the objective
-    form.
-    """
-    grid: HazardGrid = head.grid
-    target = batch.target[:, :: len(grid.horizons)]
-    logits = head(batch)
-    logits = widen(logits).reshape(*target.shape[:2], 2, -1)
-    valid = torch.isfinite(target).all(-1)
-    time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
-    each = torch.where(valid, measure_loss(logits, time, event, grid), 0.0)
-    loss = each.sum() / valid.sum().clamp(min=1)
-    return {
-        "loss": loss,
-        "prediction": compute_incidence(logits, grid)[..., -1],
-        "target": event,
-        "valid": valid,
-    }

@@ -332,7 +332,6 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
         slices[part.name] = slice(start, start + part.target.shape[1])
         start += part.target.shape[1]
     loss = torch.stack(list(losses.values())).sum()
-    scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     joined = {
         key: torch.cat([getattr(part, key) for part in parts], 1)
         for key in ("prediction", "target", "valid")
@@ -340,7 +339,7 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
     return {
         **pack_result(
             loss,
-            loss.detach() / len(parts) / scale,
+            loss.detach() / len(parts) / find_target_scale(model, batch),
             losses,
             joined["valid"].sum(),
             slices=slices,
@@ -350,14 +349,16 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
     }
 
 
-def has_target_scale(model: Model) -> bool:
-    """Whether `target_scale` is measured; it is read from a device only once after each change."""
+def find_target_scale(model: Model, batch: Batch) -> Tensor | float:
+    """The measured scale of the targets, else that of this batch; whether it is measured is read
+    from a device only once after each change.
+    """
     scale, seen = model.target_scale, getattr(model, "scale_seen", None)
     version = -1 if scale.is_inference() else scale._version
     if seen is None or seen[0] is not scale or seen[1] != version or version < 0:
         seen = scale, version, bool(torch.isfinite(scale))
         object.__setattr__(model, "scale_seen", seen)  # of this object alone: no buffer
-    return bool(seen[2])
+    return scale if seen[2] else model.measure([batch])
 
 
 def pack_result(

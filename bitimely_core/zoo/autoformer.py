@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import count_channels
-from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.base import Model, PlainAdapter
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.tokenizers import StepTokenizer
@@ -56,18 +56,16 @@ class AutoformerConfig(ModelConfig):
     )
 
 
-class CircularAdapter(Adapter):
+class CircularAdapter(PlainAdapter):
     """Circular convolution of three timesteps without bias, and the output projection."""
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         channels = count_channels(config)
         self.tokenizer = StepTokenizer(channels)
         self.steps = Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
         nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
-        self.output = nn.ModuleDict(
-            {"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)}
-        )
+        self.output = nn.ModuleDict({"next": nn.Linear(config.dim, self.tokenizer.target_width)})
 
     def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Rows [R, n, V] -> [R, n, D]."""

@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.adapters import count_channels
-from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.base import Adapter, Model, PlainAdapter
 from bitimely_core.models.contract import Direction, Which, objective_error, refuse_codes
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
@@ -129,14 +129,14 @@ class MapTokenizer(StepTokenizer):
         return count_map_steps(length, self.kernel, self.stride)
 
 
-class ConvolutionAdapter(Adapter):
+class ConvolutionAdapter(PlainAdapter):
     """The parameters that depend on the channels: the first convolution of each encoder."""
 
     tokenizer: MapTokenizer
     encoders: tuple[str, ...] = ("time",)
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         assert isinstance(config, ConvolutionConfig)
         kernel, stride = config.first_kernel, config.first_stride
         self.tokenizer = MapTokenizer(count_channels(config), kernel, stride)
@@ -209,6 +209,10 @@ def configure_signals(config: Config) -> Config:
 
 # --- the objective
 
+NOTICE = (
+    "contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch "
+    "sizes cannot be compared."
+)
 TEMPERATURE = 0.2
 BLOCK = 2**20  # scores that are held at once: 4 MB in float32
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import count_channels
-from bitimely_core.models.base import Adapter
+from bitimely_core.models.base import Adapter, PlainAdapter
 from bitimely_core.models.contract import refuse_codes
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
@@ -57,13 +57,13 @@ class StrideTokenizer(StepTokenizer):
         return seen.sum(-1) / inside.sum(-1).clamp(min=1), real
 
 
-class MapAdapter(Adapter):
+class MapAdapter(PlainAdapter):
     """The part of a network that depends on the channels; subclasses add it."""
 
     tokenizer: StrideTokenizer
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         self.tokenizer = StrideTokenizer(count_channels(config), self.count_stride(config))
         self.output = nn.ModuleDict()
 

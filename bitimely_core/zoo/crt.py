@@ -155,15 +155,15 @@ def _mask_views(blocks: Tensor, most: int) -> Tensor:
     return torch.cat(parts, 1)
 
 
-class CRTAdapter(base.Adapter):
+class CRTAdapter(base.PlainAdapter):
     """The parameters that depend on the channels: first convolution and output projection of each
     view.
     """
 
     tokenizer: CRTTokenizer
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         self.tokenizer = CRTTokenizer(count_channels(config), config.patch)
         channels = self.tokenizer.width // config.patch
         stem = config.dim // 8
@@ -245,7 +245,7 @@ class CRT(base.Model):
 
     def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
-        refuse_codes(config)
+        refuse_codes(config, "events have no spectrum")
         if config.dim % 8:
             raise config_error(
                 f"width {config.dim}",

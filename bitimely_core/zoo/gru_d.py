@@ -29,9 +29,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
-from bitimely_core.zoo.supervised import RowAdapter, SupervisedModel
+from bitimely_core.zoo.supervised import RowAdapter, SupervisedFacts, SupervisedModel
 
 
 class GRUDConfig(ModelConfig):
@@ -78,8 +78,9 @@ class GRUDAdapter(RowAdapter):
 
     mean: Tensor
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
+        super().build(config)
         channels, hidden = self.tokenizer.width, config.dim
         bound = 1 / math.sqrt(channels)
         self.value_weight, self.value_bias = (
@@ -146,12 +147,9 @@ class GRUD(SupervisedModel):
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         config=GRUDConfig,
         family="gru-d",
-        objective="none",
-        capabilities=(),
-        readout="native",
         input=("regular", "events", "irregular"),
         source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with "
         "Missing Values",

@@ -25,9 +25,10 @@ from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
 from bitimely_core.models.tokenizers import mask_before
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.zoo.convolutions import MapAdapter, MapModel, NormedConv
 from bitimely_core.zoo.patchtst import BatchNorm
+from bitimely_core.zoo.supervised import SupervisedFacts
 
 BRANCHES = 4  # three kernels and the largest of neighbours
 RESIDUAL = 3  # modules from one residual connection to the next
@@ -86,8 +87,9 @@ def pool_neighbours(x: Tensor, counts: Tensor | None) -> Tensor:
 class InceptionAdapter(MapAdapter):
     """What depends on the channels: the first module, and the map around the first three."""
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
+        super().build(config)
         assert isinstance(config, InceptionTimeConfig)
         channels = self.tokenizer.channels
         self.first = InceptionModule(channels, config)
@@ -128,12 +130,9 @@ class InceptionTime(MapModel):
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         config=InceptionTimeConfig,
         family="inceptiontime",
-        objective="none",
-        capabilities=(),
-        readout="native",
         step=BRANCHES,
         source="Ismail Fawaz et al. 2020, InceptionTime: Finding AlexNet for Time Series "
         "Classification",

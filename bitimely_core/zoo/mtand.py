@@ -40,12 +40,13 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import config_error
-from bitimely_core.objectives.tokens import Generators, Result, has_target_scale, pack_result
+from bitimely_core.objectives.tokens import Generators, Result, find_target_scale, pack_result
 from bitimely_core.ops.fused import widen
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
-from bitimely_core.zoo.supervised import RowAdapter, SupervisedModel
+from bitimely_core.zoo.patchtst import encode_sinusoid
+from bitimely_core.zoo.supervised import RowAdapter, SupervisedFacts, SupervisedModel
 
 CODE = 128  # width of phi
 GENERATOR = 50  # width of each direction of the decoder's GRU
@@ -102,11 +103,7 @@ class FixedTimeEmbedding(nn.Module):
 
     def forward(self, times: Tensor) -> Tensor:
         """[..., n] -> [..., n, 128]."""
-        rates = self.scale * FIXED_BASE ** (
-            -torch.arange(0, CODE, 2, dtype=times.dtype, device=times.device) / CODE
-        )
-        angle = times[..., None] * rates
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+        return encode_sinusoid(times, CODE, base=FIXED_BASE, scale=self.scale)
 
 
 def make_time_embedding(config: MTANDEncConfig) -> nn.Module:
@@ -192,8 +189,9 @@ class MTANDAdapter(RowAdapter):
     of the decoder.
     """
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
+        super().build(config)
         self.tokenizer = RowTokenizer(config, absent=True)
         self.enter = nn.Linear(config.heads * 2 * self.tokenizer.width, config.dim)
         if config.name == "mtand":
@@ -351,12 +349,9 @@ def mtand(config: MTANDConfig) -> MTANDFull:
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         config=MTANDEncConfig,
         family="mtand",
-        objective="none",
-        capabilities=(),
-        readout="native",
         input=("regular", "events", "irregular"),
         step=2,
         source=SOURCE,
@@ -453,7 +448,6 @@ def vae(
     error = torch.where(rows.mask, (values - reconstruction).square(), 0.0).sum() / (
         observed.sum() * config.samples
     ).clamp(min=1)
-    scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     sums = {
         "likelihood": torch.where(real, likelihood, 0.0).mean(0).sum(),
         "kl": torch.where(real, kl, 0.0).sum(),
@@ -467,7 +461,7 @@ def vae(
     }
     return pack_result(
         loss,
-        error.detach() / scale,
+        error.detach() / find_target_scale(model, batch),
         parts,
         count,
         slices={"reconstruction": slice(0, values.shape[1])},

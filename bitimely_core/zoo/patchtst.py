@@ -134,12 +134,14 @@ class PatchTSTLayer(nn.Module):
         return self.norm_ffn(x + self.dropout(self.out(inner)), places.real), maps
 
 
-def encode_sinusoid(places: Tensor, dim: int) -> Tensor:
-    """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D))
-    and cos, interleaved.
+def encode_sinusoid(
+    places: Tensor, dim: int, *, base: float = 10_000.0, scale: float = 1.0
+) -> Tensor:
+    """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(scale t / base^(2i /
+    D)) and cos, interleaved.
     """
-    rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=places.device, dtype=places.dtype) / dim)
-    angle = places[..., None] * rates
+    steps = torch.arange(0, dim, 2, device=places.device, dtype=places.dtype)
+    angle = places[..., None] * (scale * base ** (-steps / dim))
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
 
 

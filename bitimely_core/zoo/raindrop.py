@@ -43,10 +43,10 @@ from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.models.tokenizers import average_tokens
 from bitimely_core.ops.fused import widen
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import apply_layers
-from bitimely_core.zoo.supervised import RowAdapter, SupervisedModel, encode_times
+from bitimely_core.zoo.supervised import RowAdapter, SupervisedFacts, SupervisedModel, encode_times
 
 CODE = 16  # width of p_t
 PASSES = 2  # of messages
@@ -262,12 +262,9 @@ class Raindrop(SupervisedModel):
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         config=RaindropConfig,
         family="raindrop",
-        objective="none",
-        capabilities=(),
-        readout="native",
         attention=True,
         input=("regular", "events", "irregular"),
         step=2,

@@ -23,8 +23,9 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import STRIDE, ResidualBlock
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.zoo.convolutions import MapAdapter, MapModel, NormedConv, reduce_counts
+from bitimely_core.zoo.supervised import SupervisedFacts
 
 STEM = 9  # kernel of the stem
 # longest window in samples -> stride of the stem, blocks; longer ones as the last
@@ -60,8 +61,9 @@ def list_widths(config: ModelConfig) -> list[int]:
 class ResNetAdapter(MapAdapter):
     """The stem, which depends on the channels."""
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
+        super().build(config)
         assert isinstance(config, ResNetConfig)
         self.stem = NormedConv(
             self.tokenizer.channels, list_widths(config)[0], STEM, config.stem or 1
@@ -101,12 +103,9 @@ class ResNet(MapModel):
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         config=ResNetConfig,
         family="resnet",
-        objective="none",
-        capabilities=(),
-        readout="native",
         lr=3e-3,
         step=4,  # the first block is a quarter as wide
         source="Wang et al. 2017, Time Series Classification from Scratch with Deep Neural "

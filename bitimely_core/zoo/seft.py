@@ -30,9 +30,9 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, find_end_times, get_time_span
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
-from bitimely_core.zoo.supervised import RowAdapter, SupervisedModel, encode_times
+from bitimely_core.zoo.supervised import RowAdapter, SupervisedFacts, SupervisedModel, encode_times
 
 POSITIONS = 4  # n_pos, width of p(t)
 DROPPED = 0.1  # share of the elements masked in the attention during training
@@ -124,8 +124,9 @@ class SeFTAdapter(RowAdapter):
 
     tokenizer: SetTokenizer
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
+        super().build(config)
         self.tokenizer = SetTokenizer(config)
         channels = self.tokenizer.width
         self.phi = ElementLinear(channels, config.ffn_dim)
@@ -199,11 +200,8 @@ class SeFT(SupervisedModel):
 
 
 @models(
-    ModelFacts(
+    SupervisedFacts(
         family="seft",
-        objective="none",
-        capabilities=(),
-        readout="native",
         input=("regular", "events", "irregular"),
         step=2,
         source="Horn et al. 2020, Set Functions for Time Series",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from typing import NoReturn
 
 from torch import Tensor, nn
@@ -14,21 +15,23 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
 from bitimely_core.models.adapters import encode_times as encode_times
-from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.base import Adapter, Model, PlainAdapter
 from bitimely_core.models.contract import Direction, objective_error
-from bitimely_core.registry import models
+from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
+SupervisedFacts = partial(ModelFacts, objective="none", capabilities=(), readout="native")
 
-class RowAdapter(Adapter):
+
+class RowAdapter(PlainAdapter):
     """Adapter of models that read rows. Subclasses add the other parameters that depend on the
     channels.
     """
 
     tokenizer: RowTokenizer
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         self.tokenizer = RowTokenizer(config)
         self.output = nn.ModuleDict()
 

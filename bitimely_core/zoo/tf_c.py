@@ -159,10 +159,7 @@ models.aliases["ts-t"] = "tf-c"
 BALANCE = 0.5  # lambda
 MARGIN = 1.0  # delta
 CODE = 0.2  # weight of L_T and L_F in the reference code
-NOTICE = (
-    "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
-    "other batch sizes cannot be compared."
-)
+NOTICE = f"tf-c: {contrast.NOTICE}"
 
 
 class TFCObjectiveConfig(contrast.AugmentationConfig):
@@ -184,12 +181,12 @@ class TFCViews(NamedTuple):
     frequency_other: TFCView
 
 
-@objectives(
-    ObjectiveFacts(
-        leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2
-    ),
-    name="tf-c",
+FACTS = ObjectiveFacts(
+    leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2
 )
+
+
+@objectives(FACTS, name="tf-c")
 def compute_tf_c_loss(
     model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig
 ) -> Result:
@@ -213,11 +210,7 @@ def compute_tf_c_loss(
     )
 
 
-@objectives(
-    ObjectiveFacts(
-        leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2
-    )
-)
+@objectives(FACTS)
 def tf_c_code(
     model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig
 ) -> Result:

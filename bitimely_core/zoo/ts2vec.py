@@ -24,13 +24,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.adapters import count_channels
-from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.base import Model, PlainAdapter
 from bitimely_core.models.convolution import Conv1d, convolve
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, get_observed, take_steps
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.contrast import (
+    NOTICE,
     ContrastiveModel,
     configure_signals,
     contrast,
@@ -41,14 +42,14 @@ from bitimely_core.zoo.contrast import (
 KERNEL = 3
 
 
-class TS2VecAdapter(Adapter):
+class TS2VecAdapter(PlainAdapter):
     """The parameters that depend on the channels: the linear map of each timestep."""
 
     tokenizer: StepTokenizer
     embedding: nn.Linear
 
-    def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
-        nn.Module.__init__(self)
+    def build(self, config: ModelConfig) -> None:
+        """As `PlainAdapter.build`."""
         self.tokenizer = StepTokenizer(count_channels(config))
         self.embedding = nn.Linear(self.tokenizer.width, config.ffn_dim)
         self.output = nn.ModuleDict()
@@ -156,10 +157,6 @@ def ts2vec(config: ModelConfig) -> TS2Vec:
 # --- the objective
 
 HIDDEN = 0.5  # share of hidden timesteps
-NOTICE = (
-    "ts2vec: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
-    "other batch sizes cannot be compared."
-)
 
 
 class RowCrops(NamedTuple):
@@ -188,7 +185,7 @@ class TS2VecObjectiveConfig(ObjectiveConfig):
         leak_free=None,
         requires="ts2vec",
         config=TS2VecObjectiveConfig,
-        notice=NOTICE,
+        notice=f"ts2vec: {NOTICE}",
         passes=2,
         rows=2,
     ),

@@ -142,10 +142,6 @@ def ts_tcc(config: TSTCCConfig) -> TSTCC:
 # --- the objective
 
 CONTEXTUAL = 0.7  # weight of the NT-Xent part
-NOTICE = (
-    "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of "
-    "other batch sizes cannot be compared."
-)
 
 
 @objectives(
@@ -153,7 +149,7 @@ NOTICE = (
         leak_free=None,
         requires="ts-tcc",
         config=contrast.AugmentationConfig,
-        notice=NOTICE,
+        notice=f"ts-tcc: {contrast.NOTICE}",
         passes=2,
         rows=2,
     ),
