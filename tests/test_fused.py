@@ -225,8 +225,8 @@ def test_joined_weights_are_those_of_the_layers(name: str, options: dict[str, An
     torch.manual_seed(0)
     model: Any = models.build(name, preset="tiny", channels=2, length=64, layers=2, **options)
     batch, weights = Batch(torch.randn(2, 64, 2)), list(model.layers.parameters())
-    _, _, _, real, x = model.embed(batch)
-    places = model._places(batch, real, real.sum(1), None)
+    embedded = model.embed(batch)
+    x, places = embedded.x, model._places(embedded)
     groups = [layer.list_weights() for layer in model.layers]
     joined = iter(fused.join_weights([group for own in groups for group in own], torch.float32))
     each = [{"weights": [next(joined) for _ in own]} for own in groups]

@@ -214,9 +214,9 @@ def test_the_loss_is_its_formula(predictor, source):
     batch, config = Batch(x, mask=mask), CPCConfig(name="cpc", negatives=5, source=source)
     found = objectives.get(config)(model, batch, seeded(4))
     index, _ = draw_negatives(mask, config, seeded(4))
-    read, _, _, real, embedded = model.embed(batch)
-    z = model.encode(embedded, real)
-    c = model.norm(model.read_encoded(z, read, real, ("forward",) * 2)[-1])[:, 1:-1]
+    embedded = model.embed(batch)
+    z = model.encode(embedded.x, embedded.real)
+    c = model.norm(model.read_encoded(z, embedded, ("forward",) * 2)[-1])[:, 1:-1]
     z = z[:, 1:-1]
     losses, chances = [], []
     for row in range(3):

@@ -49,8 +49,6 @@ from bitimely_core.page import (
     Page,
     PageBuilder,
     StageTrack,
-    Table,
-    make_table,
 )
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -278,9 +276,11 @@ def _add_reliability(
     caption = ERRORS.format(family=count_units(len(rows), "gap"))
     page.table("calibration", "Calibration error", caption, ERROR_COLUMNS, rows)
     parts_as_is = {name: parts["as_is"] for name, parts in reliability.items()}
-    page.add(_fit_table(parts_as_is))
+    fits = [[name, p.fit.slope, p.fit.intercept, p.fit.brier] for name, p in parts_as_is.items()]
+    columns = ["of", "slope", "intercept", "Brier score"]
+    page.table("slope", "Calibration slope and intercept", FITS, columns, fits)
     if not windows.vocabulary:  # of histories the pages of their scores have them, protected
-        page.add(_tenth_table(parts_as_is, ylabel))
+        _add_tenths(page, parts_as_is, ylabel)
 
 
 def _draw_curves(page: PageBuilder, curves: Mapping[str, ReliabilityCurve], ylabel: str) -> None:
@@ -308,14 +308,7 @@ TENTHS = (
 )
 
 
-def _fit_table(parts: Mapping[str, Reliability]) -> Table:
-    """Slope, intercept and Brier score."""
-    fits = [[name, p.fit.slope, p.fit.intercept, p.fit.brier] for name, p in parts.items()]
-    columns = ["of", "slope", "intercept", "Brier score"]
-    return make_table("slope", "Calibration slope and intercept", FITS, columns, fits)
-
-
-def _tenth_table(parts: Mapping[str, Reliability], share: str) -> Table:
+def _add_tenths(page: PageBuilder, parts: Mapping[str, Reliability], share: str) -> None:
     """The tenths of the probabilities."""
     tenths = [
         [name, number, *values]
@@ -323,7 +316,7 @@ def _tenth_table(parts: Mapping[str, Reliability], share: str) -> Table:
         for number, values in enumerate(zip(*part.tenths, strict=True), 1)
     ]
     columns = ["of", "tenth", "windows", "mean probability", share]
-    return make_table("tenths", "Calibration in tenths", TENTHS, columns, tenths)
+    page.table("tenths", "Calibration in tenths", TENTHS, columns, tenths)
 
 
 def _list_errors(

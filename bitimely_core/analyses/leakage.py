@@ -278,6 +278,15 @@ def _find_maxima(sizes: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
     return torch.stack([(sizes * kind).amax() for kind in (target, forbidden, ~forbidden)])
 
 
+def _build_model(
+    config: ModelConfig, seed: int, place: torch.device, *, training: bool
+) -> tuple[Model, Generator]:
+    """A model with random weights in float64, and a generator for what it reads."""
+    torch.manual_seed(seed)
+    model = building.from_config(config).double().to(place).train(training)
+    return model, Generator().manual_seed(seed)
+
+
 def measure_jacobian(
     config: ModelConfig,
     objective: Objective,
@@ -293,9 +302,7 @@ def measure_jacobian(
     the row for hidden tokens. `allowed`: the others. Rows are summed, so a path from row to row
     counts too.
     """
-    torch.manual_seed(seed)
-    model = building.from_config(config).double().to(place).train(training)
-    draw = Generator().manual_seed(seed)
+    model, draw = _build_model(config, seed, place, training=training)
     shape = (2, config.length, config.channels)
     x = torch.randn(shape, generator=draw, dtype=torch.float64).to(place).requires_grad_()
     with record_tokens(model, x) as record:
@@ -401,10 +408,8 @@ def measure_code_changes(
     """Largest change of a prediction when one code is replaced, for the three kinds of
     `measure_jacobian`. Where the model reads numbers that of the code changes, too.
     """
-    torch.manual_seed(seed)
-    model = building.from_config(config).double().to(place).train(training)
+    model, draw = _build_model(config, seed, place, training=training)
     model.fit_numbers(dict.fromkeys(range(FIRST, FIRST + VOCABULARY), (0.0, 1.0)))
-    draw = Generator().manual_seed(seed)
     codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw).to(place)
     times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1).to(place)
     times[:, 3] = times[:, 2]  # a tie

@@ -287,7 +287,7 @@ def _add_shapelets(
     findings = regions.judge_measures(measures)
     rows = []
     for name, m in measures.items():
-        cells = [m.ratio, m.inside_over_outside, *m.controls(), *findings[name].cells()]
+        cells = [m.ratio, m.inside_over_outside, *m.cells(findings[name])]
         rows.append([name, *cells, m.correlation_with_random_weights])
     caption = f"{regions.describe_family(findings)} {CORRELATION}"
     page.table("shapelets", "Inside and outside", caption, columns, rows)
@@ -298,7 +298,7 @@ def _add_shapelets(
         heads |= {(name, int(head)): measured for head, measured in part.heads.items()}
     head_findings = regions.judge_measures(heads)
     rows = [
-        [*key, measured.ratio, *measured.controls(), *head_findings[key].cells()]
+        [*key, measured.ratio, *measured.cells(head_findings[key])]
         for key, measured in heads.items()
     ]
     caption = BY_HEAD.format(tests=regions.count_tests(head_findings))

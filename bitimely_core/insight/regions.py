@@ -403,13 +403,14 @@ class RegionMeasures(NamedTuple):
     p_places: float | None  # share of random places with a ratio as large
     correlation_with_random_weights: float | None
 
-    def controls(self) -> list[object]:
-        """The first four cells of `CONTROLS`."""
+    def cells(self, finding: RegionFinding) -> list[object]:
+        """The cells of `CONTROLS`."""
         return [
             self.random_weights,
             self.beyond_random_weights,
             self.beyond_signal_size,
             self.p_places,
+            *finding.cells(),
         ]
 
 

@@ -441,10 +441,8 @@ def _add_tables(page: PageBuilder, measured: Mapping[str, RunSaliency]) -> None:
         for kind, (_, m, with_loss) in run.kinds.items():
             is_input = kind == "input"
             where = kind if is_input else f"layer {(run.layer or 0) + 1} of {len(run.maps.layers)}"
-            finding = findings[name, kind]
-            rows.append(
-                [name, where, m.ratio, m.inside_over_outside, *m.controls(), *finding.cells()]
-            )
+            cells = m.cells(findings[name, kind])
+            rows.append([name, where, m.ratio, m.inside_over_outside, *cells])
             places = m.random_places
             checks.append(
                 [

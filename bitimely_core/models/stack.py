@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,21 @@ READS_NO_TIMES = {"attention", "recurrent"}  # families whose layers do not
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 
 LayerDirections = tuple[Direction, ...]  # one per layer
+
+
+class EmbeddedBatch(NamedTuple):
+    """What layers read of a batch, on the clock of the model."""
+
+    batch: Batch
+    tokens: Tensor
+    targets: Tensor
+    real: Tensor  # bool [B, N]
+    x: Tensor  # [B, M, D], embedded positions
+    hide: Tensor | None  # bool [B, N], tokens that are hidden
+
+
+LayerReading = tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]
+"""States of each layer, maps on request, and the native vector."""
 
 
 class BidirectionalModel(Model, ABC):
@@ -94,8 +110,9 @@ class BidirectionalModel(Model, ABC):
         """
         plan = self.directions if directions is None else tuple(directions)
         self._check(plan)
-        batch, tokens, targets, real, x = self.embed(batch, hide)
-        states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
+        embedded = self.embed(batch, hide)
+        _, tokens, targets, real, x, _ = embedded
+        states, maps, pooled = self.read(embedded, plan, attention=attention)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             targets = standardise_tokens(tokens, real)
         eos = real.sum(1) + 1
@@ -111,12 +128,8 @@ class BidirectionalModel(Model, ABC):
             x[:, 1:-1],
         )
 
-    def embed(
-        self, batch: Batch, hide: Tensor | None = None
-    ) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor]:
-        """The batch on the model's clock, its tokens, targets and mask [B, N], and the embedded
-        positions [B, M, D]; `hide` as in `forward`.
-        """
+    def embed(self, batch: Batch, hide: Tensor | None = None) -> EmbeddedBatch:
+        """The embedded positions of a batch; `hide` as in `forward`."""
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
@@ -129,7 +142,7 @@ class BidirectionalModel(Model, ABC):
         times = None if self.time_map is None else place_times(batch, real)
         if times is not None:
             x = self.add_clock(x, times, times[:, :1], times[:, :1])
-        return batch, tokens, targets, real, x
+        return EmbeddedBatch(batch, tokens, targets, real, x, hide)
 
     def _add_person(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
         """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either
@@ -158,18 +171,9 @@ class BidirectionalModel(Model, ABC):
 
     @abstractmethod
     def read(
-        self,
-        x: Tensor,
-        batch: Batch,
-        real: Tensor,
-        plan: LayerDirections,
-        *,
-        hide: Tensor | None,
-        attention: bool,
-    ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
-        """States of each layer, maps on request, and the native vector, from embedded positions [B,
-        M, D]; `real` [B, N].
-        """
+        self, embedded: EmbeddedBatch, plan: LayerDirections, *, attention: bool
+    ) -> LayerReading:
+        """Embedded positions through the layers."""
 
     def _check(self, plan: LayerDirections) -> None:
         if len(plan) != self.config.layers:
@@ -226,17 +230,10 @@ class Stack(BidirectionalModel):
                 )
 
     def read(
-        self,
-        x: Tensor,
-        batch: Batch,
-        real: Tensor,
-        plan: LayerDirections,
-        *,
-        hide: Tensor | None,
-        attention: bool,
-    ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
+        self, embedded: EmbeddedBatch, plan: LayerDirections, *, attention: bool
+    ) -> LayerReading:
         """As `BidirectionalModel.read`; there is no native vector."""
-        places = self._places(batch, real, real.sum(1), hide)
+        x, places = embedded.x, self._places(embedded)
         if self.positions is not None:
             require_learned_positions(x.shape[1], len(self.positions))
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
@@ -245,16 +242,15 @@ class Stack(BidirectionalModel):
         )
         return states, tuple(maps) if attention else None, None
 
-    def _places(
-        self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None
-    ) -> Positions:
+    def _places(self, embedded: EmbeddedBatch) -> Positions:
         """The N + 2 positions: t_SOS = t_first, t_EOS = t_last; padding has t_EOS so that gaps stay
         finite.
         """
+        batch, _, _, real, _, hide = embedded
         index = torch.arange(real.shape[1] + 2, device=real.device)
         inside = keep = None
         if batch.mask is not None or hide is not None:
-            inside = keep = index <= lengths[:, None] + 1
+            inside = keep = index <= real.sum(1, keepdim=True) + 1
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
         times = place_times(batch, real, GROUP_GAP if self.config.ties == "group" else 0.0)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, TypeVar
 
 import torch
@@ -70,6 +71,9 @@ class CircularAdapter(PlainAdapter):
     def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Rows [R, n, V] -> [R, n, D]."""
         return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
+
+
+TimestepFacts = partial(ModelFacts, objective="masked", capabilities=("hidden",), readout="flatten")
 
 
 class TimestepModel(Model, ABC):
@@ -293,12 +297,9 @@ class Autoformer(TimestepModel):
 
 
 @models(
-    ModelFacts(
+    TimestepFacts(
         config=AutoformerConfig,
         family="attention",
-        objective="masked",
-        capabilities=("hidden",),
-        readout="flatten",
         source="Wu et al. 2021, Autoformer: Decomposition Transformers with Auto-Correlation for "
         "Long-Term Series Forecasting",
         known="A token a timestep; in the reference the lags of a training batch are common to "

@@ -344,7 +344,7 @@ def add_jitter(batch: Batch, sigma: float, generator: Generator | None = None) -
     )
 
 
-def scale_timesteps(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
+def scale_timesteps(batch: Batch, sigma: float, generator: Generator | None) -> Batch:
     """Another size: x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
     return batch._replace(
         values=batch.values
@@ -352,7 +352,7 @@ def scale_timesteps(batch: Batch, sigma: float, generator: Generator | None = No
     )
 
 
-def permute_segments(batch: Batch, segments: int, generator: Generator | None = None) -> Batch:
+def permute_segments(batch: Batch, segments: int, generator: Generator | None) -> Batch:
     """Each row cut into 1 .. `segments` - 1 pieces at random places, in a new order; all channels
     together, padding stays where it is.
     """
@@ -373,9 +373,7 @@ def permute_segments(batch: Batch, segments: int, generator: Generator | None = 
     )
 
 
-def augment_rows(
-    batch: Batch, config: AugmentationConfig, generator: Generator | None = None
-) -> Batch:
+def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator | None) -> Batch:
     """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are
     kept).
     """
@@ -398,9 +396,7 @@ def augment_rows(
     return batch._replace(values=values, mask=mask)
 
 
-def perturb_spectrum(
-    spectrum: Batch, generator: Generator | None = None, *, twice: bool = False
-) -> Batch:
+def perturb_spectrum(spectrum: Batch, generator: Generator | None, *, twice: bool = False) -> Batch:
     """Amplitudes of which a tenth is removed, and to a tenth U(0, 0.1 * the largest of the row and
     channel) is added.
 

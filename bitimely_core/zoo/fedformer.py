@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bitimely_core.models.contract import require_divisible
 from bitimely_core.ops.fused import widen
-from bitimely_core.registry import ModelFacts, models
+from bitimely_core.registry import models
 from bitimely_core.zoo import autoformer
 from bitimely_core.zoo.patchtst import encode_sinusoid
 
@@ -143,12 +143,9 @@ class FEDformer(autoformer.TimestepModel):
 
 
 @models(
-    ModelFacts(
+    autoformer.TimestepFacts(
         config=FEDformerConfig,
         family="attention",
-        objective="masked",
-        capabilities=("hidden",),
-        readout="flatten",
         source="Zhou et al. 2022, FEDformer: Frequency Enhanced Decomposed Transformer for "
         "Long-term Series Forecasting",
         known="In the reference results go to the wrong frequencies, in a scrambled layout, and a "

@@ -14,6 +14,7 @@ Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one directio
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -27,7 +28,9 @@ from bitimely_core.models.stack import (
     DIRECTED_CAPABILITIES,
     PAPER,
     BidirectionalModel,
+    EmbeddedBatch,
     LayerDirections,
+    LayerReading,
     require_even_layers,
 )
 from bitimely_core.models.tokenizers import take_state, take_steps
@@ -162,19 +165,12 @@ class RecurrentModel(BidirectionalModel):
         )
 
     def read(
-        self,
-        x: Tensor,
-        batch: Batch,
-        real: Tensor,
-        plan: LayerDirections,
-        *,
-        hide: Tensor | None,
-        attention: bool,
-    ) -> tuple[list[Tensor], None, Tensor | None]:
+        self, embedded: EmbeddedBatch, plan: LayerDirections, *, attention: bool
+    ) -> LayerReading:
         """As `BidirectionalModel.read`; there are no maps."""
-        lengths = real.sum(1)
-        ends = None if batch.mask is None else lengths + 2
-        states, pooled = self._states(x, plan, lengths, ends)
+        lengths = embedded.real.sum(1)
+        ends = None if embedded.batch.mask is None else lengths + 2
+        states, pooled = self._states(embedded.x, plan, lengths, ends)
         return states, None, pooled
 
     def _states(
@@ -307,14 +303,13 @@ class ELMo(RecurrentModel):
         ) / 2
 
 
+RecurrentFacts = partial(ModelFacts, family="recurrent", tokenizer="patch-cnn")
 LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
 
 
 @models(
-    ModelFacts(
+    RecurrentFacts(
         config=RecurrentConfig,
-        family="recurrent",
-        tokenizer="patch-cnn",
         objective="next",
         capabilities=DIRECTED_CAPABILITIES,
         readout="last",
@@ -331,10 +326,8 @@ def lstm(config: RecurrentConfig) -> RecurrentModel:
 
 
 @models(
-    ModelFacts(
+    RecurrentFacts(
         config=RecurrentConfig,
-        family="recurrent",
-        tokenizer="patch-cnn",
         objective="next-previous-strict",
         capabilities=DIRECTED_CAPABILITIES,
         readout="sos",
@@ -349,10 +342,8 @@ def lstm_baar(config: RecurrentConfig) -> RecurrentModel:
 
 
 @models(
-    ModelFacts(
+    RecurrentFacts(
         config=BiLSTMConfig,
-        family="recurrent",
-        tokenizer="patch-cnn",
         objective="masked",
         capabilities=("hidden",),
         readout="native",
@@ -369,10 +360,8 @@ def bilstm(config: BiLSTMConfig) -> BiLSTM:
 
 
 @models(
-    ModelFacts(
+    RecurrentFacts(
         config=ELMoConfig,
-        family="recurrent",
-        tokenizer="patch-cnn",
         objective="next-previous-strict",
         capabilities=("one-way", "hidden"),
         readout="native",

@@ -50,7 +50,9 @@ from bitimely_core.models.layers import BidirectionalConfig, Positions, normalis
 from bitimely_core.models.stack import (
     DIRECTED_CAPABILITIES,
     BidirectionalModel,
+    EmbeddedBatch,
     LayerDirections,
+    LayerReading,
     place_times,
 )
 from bitimely_core.models.tokenizers import average_tokens, take_state
@@ -325,19 +327,13 @@ class S4(BidirectionalModel):
         return torch.where(inside[..., None], normalise_tokens(norm, x, inside), running)
 
     def read(
-        self,
-        x: Tensor,
-        batch: Batch,
-        real: Tensor,
-        plan: LayerDirections,
-        *,
-        hide: Tensor | None,
-        attention: bool,
-    ) -> tuple[list[Tensor], None, Tensor | None]:
+        self, embedded: EmbeddedBatch, plan: LayerDirections, *, attention: bool
+    ) -> LayerReading:
         """As `BidirectionalModel.read`; the native vector is the mean over the tokens, of events
         the state at [EOS].
         """
-        states = self.read_encoded(self.encode(x, real), batch, real, plan)
+        real = embedded.real
+        states = self.read_encoded(self.encode(embedded.x, real), embedded, plan)
         last = self.norm(states[-1], "previous" if plan[-1] == "backward" else "next")
         if self.config.tokenizer == "codes":
             return states, None, take_state(last, real.sum(1) + 1)
@@ -349,12 +345,12 @@ class S4(BidirectionalModel):
         return self.enter(self.encode(x, torch.ones_like(x[:, 2:, 0], dtype=torch.bool)))
 
     def read_encoded(
-        self, z: Tensor, batch: Batch, real: Tensor, plan: LayerDirections
+        self, z: Tensor, embedded: EmbeddedBatch, plan: LayerDirections
     ) -> list[Tensor]:
         """States of each layer from the encoder's output [B, M, D]."""
-        places = S4Positions(
-            None if batch.mask is None else real.sum(1) + 2, place_times(batch, real)
-        )
+        batch, real = embedded.batch, embedded.real
+        ends = None if batch.mask is None else real.sum(1) + 2
+        places = S4Positions(ends, place_times(batch, real))
         return run_layers(self.layers, self.enter(z), plan, places)[0]
 
 
@@ -457,11 +453,11 @@ def cpc(
     assert isinstance(model, S4)
     if config.source == "rows":
         contrast.require_rows("cpc with negatives of other rows", batch)
-    draws, (batch, _, _, real, x) = batch.draws, model.embed(batch)
-    z = model.encode(x, real)
-    states = model.read_encoded(z, batch, real, cycle_directions(model, "forward"))
+    draws, embedded = batch.draws, model.embed(batch)
+    z = model.encode(embedded.x, embedded.real)
+    states = model.read_encoded(z, embedded, cycle_directions(model, "forward"))
     context, z = model.norm(states[-1])[:, 1:-1], z[:, 1:-1]
-    there = find_encoded(model, batch, real)
+    there = find_encoded(model, embedded.batch, embedded.real)
     predicted = model.predict(context)
     first = 1
     if model.config.predictor == "last":  # short windows have fewer steps

@@ -25,8 +25,8 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import convolve
 from bitimely_core.ops.fused import widen
-from bitimely_core.registry import ModelFacts, models
-from bitimely_core.zoo.autoformer import TimestepModel, configure_timesteps
+from bitimely_core.registry import models
+from bitimely_core.zoo.autoformer import TimestepFacts, TimestepModel, configure_timesteps
 from bitimely_core.zoo.patchtst import encode_sinusoid
 
 
@@ -166,12 +166,9 @@ class TimesNet(TimestepModel):
 
 
 @models(
-    ModelFacts(
+    TimestepFacts(
         config=TimesNetConfig,
         family="timesnet",
-        objective="masked",
-        capabilities=("hidden",),
-        readout="flatten",
         source="Wu et al. 2023, TimesNet: Temporal 2D-Variation Modeling for General Time Series "
         "Analysis",
         known="The table's widths would make 4 049 M parameters of it; its reference lets a "
