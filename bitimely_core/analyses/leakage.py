@@ -38,6 +38,7 @@ from bitimely_core.analyses.leak_stages import (
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
+from bitimely_core.models.factory import complete_config
 from bitimely_core.models.tokenizers import FIRST, IGNORE, samples_per_token
 from bitimely_core.objectives import Objective
 from bitimely_core.objectives.tokens import Result
@@ -149,8 +150,7 @@ def _choose_settings(
     else:
         codes = building.default_shape(preset).get("codes")
         config = build_model_config(models[model].name, preset, channels=CHANNELS, codes=codes)
-        with torch.device("meta"):
-            config = building.from_config(config).config  # as the model reads it
+        config = complete_config(config)
         settings = Settings(model=config, objective=ObjectiveConfig(name=objective or ""))
         source = preset
     if not settings.objective.name:

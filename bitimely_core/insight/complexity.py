@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from bitimely_core import models as building
 from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.models.factory import complete_config
 from bitimely_core.models.tokenizers import FIRST, samples_per_token
 from bitimely_core.ops.retention import retention
 from bitimely_core.page import Line, LinePlot, Page, PageBuilder
@@ -353,9 +354,7 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
         config = config.model_copy(update={"codes": FIRST + CODES})
     if config.tokenizer == "patch-cnn":  # the layers are compared: tokens that cost little
         config = build_model_config(config.name, preset, channels=CHANNELS, tokenizer="conv")
-    with torch.device("meta"):
-        config = building.from_config(config).config  # as the model reads it
-    return config, preset
+    return complete_config(config), preset
 
 
 def _make_calls(

@@ -71,6 +71,14 @@ def from_config(config: ModelConfig) -> Model:
     return model
 
 
+def complete_config(config: ModelConfig) -> ModelConfig:
+    """A configuration as its model reads it, without allocating weights. Raises UserError as
+    `from_config`.
+    """
+    with torch.device("meta"):
+        return from_config(config).config
+
+
 def count_parameters(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -296,11 +296,9 @@ class CRT(base.Model):
             raise objective_error(self.config, "hidden tokens for crt", "its patches are dropped")
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
-        placed = self.embed_patches(
-            adapter, tokens, None if batch.mask is None else real
-        ) + self._encode_positions(self.positions, self.views, real)
-        x = F.dropout(placed, self.config.dropout, self.training)
-        states, maps = self._encode(x, None if batch.mask is None else real, attention=attention)
+        inside = None if batch.mask is None else real
+        placed = self._place(self.embed_patches(adapter, tokens, inside), real)
+        states, maps = self._encode(placed, inside, attention=attention)
         return Encoded(
             tokens,
             targets,
@@ -318,11 +316,7 @@ class CRT(base.Model):
         tokens, _, real = adapter.tokenizer(batch)
         keep, gone = real & ~dropped, real & dropped
         embedded = self.embed_patches(adapter, tokens, keep)
-        placed = F.dropout(
-            embedded + self._encode_positions(self.positions, self.views, real),
-            self.config.dropout,
-            self.training,
-        )
+        placed = self._place(embedded, real)
         masks = self._encode_positions(self.decoder_positions, self.masks, real).expand_as(embedded)
         before, _ = _gather(embedded, keep)
         x, inside = _gather(placed, keep)
@@ -384,6 +378,11 @@ class CRT(base.Model):
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
         x = torch.cat((starts.expand(x.shape[0], -1, -1).to(x.dtype), x), 1)
         return apply_layers(self.layers, x, keys, attention=attention)
+
+    def _place(self, embedded: Tensor, real: Tensor) -> Tensor:
+        """Embedded patches [B, 4K, D] with their positions and views."""
+        x = embedded + self._encode_positions(self.positions, self.views, real)
+        return F.dropout(x, self.config.dropout, self.training)
 
     def _encode_positions(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
         """Position and view of each patch [4K, D]; of shorter windows the first positions of each
