@@ -357,7 +357,7 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
         return Times(seconds, 0.0, None)
     first = float(filled[0])
     if form.startswith("elapsed") or form == "half-day":
-        return Times(_pass_midnight(seconds) - first, 0.0 if form == "half-day" else first, None)
+        return Times(pass_midnight(seconds) - first, 0.0 if form == "half-day" else first, None)
     # whole microseconds: float64 holds those of this century
     return Times(np.round(seconds - first, 6), 0.0, _make_moment(first))
 
@@ -393,7 +393,7 @@ def _parse_elapsed(texts: pl.Series, *, has_hours: bool) -> np.ndarray:
     return seconds * 60 if has_hours else seconds
 
 
-def _pass_midnight(seconds: np.ndarray) -> np.ndarray:
+def pass_midnight(seconds: np.ndarray) -> np.ndarray:
     """Times of day as they go on over midnight."""
     filled = np.flatnonzero(np.isfinite(seconds))
     days = np.zeros(len(seconds))

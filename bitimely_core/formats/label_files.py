@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bitimely_core.formats import matlab, vendors
-from bitimely_core.formats.clocks import UNIX
+from bitimely_core.formats.clocks import DAY, UNIX, pass_midnight
 from bitimely_core.formats.stage_texts import (
     EPOCH,
     SCORER,
@@ -36,7 +36,6 @@ MAX_BYTES = 1 << 26
 HEAD = 60  # lines before the names of the columns, at most
 ARRAYS = {".json", ".mat", ".npy"}
 PREAMBLE = 12  # lines above a list of stages, at most
-DAY = 86_400.0  # seconds
 LATEST_ZERO = 600.0  # seconds; times that begin later are times of day
 MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
 # what a column holds <- its names as `_fold_name` makes them, the first that is there counts
@@ -186,8 +185,9 @@ def _write_json(content: object) -> str:
         content = lists[0] if len(lists) == 1 else None
     if not isinstance(content, list) or not content:
         return ""
-    is_table = all(isinstance(row, dict) for row in content)
-    return _write_table(content) if is_table else "\n".join([*above, *map(_write_cell, content)])
+    if all(isinstance(row, dict) for row in content):
+        return _write_table(content)
+    return "\n".join([*above, *map(str, content)])  # null is None, a missing one
 
 
 def _write_table(rows: Sequence[dict[str, object]]) -> str:
@@ -196,13 +196,9 @@ def _write_table(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join("\t".join(row) for row in [names, *cells])
 
 
-def _write_cell(cell: object) -> str:
-    return "n/a" if cell is None else str(cell)
-
-
 def parse_label_text(text: str) -> LabelText | None:
     """The labels in a text, None for another content."""
-    lines = [line for line in re.split(r"\r\n|\r|\n", text) if line.strip()]
+    lines = list(filter(str.strip, re.split(r"\r\n|\r|\n", text)))
     return _parse_stage_lines(lines) or _parse_table(lines)
 
 
@@ -241,8 +237,8 @@ def _split_preamble(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _find_stated_epoch(texts: Sequence[str]) -> float | None:
     """Seconds of a stage that the first of these texts to do so states; None: none does."""
-    stated = next(filter(None, map(STATED_EPOCH.search, texts)), None)
-    return float(stated[1]) or None if stated else None
+    lengths = (float(match[1]) for match in map(STATED_EPOCH.search, texts) if match)
+    return next(lengths, 0.0) or None
 
 
 def _find_stated_clock(texts: Sequence[str], words: re.Pattern[str]) -> float | None:
@@ -304,15 +300,13 @@ def _drop_preamble(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
 
 def _are_ends(rows: Sequence[Sequence[str]]) -> bool:
     """Whether rows are stages with the times of their ends, as Visbrain writes them."""
-    if (
-        len(rows) < 2
-        or any(len(row) != 2 for row in rows)
-        or not _are_numbers([r[1] for r in rows])
-    ):
+    if len(rows) < 2 or set(map(len, rows)) != {2}:
         return False
-    ends = [float(row[1].replace(",", ".")) for row in rows]
-    is_rising = ends[0] > 0 and all(a < b for a, b in pairwise(ends))
-    return is_rising and _are_stages([row[0] for row in rows])
+    texts, times = zip(*rows, strict=True)
+    if not _are_numbers(times) or not _are_stages(texts):
+        return False
+    ends = np.array([0.0, *(float(time.replace(",", ".")) for time in times)])
+    return bool((np.diff(ends) > 0).all())
 
 
 def _state_begins(rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -345,7 +339,11 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
         return None
     if is_text and not ALL_NAMES.issuperset(folded):
         return None
-    onset, duration, stop, epoch = _find_times(folded)
+    onset, duration, stop, epoch = (
+        next(iter(_find_places(folded, role)), -1)
+        for role in ("onset", "duration", "stop", "epoch")
+    )
+    duration = -1 if duration == onset else duration
     texts = _find_places(folded, "text")
     if not texts and (of_scorers := _find_scorers(names)):
         columns = Columns(onset, duration, stop, epoch, tuple(of_scorers))
@@ -361,22 +359,13 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
     return columns._replace(first_sample=SAMPLE_NAMES.get(_get(folded, onset)))
 
 
-def _find_times(folded: Sequence[str]) -> tuple[int, int, int, int]:
-    """The columns of onset, duration, stop and epoch; -1 for one that is not there."""
-    onset, duration, stop, epoch = (
-        next(iter(_find_places(folded, role)), -1)
-        for role in ("onset", "duration", "stop", "epoch")
-    )
-    return onset, -1 if duration == onset else duration, stop, epoch
-
-
 def _find_scorers(names: Sequence[str]) -> dict[int, str]:
     """Column -> scorer, of a table with a column of stages for each of several, or one with a name
     such as `stage_hum`.
     """
-    spaced = [name.replace("_", " ") for name in names]
-    staged = {i: name for i, name in enumerate(spaced) if _is_of_scorer(_fold_name(name))}
-    scorers = staged | {i: name for i, name in enumerate(spaced) if SCORER.search(name)}
+    spaced = dict(enumerate(name.replace("_", " ") for name in names))
+    staged = {i: name for i, name in spaced.items() if _is_of_scorer(_fold_name(name))}
+    scorers = staged | {i: name for i, name in spaced.items() if SCORER.search(name)}
     return scorers if len(scorers) > 1 else staged
 
 
@@ -398,20 +387,16 @@ def _read_scale(name: str) -> float:
 
 def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
     """The columns of a table without names: those of Luna, or a time, a duration and a text."""
-    width = len(rows[0]) if rows else 0
-    if any(len(row) != width for row in rows):
+    if len(set(map(len, rows))) != 1:
         return None
     columns = list(zip(*rows, strict=True))
-    if width in {4, 6} and _are_times(columns[width // 2]):
-        return _guess_luna(columns)
-    return _guess_time_and_text(columns)
-
-
-def _guess_luna(columns: Sequence[Sequence[str]]) -> Columns | None:
-    """A text, and in the middle the begin and the end, as Luna writes them."""
-    middle = len(columns) // 2
-    is_named = not any(map(_is_time, columns[0]))
-    return Columns(middle, -1, middle + 1, -1, (0,)) if is_named else None
+    width = len(columns)
+    middle = width // 2
+    if width not in {4, 6} or not _are_times(columns[middle]):
+        return _guess_time_and_text(columns)
+    if any(map(_is_time, columns[0])):
+        return None
+    return Columns(middle, -1, middle + 1, -1, (0,))  # as Luna writes them
 
 
 def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
@@ -445,45 +430,38 @@ def _is_time(cell: str) -> bool:
 def _is_regular(times: Sequence[float | None]) -> bool:
     """Whether times follow each other in nine of ten equal steps of a second or more."""
     steps = [round(b - a, 3) for a, b in pairwise(times) if a is not None and b is not None]
-    if not steps:
-        return False
-    step, count = Counter(steps).most_common(1)[0]
+    step, count = _find_commonest_step(steps)
     return step >= 1 and count >= 0.9 * len(steps)
+
+
+def _find_commonest_step(steps: Sequence[float]) -> tuple[float, int]:
+    """The commonest of these steps, and how often it is there; 0 without steps."""
+    return next(iter(Counter(steps).most_common(1)), (0.0, 0))
 
 
 def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText | None:
     """The rows of a table; None where they are no labels."""
     first = _get(next(iter(cells), ()), columns.onset)
     is_clock = CLOCK.fullmatch(first) is not None
-    parsed = _parse_by_scorer(cells, columns, is_clock=is_clock)
+    choices = [(columns, "")]
+    if columns.scorers:  # each has a column, and its name goes behind the texts of it
+        pairs = zip(columns.text, columns.scorers, strict=True)
+        choices = [(columns._replace(text=(place,)), f"@@{name}") for place, name in pairs]
+    parsed = [
+        (_parse_row(row, number, choice, is_clock), mark)
+        for choice, mark in choices
+        for number, row in enumerate(cells)
+    ]
+    marks = [mark for row, mark in parsed if row is not None]
     rows = [row for row, _ in parsed if row is not None]
     if not rows or not _are_labels(rows, columns):
         return None
     form, clock, rows = _place_rows(rows, columns, is_clock)
     is_listed = columns.is_stage and _are_stages([row.text for row in rows])
     codes = _list_codes(rows) if is_listed else frozenset()
+    rows = [row._replace(text=row.text + mark) for row, mark in zip(rows, marks, strict=True)]
     dropped = len(parsed) - len(rows)
-    if columns.scorers:
-        rows = _add_scorers(rows, [scorer for row, scorer in parsed if row is not None])
     return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
-
-
-def _parse_by_scorer(
-    cells: Sequence[Sequence[str]], columns: Columns, *, is_clock: bool
-) -> list[tuple[LabelRow | None, str]]:
-    """The rows of each scorer with its name, "" where there is one."""
-    choices = [columns._replace(text=(place,)) for place in columns.text if columns.scorers]
-    return [
-        (_parse_row(row, number, choice, is_clock), scorer)
-        for scorer, choice in zip(columns.scorers or ("",), choices or [columns], strict=True)
-        for number, row in enumerate(cells)
-    ]
-
-
-def _add_scorers(rows: Sequence[LabelRow], scorers: Sequence[str]) -> list[LabelRow]:
-    """The rows with the name of the scorer of each behind its text."""
-    pairs = zip(rows, scorers, strict=True)
-    return [row._replace(text=f"{row.text}@@{scorer}") for row, scorer in pairs]
 
 
 def _parse_row(
@@ -532,11 +510,7 @@ def _count_from_midnight(rows: Sequence[LabelRow], columns: Columns, unit: float
     day = rows[0].onset * unit // DAY * DAY
     factor = 1.0 if columns.duration >= 0 else unit
     return [
-        LabelRow(
-            row.onset * unit - day,
-            None if row.duration is None else row.duration * factor,
-            row.text,
-        )
+        LabelRow(row.onset * unit - day, row.duration and row.duration * factor, row.text)
         for row in rows
     ]
 
@@ -577,14 +551,14 @@ def _read_duration(row: Sequence[str], columns: Columns, onset: float) -> float 
 
 def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
     """Whether the texts of rows are labels: texts, or stages as digits."""
-    if any(row.onset < -DAY for row in rows):
+    texts = [row.text for row in rows]
+    if min(row.onset for row in rows) < -DAY:
         return False
-    numbers = sum(NUMBER.fullmatch(row.text) is not None for row in rows)
-    if columns.is_stage and (columns.onset < 0 or numbers == len(rows)):
-        return _are_stages([row.text for row in rows])
-    if columns.is_stage:
-        return True
-    return numbers <= 0.5 * len(rows) or any(name_stage(row.text) for row in rows)
+    numbers = len(list(filter(NUMBER.fullmatch, texts)))
+    if not columns.is_stage:
+        return numbers <= 0.5 * len(rows) or any(map(name_stage, texts))
+    is_certain = columns.onset >= 0 and numbers < len(rows)
+    return is_certain or _are_stages(texts)
 
 
 def _counts_epochs(rows: Sequence[LabelRow], columns: Columns) -> bool:
@@ -613,23 +587,17 @@ def _parse_time(cell: str) -> float | None:
     clock = CLOCK.fullmatch(cell)
     if clock is None:
         return None
-    hour, half = int(clock["h"]), (clock["half"] or "").lower()[:1]
-    if half:
-        hour = hour % 12 + (12 if half == "p" else 0)
+    hour = int(clock["h"])
+    if half := clock["half"]:
+        hour = hour % 12 + 12 * half.lower().startswith("p")
     seconds = float((clock["s"] or "0").replace(",", "."))
     return hour * 3600 + int(clock["m"]) * 60 + seconds
 
 
 def _pass_midnight(rows: Sequence[LabelRow]) -> list[LabelRow]:
     """Clock times that go on over midnight, in seconds of the first day."""
-    days = 0
-    passed: list[LabelRow] = []
-    before = rows[0].onset
-    for row in rows:
-        days += row.onset < before - DAY / 2
-        before = row.onset
-        passed.append(row._replace(onset=row.onset + days * DAY))
-    return passed
+    onsets = pass_midnight(np.array([row.onset for row in rows])).tolist()
+    return [row._replace(onset=onset) for row, onset in zip(rows, onsets, strict=True)]
 
 
 # --- the time of a recording
@@ -664,7 +632,6 @@ def find_step(rows: Sequence[LabelRow]) -> float:
     """
     rows = [row for row in rows if row.text.partition("@@")[2] == rows[0].text.partition("@@")[2]]
     steps = [round(b.onset - a.onset, 3) for a, b in pairwise(rows)]
-    if not steps or not any(a.text == b.text for a, b in pairwise(rows)):
-        return 0.0
-    step, count = Counter(steps).most_common(1)[0]
-    return step if step > 0 and 2 * count > len(steps) else 0.0
+    step, count = _find_commonest_step(steps)
+    is_listed = any(a.text == b.text for a, b in pairwise(rows)) and 2 * count > len(steps)
+    return max(step, 0.0) if is_listed else 0.0

@@ -44,11 +44,6 @@ def fold_text(text: str) -> str:
     return " ".join(re.sub(r"[_\-–:=\s]+", " ", text).split())
 
 
-def _read_words() -> dict[str, object]:
-    with (Path(__file__).parent / "stages.toml").open("rb") as file:
-        return tomllib.load(file)
-
-
 def _list_stage_texts(forms: Iterable[str], words: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Folded text -> stage; `forms` hold {n}, the number of a stage that is not REM."""
     stages = {form.format(n=digit): stage for form in forms for digit, stage in NREM_STAGES.items()}
@@ -56,7 +51,7 @@ def _list_stage_texts(forms: Iterable[str], words: Mapping[str, Sequence[str]]) 
     return {fold_text(text): stage for text, stage in stages.items()}
 
 
-WORDS: dict = _read_words()  # type: ignore[type-arg]
+WORDS = tomllib.loads((Path(__file__).parent / "stages.toml").read_text("utf-8"))
 STAGE_OF = _list_stage_texts(WORDS["nrem"], WORDS["stages"])
 # texts that are stages only beside another text: alone they can be triggers or sides of the body
 BARE = _list_stage_texts(WORDS["nrem_beside"], WORDS["bare"])
@@ -79,9 +74,8 @@ def _list_labels() -> dict[str, str]:
     labels: dict[str, str] = {}
     for text, stage in (STAGE_OF | BARE).items():
         labels |= dict.fromkeys((text, text.upper(), text.title(), text.capitalize()), stage)
-        head, name = text[:12], text[12:]
-        if head == "sleep stage ":
-            labels[f"Sleep stage {name.upper()}"] = stage
+        if text.startswith("sleep stage "):
+            labels[f"Sleep stage {text[12:].upper()}"] = stage
         if text.startswith("sleep "):
             labels[text.replace(" ", "-", 1).upper()] = stage
     return labels
@@ -164,7 +158,7 @@ def read_stages(
     others: list[Annotation] = []
     ambiguous: set[str] = set()
     for note, text, mark in texts:
-        stage = _look_up(note.label, text, words or {})
+        stage = words.get(note.label, words.get(text)) if words else None
         stage = find(text) if stage is None else stage
         if stage is None:
             others.append(note)
@@ -193,10 +187,6 @@ def _name_beside(text: str) -> str | None:
     """As `name_stage`, for a text beside other stages."""
     stage = name_stage(text)
     return BARE.get(fold_text(text)) if stage is None else stage
-
-
-def _look_up(label: str, text: str, words: Mapping[str, str]) -> str | None:
-    return words.get(label, words.get(text))
 
 
 def _fill_durations(

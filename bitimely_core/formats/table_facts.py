@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from bitimely_core.errors import safe_text
 from bitimely_core.formats import clocks
 from bitimely_core.formats.table_rows import TableShape
-from bitimely_core.formats.text import UTF8, list_names
+from bitimely_core.formats.text import UTF8, list_first, list_names
 
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
 LABEL_WORDS = set(clocks.WORDS["labels"])
@@ -118,13 +118,12 @@ def describe_facts(facts: TableFacts) -> str:
         parts.append(f"{facts.rate:.10g} Hz by the first lines")
     elif clock:
         parts.append(_describe_clock(facts, clock))
+    channels = [facts.columns[i] for i in facts.list_channels()]
     names = [
-        safe_text(facts.columns[i].name or f"channel {n}")
-        + (f" in {facts.columns[i].unit}" if facts.columns[i].unit else "")
-        for n, i in enumerate(facts.list_channels(), 1)
+        safe_text(column.name or f"channel {n}") + (column.unit and f" in {column.unit}")
+        for n, column in enumerate(channels, 1)
     ]
-    rest = f" and {len(names) - 12} more" if names[12:] else ""
-    parts.append(f"channels {', '.join(names[:12])}{rest}")
+    parts.append(f"channels {list_first(names, 12)}")
     labels = facts.find_labels()
     if labels is not None:
         parts.append(f"labels {safe_text(facts.columns[labels].header)}")

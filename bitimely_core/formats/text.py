@@ -210,8 +210,9 @@ def require_plain_names(names: Sequence[str]) -> None:
     Tabs may be delimiters.
     """
     for number, name in enumerate(names, 1):
-        escaped = escape_controls(name.replace("\t", " "))
-        if escaped != name.replace("\t", " "):
+        name = name.replace("\t", " ")
+        escaped = escape_controls(name)
+        if escaped != name:
             problem = f"the name of column {number} holds control characters: {safe_text(escaped)}"
             raise input_error(
                 Reason.LABEL_CHARS, problem, "expected plain text", "Correct the header", row=1

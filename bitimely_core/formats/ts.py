@@ -258,10 +258,7 @@ def _parse_count(keys: dict[str, list[str]], key: str) -> int | None:
 
 def _find_commonest(counts: Counter[Key], stated: Key | None) -> Key:
     """The commonest key; of several equally common ones that of the header."""
-    best = max(counts.values())
-    if stated is not None and counts[stated] == best:
-        return stated
-    return next(key for key, count in counts.items() if count == best)
+    return max(counts, key=lambda key: (counts[key], key == stated))
 
 
 def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:

@@ -236,12 +236,17 @@ def measure_spread(signal: Signal) -> float:
     return float(high - low) / 2 * abs(signal.scale)
 
 
+def _find_strength(channel: str) -> Strength | None:
+    """How strong signals are whose channel has such a name; None: any may be."""
+    return next((kind for kind in STRENGTHS if kind.pattern.search(channel)), None)
+
+
 def list_plausible_units(channel: str, spread: float) -> list[str]:
     """Units of voltage in which values of this spread are those of such a channel.
 
     There is none for a channel whose name does not say that it is a voltage of the body.
     """
-    kind = next((kind for kind in STRENGTHS if kind.pattern.search(channel)), None)
+    kind = _find_strength(channel)
     if kind is None:
         return []
     sizes = {name: size for name, (size, _) in UNITS["voltage"].items()}
@@ -250,12 +255,12 @@ def list_plausible_units(channel: str, spread: float) -> list[str]:
 
 def is_voltage_channel(channel: str) -> bool:
     """Whether the name of a channel says that it is a voltage of the body."""
-    return any(kind.pattern.search(channel) for kind in STRENGTHS)
+    return _find_strength(channel) is not None
 
 
 def is_far_off(channel: str, unit: Unit, spread: float) -> bool:
     """Whether values of this spread cannot be those of such a channel in a unit of voltage."""
-    kind = next((kind for kind in STRENGTHS if kind.pattern.search(channel)), None)
+    kind = _find_strength(channel)
     if kind is None or unit.quantity != "voltage" or not spread:
         return False
     return not kind.least / FAR_OFF <= spread * unit.size <= kind.most * FAR_OFF

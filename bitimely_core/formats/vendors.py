@@ -6,12 +6,13 @@ import fnmatch
 import math
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import NamedTuple
 
-NO_COLUMNS: MappingProxyType[str, str] = MappingProxyType({})
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 
 class VendorForm(NamedTuple):
@@ -24,14 +25,14 @@ class VendorForm(NamedTuple):
     rate: str | float = ""
     interval: str = ""
     start: str = ""
-    clock: tuple[str, ...] | list[str] = ()
-    names: str | tuple[str, ...] | list[str] = ()
+    clock: Sequence[str] = ()
+    names: str | Sequence[str] = ()
     last: str = ""
-    columns: MappingProxyType[str, str] | dict[str, str] = NO_COLUMNS
+    columns: Mapping[str, str] = NO_COLUMNS
     unit: str = ""
     width: int = 0
     irregular: bool = False
-    missing: tuple[str, ...] | list[str] = ()
+    missing: Sequence[str] = ()
     right: bool = False
     pairs: bool = False
     blanks: bool = False
@@ -83,10 +84,10 @@ class VendorForm(NamedTuple):
 
     def find_unit(self, header: str) -> str | None:
         """The unit of the column with this header; None: it is none of `columns`."""
-        for pattern, unit in self.columns.items():
-            if fnmatch.fnmatchcase(header.lower(), pattern.lower()):
-                return unit
-        return None
+        units = self.columns.items()
+        return next(
+            (u for form, u in units if fnmatch.fnmatchcase(header.lower(), form.lower())), None
+        )
 
     def read_start(self, head: str) -> str:
         """The text of the time of the first row."""

@@ -105,10 +105,7 @@ def read_recording(
 
 
 def _make_pieces(
-    header: WfdbHeader,
-    part: WfdbSegment,
-    group: WfdbSignalGroup,
-    values: Sequence[np.ndarray] | np.ndarray,
+    header: WfdbHeader, part: WfdbSegment, group: WfdbSignalGroup, values: Sequence[np.ndarray]
 ) -> Iterator[tuple[Piece, int]]:
     """The signals of one file in a segment, with the number of missing samples."""
     onset = part.first / header.frame_rate

@@ -22,7 +22,7 @@ from bitimely_core.errors import (
     input_warning,
     safe_text,
 )
-from bitimely_core.formats.text import list_numbers, number_duplicates, sanitize_label
+from bitimely_core.formats.text import decode_text, list_numbers, number_duplicates, sanitize_label
 from bitimely_core.formats.units import FASTEST, find_range_fault, find_rate_fault
 from bitimely_core.formats.wfdb_samples import FLAC, FORMATS, WfdbChannel
 
@@ -194,10 +194,7 @@ def _decode_header(data: bytes) -> str:
         raise input_error(
             Reason.HEADER_IMPLAUSIBLE, f"has more than {MAX_HEADER} bytes", "no header is that long"
         )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+    return decode_text(data).removeprefix("\ufeff")
 
 
 def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
@@ -316,8 +313,6 @@ def _parse_signals(
     unique = number_duplicates(labels, required, "description", findings)
     return tuple(
         signal._replace(channel=signal.channel._replace(name=unique[signal.channel.number]))
-        if unique != labels
-        else signal
         for signal, _ in rows
     )
 

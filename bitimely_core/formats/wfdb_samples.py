@@ -177,12 +177,12 @@ def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
     return max(0, length - group.start) // group.channels[0].samples
 
 
-def decode_group(group: WfdbSignalGroup, frames: int) -> Sequence[np.ndarray] | np.ndarray:
+def decode_group(group: WfdbSignalGroup, frames: int) -> list[np.ndarray]:
     """Digital values of each signal of a file, int8 to int32, [F * samples] each."""
     flat = _decode_packed(group, frames) if group.code in FORMATS else _decode_flac(group, frames)
     rows = flat.reshape(frames, group.width)
     if group.width == len(group.channels) and group.code != 8:
-        return np.ascontiguousarray(rows.T)
+        return list(np.ascontiguousarray(rows.T))
     edges = np.cumsum([0, *(channel.samples for channel in group.channels)]).tolist()
     columns = [np.ascontiguousarray(rows[:, a:b]).reshape(-1) for a, b in pairwise(edges)]
     if group.code == 8:
@@ -252,11 +252,11 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
 
 def verify_checksums(
     group: WfdbSignalGroup,
-    values: Sequence[np.ndarray] | np.ndarray,
+    values: Sequence[np.ndarray],
     findings: list[Finding],
     *,
     sized: bool,
-    unfilled: bool = False,
+    unfilled: bool,
 ) -> None:
     """Compare checksums and initial values with those of the header.
 
@@ -287,7 +287,7 @@ def verify_checksums(
 
 
 def _report_unfilled(
-    group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding]
+    group: WfdbSignalGroup, values: Sequence[np.ndarray], findings: list[Finding]
 ) -> None:
     """What differs from a header whose numbers nobody filled in, for the report alone."""
     stale = [
@@ -306,18 +306,12 @@ def _report_unfilled(
             findings.append(Finding(code, problem, action, level="info", count=count))
 
 
-def _find_damaged(
-    channels: Sequence[WfdbChannel], values: Sequence[np.ndarray] | np.ndarray
-) -> list[int]:
+def _find_damaged(channels: Sequence[WfdbChannel], values: Sequence[np.ndarray]) -> list[int]:
     """The numbers of the signals whose samples do not add up to their checksum."""
-    if isinstance(values, np.ndarray):  # one call for many signals
-        sums = values.sum(axis=1, dtype=np.int64).tolist()
-    else:
-        sums = [int(samples.sum(dtype=np.int64)) for samples in values]
     return [
         c.number
-        for c, total in zip(channels, sums, strict=True)
-        if c.checksum is not None and (total - c.checksum) & 0xFFFF
+        for c, samples in zip(channels, values, strict=True)
+        if c.checksum is not None and (int(samples.sum(dtype=np.int64)) - c.checksum) & 0xFFFF
     ]
 
 
@@ -327,7 +321,7 @@ def _report_difference(code: Reason, problem: str, why: str, count: int) -> Find
 
 def _verify_initial(
     group: WfdbSignalGroup,
-    values: Sequence[np.ndarray] | np.ndarray,
+    values: Sequence[np.ndarray],
     findings: list[Finding],
     *,
     unfilled: bool,
