@@ -108,12 +108,12 @@ def is_index_name(header: str) -> bool:
 def read_header_unit(header: str, unit_text: str = "") -> str:
     """The unit that the header of a clock states, in brackets or as its last word; "": none."""
     stated = UNIT_OF_WORD.get(unit_text.strip().lower())
-    if stated:
-        return stated
     words = split_words(header)
     units = [word for word in words if word in UNIT_OF_WORD]
+    if stated or not units:
+        return stated or ""
     is_certain = any(len(word) > 1 or word == "s" for word in units)
-    return UNIT_OF_WORD[units[-1]] if units and (is_certain or units[-1] == words[-1]) else ""
+    return UNIT_OF_WORD[units[-1]] if is_certain or units[-1] == words[-1] else ""
 
 
 # --- the unit of a column of numbers
@@ -175,9 +175,14 @@ def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
     return UnitChoice(choice, f"by its step, such as {example}", rest)
 
 
+def list_steps(values: np.ndarray) -> np.ndarray:
+    """The steps from each time to the next; rows without a time are left out."""
+    return np.diff(values[np.isfinite(values)])
+
+
 def measure_mean_step(values: np.ndarray) -> float:
     """The mean of the steps that are no gaps, where several rows may have one time; NaN: none."""
-    steps = np.diff(values[np.isfinite(values)])
+    steps = list_steps(values)
     rising = steps[steps > 0]
     if not rising.size:
         return float("nan")
@@ -188,7 +193,7 @@ def measure_mean_step(values: np.ndarray) -> float:
 
 def measure_step(values: np.ndarray) -> float:
     """The median of the steps that are not 0, in the unit of the values; NaN: there are none."""
-    steps = np.diff(values[np.isfinite(values)])
+    steps = list_steps(values)
     steps = steps[steps > 0]
     return float(np.median(steps)) if steps.size else float("nan")
 
@@ -299,15 +304,12 @@ def _find_date_form(texts: Sequence[str]) -> str:
     import polars as pl
 
     cells = _normalise_texts(pl.Series("", texts, pl.String))
-    has_half, has_zone = (
-        bool(re.search("[AP]M", cells[0])),
-        bool(re.search("[+-]..:?..$", cells[0])),
-    )
-    shape = len(cells[0].split(":"))
+    first = cells[0]
+    has_half = re.search("[AP]M", first) is not None
+    has_zone = re.search("[+-]..:?..$", first) is not None and ":" in first
+    zone = " %z" if has_zone else ""
     hours = [form for form in WORDS["hours"] if ("%p" in form) == has_half]
-    for date, hour, zone in product(
-        WORDS["dates"], hours, (" %z",) if has_zone and shape > 1 else ("",)
-    ):
+    for date, hour in product(WORDS["dates"], hours):
         form = f"{date} {hour}{zone}"
         moments = cells.str.to_datetime(form, time_unit="us", strict=False, exact=True)
         years = moments.dt.year()
@@ -366,15 +368,15 @@ def _parse_dates(texts: pl.Series, form: str) -> np.ndarray:
     """Seconds since 1970. Where day and month may be swapped, the way with the smaller steps."""
     import polars as pl
 
-    swapped = re.sub("%[dm]", lambda mark: "%m" if mark[0] == "%d" else "%d", form)
+    swapped = re.sub("^%([dm])(.)%([dm])(?=.)", r"%\3\2%\1", form)
     ways = []
-    for pattern in (form, swapped) if re.match("%[dm].%[dm].", form) else (form,):
+    for pattern in dict.fromkeys((form, swapped)):
         moments = texts.str.to_datetime(pattern, time_unit="us", strict=False)
         ways.append(moments.dt.timestamp("us").cast(pl.Float64).to_numpy() / 1e6)
 
     def rate_way(seconds: np.ndarray) -> tuple[int, float]:
-        filled = seconds[np.isfinite(seconds)]
-        return -len(filled), float(np.abs(np.diff(filled)).max(initial=0.0))
+        steps = list_steps(seconds)
+        return int(np.isnan(seconds).sum()), float(np.abs(steps).max(initial=0.0))
 
     return min(ways, key=rate_way)
 

@@ -61,7 +61,11 @@ def decode_annotations(
     for signal, rows in enumerate(blocks):
         pending = rows.any(axis=1) if signal else np.isnan(onsets)
         for record in np.flatnonzero(pending).tolist():
-            lists = _parse_record(rows[record].tobytes(), record)
+            try:
+                lists = parse_tals(rows[record].tobytes())
+            except UserError as error:
+                error.problem += f", record {record + 1}"
+                raise
             if signal == 0 and lists:
                 onset, duration, texts = lists[0]
                 if duration is None and not any(texts[:1]):
@@ -69,14 +73,6 @@ def decode_annotations(
             timed += lists
     notes, findings = _decode_texts(timed)
     return onsets, sorted(notes, key=lambda note: note.onset), findings
-
-
-def _parse_record(block: bytes, record: int) -> list[TimedTexts]:
-    try:
-        return parse_tals(block)
-    except UserError as error:
-        error.problem += f", record {record + 1}"
-        raise
 
 
 def _decode_texts(timed: Sequence[TimedTexts]) -> tuple[list[Annotation], list[Finding]]:

@@ -546,12 +546,9 @@ def _parse_day(text: str) -> date | None:
 
 
 def _parse_clock(text: str) -> time | None:
-    match = CLOCK.fullmatch(text)
-    if match is None:
-        return None
-    with suppress(ValueError):
-        hour, minute, second = map(int, match.groups())
-        return time(hour, minute, second)
+    if CLOCK.fullmatch(text):
+        with suppress(ValueError):
+            return time(*map(int, re.split("[.:]", text)))
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -176,29 +177,29 @@ def _find_shape(
 
 
 def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
+    import polars as pl
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = read_column_types(path)
     with pq.ParquetFile(path) as file:
-        batch = next(file.iter_batches(ROWS), None)
+        batches = list(islice(file.iter_batches(ROWS), 1))
         total = file.metadata.num_rows
-    frame: pl.DataFrame | None = None
-    if batch is not None:
-        import polars as pl
-
-        frame = pl.DataFrame(batch)
+        frame = pl.DataFrame(pa.Table.from_batches(batches, file.schema_arrow))
     columns = []
     texts: list[list[str]] = []
     stored: dict[int, Clock] = {}
     for i, (header, kind) in enumerate(types.items()):
-        series = None if frame is None else frame.to_series(i)
-        cells = [] if series is None else _show_cells(series)
+        series = frame.to_series(i)
+        cells = series.cast(pl.String, strict=False).fill_null("").to_list()
         texts.append(cells)
         name, unit = split_header(header)
         column_kind = choose_kind(header, cells[:CELLS], ".")
-        if series is not None and kind.startswith(("timestamp", "duration", "time", "date")):
+        if cells and kind.startswith(("timestamp", "duration", "time", "date")):
             column_kind = "time"
-            stored[i] = _make_stored_clock(i, series)
+            step, irregular = clocks.measure_clock(to_seconds(series))
+            evidence = "stored as times"
+            stored[i] = Clock((i,), "datetime", "stored", evidence, (), step, irregular)
         columns.append(Column(name, header, unit, column_kind))
     table = CellColumns([list(row) for row in zip(*texts, strict=True)], ".")
     clock = _choose_stored(columns, stored, choice) or find_clock(columns, table, choice, ())
@@ -214,17 +215,6 @@ def _choose_stored(
     if choice.column:
         return stored.get(find_place(columns, choice.column))
     return next((clock for clock in stored.values() if clock.step > 0), None)
-
-
-def _show_cells(series: pl.Series) -> list[str]:
-    import polars as pl
-
-    return list(series.cast(pl.String, strict=False).fill_null("").to_list())
-
-
-def _make_stored_clock(place: int, series: pl.Series) -> Clock:
-    step, irregular = clocks.measure_clock(to_seconds(series))
-    return Clock((place,), "datetime", "stored", "stored as times", (), step, irregular)
 
 
 def to_seconds(series: pl.Series) -> np.ndarray:

@@ -145,10 +145,9 @@ def choose_copy(
     The findings are those of `compare_copies`, or say why a file cannot be compared. `read` gives
     the content of a file; None: its SHA-256.
     """
-    if faults := [source.rejected[rel] for rel in rels if rel in source.rejected]:
+    faults = [source.rejected[rel] for rel in rels if rel in source.rejected]
+    if faults or len(rels) == 1:
         return rels[0], faults
-    if len(rels) == 1:
-        return rels[0], []
     copies: list[tuple[str, Hashable]] = []
     for rel in rels:
         try:
@@ -407,11 +406,11 @@ class ChecksumList(NamedTuple):
         listed, there = set(self.files), set(source.files)
         absent = sorted(listed - there - set(source.rejected))
         unlisted = sorted(there - listed - {CHECKSUM_FILE})
-        rows: list[tuple[int, str, list[str]]] = [
+        rows = (
             (len(absent), "files that are listed and not here", absent),
             (len(unlisted), "files that are here and not listed", unlisted),
             (self.malformed, "lines that are no checksums", []),
-        ]
+        )
         return [
             input_warning(
                 Reason.SOURCE_CHECKSUM,

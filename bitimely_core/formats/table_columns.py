@@ -147,9 +147,7 @@ class CellColumns:
 
     def numbers(self, place: int) -> np.ndarray:
         """The cells of a column as numbers, float64 [rows]; NaN where a cell is none."""
-        cells = [
-            cell.replace(",", ".") if self.decimal == "," else cell for cell in self.texts(place)
-        ]
+        cells = [cell.replace(self.decimal, ".") for cell in self.texts(place)]
         return np.array(
             [float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64
         )
@@ -168,14 +166,10 @@ def find_clock(
         for i, column in enumerate(columns):
             if fnmatch.fnmatch(column.header.lower(), pattern.lower()):
                 return _make_clock(columns, cells, i, choice.unit)
-    candidates = [
-        clock
-        for i, column in enumerate(columns)
-        if _may_be_clock(i, columns)
-        and (clock := _make_clock(columns, cells, i, choice.unit))
-        and _increases(cells, columns, clock)
-    ]
-    return max(candidates, key=lambda clock: _rate_clock(clock, columns, cells), default=None)
+    places = [i for i in range(len(columns)) if _may_be_clock(i, columns)]
+    clocks_found = (_make_clock(columns, cells, i, choice.unit) for i in places)
+    rising = [clock for clock in clocks_found if clock and _increases(cells, clock)]
+    return max(rising, key=lambda clock: _rate_clock(clock, cells), default=None)
 
 
 def find_place(columns: Sequence[Column], wanted: str) -> int:
@@ -224,12 +218,10 @@ def _make_text_clock(columns: Sequence[Column], cells: CellColumns, place: int) 
 
     places: tuple[int, ...] = (place,)
     texts = cells.texts(place)
-    date = next(
-        (i for i, c in enumerate(columns) if i != place and _is_date_column(cells.texts(i))), None
-    )
-    if date is not None and not clocks.DATE.match(texts[0]):
-        places = (date, place)
-        texts = [f"{day} {time}" for day, time in zip(cells.texts(date), texts, strict=True)]
+    dates = [i for i in range(len(columns)) if i != place and _is_date_column(cells.texts(i))]
+    if dates and not clocks.DATE.match(texts[0]):
+        places = (dates[0], place)
+        texts = [f"{day} {time}" for day, time in zip(cells.texts(dates[0]), texts, strict=True)]
     filled = [text for text in texts if text.lower() not in MISSING]
     form = clocks.find_text_form(filled[:CELLS], columns[place].header)
     times = clocks.parse_texts(pl.Series("", filled, pl.String), form) if form else 0
@@ -243,20 +235,18 @@ def _is_date_column(texts: Sequence[str]) -> bool:
     return bool(texts) and all(clocks.DATE.fullmatch(text) for text in texts[:CELLS])
 
 
-def _increases(cells: CellColumns, columns: Sequence[Column], clock: Clock) -> bool:
+def _increases(cells: CellColumns, clock: Clock) -> bool:
     """Whether the times of the first rows go up, but for a few of them."""
     if clock.form:
         return clock.step > 0
     steps = np.diff(cells.numbers(clock.places[0]))
     steps = steps[np.isfinite(steps)]
-    if not steps.size or float(np.mean(steps >= 0)) <= 0.9:
+    if np.count_nonzero(steps >= 0) <= 0.9 * steps.size:
         return False
     return max(float(np.sum(steps)), float(np.median(steps))) > 0  # or it starts again
 
 
-def _rate_clock(
-    clock: Clock, columns: Sequence[Column], cells: CellColumns
-) -> tuple[bool, bool, bool, int]:
+def _rate_clock(clock: Clock, cells: CellColumns) -> tuple[bool, bool, bool, int]:
     """How good a clock is: few rows of one time, a unit in its header, a known unit, its place."""
     place = clock.places[-1]
     if clock.form:
@@ -270,7 +260,7 @@ def _is_count(values: np.ndarray) -> bool:
     finite = values[np.isfinite(values)]
     if len(finite) < 3 or finite[0] not in {0, 1}:
         return False
-    return float(np.mean(np.diff(finite) == 1)) > 0.95
+    return bool(np.mean(np.diff(finite) == 1) > 0.95)
 
 
 def mark_others(
@@ -313,8 +303,8 @@ def _is_further_clock(column: Column, values: np.ndarray) -> bool:
     """Whether a column beside the clock has times, too."""
     if not column.header or not clocks.is_clock_name(column.header):
         return False
-    steps = np.diff(values[np.isfinite(values)])
-    return bool(steps.size) and bool((steps >= 0).all()) and bool(steps.any())
+    steps = clocks.list_steps(values)
+    return bool((steps >= 0).all() and steps.any())
 
 
 def holds_codes(columns: Sequence[Column], cells: CellColumns) -> bool:
@@ -324,15 +314,12 @@ def holds_codes(columns: Sequence[Column], cells: CellColumns) -> bool:
         return False
     values = np.unique(cells.numbers(places[0]))
     values = values[np.isfinite(values)]
-    is_small = len(values) <= MOST_CODES and bool((np.abs(values) < 10).all())
-    return is_small and bool((values == np.rint(values)).all())
+    is_code = (np.abs(values) < 10) & (values == np.rint(values))
+    return len(values) <= MOST_CODES and bool(is_code.all())
 
 
 def _wraps(values: np.ndarray) -> bool:
     """Whether these count up by 1 and begin anew, as the numbers of packets do."""
-    steps = np.diff(values[np.isfinite(values)])
-    return (
-        bool(steps.size)
-        and float(np.mean(steps == 1)) > 0.8
-        and bool((steps[steps != 1] < 0).all())
-    )
+    steps = clocks.list_steps(values)
+    others = steps[steps != 1]
+    return len(others) < 0.2 * steps.size and bool((others < 0).all())

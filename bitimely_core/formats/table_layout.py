@@ -129,7 +129,7 @@ def _is_decimal_column(lines: Sequence[str], above: str) -> bool:
     pairs = [line.strip().split(",") for line in lines if line.strip().count(",") == 1]
     if len(pairs) < len(lines) - 1 or not all(part.isdigit() for _, part in pairs):
         return False
-    has_zeros = any(len(part) > 1 and part.startswith("0") for _, part in pairs)
+    has_zeros = any(re.match(r"0.", part) for _, part in pairs)
     is_one_name = bool(above.strip()) and "," not in above and not is_number(above.strip(), ".")
     return has_zeros or is_one_name
 
@@ -181,7 +181,8 @@ def find_layout(
         below = header + 1 + bool(units)
         begin = next(i for i in full if i >= below)  # faulty rows count, other lines do not
         return Layout(begin, header + 1, names, units)
-    if _counts_up(rows[first]) and _has_fractions(body):  # columns called 0, 1, 2 ...
+    has_fractions = any("." in cell for row in body for cell in row)
+    if _counts_up(rows[first]) and has_fractions:  # columns called 0, 1, 2 ...
         return Layout(first + 1, first + 1, rows[first], [])
     return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
 
@@ -213,10 +214,6 @@ def _is_row(cells: Sequence[str], valued: Sequence[bool], decimal: str) -> bool:
     return bool(filled) and all(is_value(cell, decimal) for cell in filled)
 
 
-def _has_fractions(rows: Iterable[Sequence[str]]) -> bool:
-    return any("." in cell for row in rows for cell in row)
-
-
 def _find_first_line(
     lines: Sequence[str], rows: Sequence[list[str]], first: int, grammar: Grammar
 ) -> int:
@@ -240,8 +237,7 @@ def _find_header(
     texts = [i for i in range(first) if lines[i].strip() and _is_header(lines[i], rows[i], grammar)]
     if not texts:
         return None, []
-    last = texts[-1]
-    above = texts[-2] if len(texts) > 1 else -1
+    *_, above, last = [-1, *texts]
     cells = _strip_comment(lines[last], rows[last], grammar)
     filled = list(filter(None, cells))
     is_units = 2 * sum(map(_is_unit, filled)) > len(filled)
@@ -288,7 +284,7 @@ def _counts_up(cells: Sequence[str]) -> bool:
     if len(cells) < 2 or not all(re.fullmatch(r"\d{1,4}", cell) for cell in cells):
         return False
     numbers = list(map(int, cells))
-    return numbers[0] in {0, 1} and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
 
 
 def _strip_comment(line: str, cells: Sequence[str], grammar: Grammar) -> list[str]:

@@ -174,7 +174,7 @@ def _read_items(
 
 
 def read_number_table(
-    path: Path, columns: Sequence[str], *, missing: Collection[str], delimiter: str = ","
+    path: Path, columns: Sequence[str], *, missing: Collection[str]
 ) -> np.ndarray:
     """Samples of a table of numbers, float64 [rows, columns].
 
@@ -185,7 +185,7 @@ def read_number_table(
             a lost row would shift all that follow.
     """
     cells: array[float] = array("d")
-    for row in read_rows(path, columns, delimiter=delimiter):
+    for row in read_rows(path, columns):
         if isinstance(row, Finding):
             requirement = "a lost row would shift what follows"
             raise input_error(row.code, row.problem, requirement, row=row.row)
@@ -431,7 +431,12 @@ def _make_block(stretches: Sequence[TextStretch], columns: FrameColumns) -> Tabl
     if hasattr(pl, "Categories"):  # its texts are of this block alone
         category = pl.Categorical(pl.Categories.random())
     casts = [pl.col(name).cast(category) for name in columns.categories]
-    frames = [_read_stretch(stretch, columns, category) for stretch in stretches]
+    frames = [
+        _make_frame(stretch.items, columns)
+        if stretch.height is None
+        else _parse_plain(stretch, columns, category)
+        for stretch in stretches
+    ]
     items = chain.from_iterable(stretch.items for stretch in stretches)
     return TableBlock(
         pl.concat([frame.with_columns(casts) for frame in frames]),
@@ -440,17 +445,11 @@ def _make_block(stretches: Sequence[TextStretch], columns: FrameColumns) -> Tabl
     )
 
 
-def _read_stretch(
-    stretch: TextStretch, columns: FrameColumns, category: pl.Categorical
-) -> pl.DataFrame:
-    if stretch.height is not None:
-        return _parse_plain(stretch, columns, category)
-    return _make_frame([item for item in stretch.items if isinstance(item, TableRow)], columns)
-
-
-def _make_frame(rows: Sequence[TableRow], columns: FrameColumns) -> pl.DataFrame:
+def _make_frame(items: Sequence[TableRow | Finding], columns: FrameColumns) -> pl.DataFrame:
+    """The frame of the rows among these items."""
     import polars as pl
 
+    rows = [item for item in items if isinstance(item, TableRow)]
     texts: dict[str, list[int] | list[str | None]] = {"row": [row.row for row in rows]}
     for name, place in zip(columns.names, columns.places, strict=True):
         texts[name] = [row.cells[place] or None for row in rows]

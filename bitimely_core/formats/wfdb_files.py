@@ -362,15 +362,15 @@ def _read_segments(
                     raise input_error(Reason.HEADER_SYNTAX, problem, requirement, field="segment")
                 if frames == 0:
                     layout = tuple(line.channel for line in header.signals)
+                elif header.frames not in {None, frames}:
+                    raise input_error(
+                        Reason.LENGTH,
+                        f"has {header.frames} samples by its own header",
+                        f"the record says {frames}",
+                        field="segment",
+                        found=str(header.frames),
+                    )
                 else:
-                    if header.frames not in {None, frames}:
-                        raise input_error(
-                            Reason.LENGTH,
-                            f"has {header.frames} samples by its own header",
-                            f"the record says {frames}",
-                            field="segment",
-                            found=str(header.frames),
-                        )
                     length = _find_length(frames, groups, notes.findings, spare=False)
                     parts.append(WfdbSegment(first, length, groups))
         first += frames
