@@ -548,7 +548,8 @@ def _parse_day(text: str) -> date | None:
 def _parse_clock(text: str) -> time | None:
     if CLOCK.fullmatch(text):
         with suppress(ValueError):
-            return time(*map(int, re.split("[.:]", text)))
+            hour, minute, second = map(int, re.split("[.:]", text))
+            return time(hour, minute, second)
     return None
 
 

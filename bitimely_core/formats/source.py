@@ -406,7 +406,7 @@ class ChecksumList(NamedTuple):
         listed, there = set(self.files), set(source.files)
         absent = sorted(listed - there - set(source.rejected))
         unlisted = sorted(there - listed - {CHECKSUM_FILE})
-        rows = (
+        rows: tuple[tuple[int, str, list[str]], ...] = (
             (len(absent), "files that are listed and not here", absent),
             (len(unlisted), "files that are here and not listed", unlisted),
             (self.malformed, "lines that are no checksums", []),

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
-from bitimely_core.formats import edf, edf_header, label_files, nsrr_xml, vendors, wfdb_annotations
+from bitimely_core.formats import (
+    clocks,
+    edf,
+    edf_header,
+    label_files,
+    nsrr_xml,
+    vendors,
+    wfdb_annotations,
+)
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table
@@ -121,7 +129,7 @@ def _find_end(note: Annotation) -> float:
 def _suggest_shift(begin: float) -> str:
     """What to write where labels that begin at `begin` seconds are timed in another zone."""
     shift = -round(begin / QUARTER) * QUARTER
-    if not 0 < abs(shift) < label_files.DAY:
+    if not 0 < abs(shift) < clocks.DAY:
         return ""
     return f" If their clock is of another zone, write shift = {shift:g} in [labels] of the map"
 
@@ -156,7 +164,7 @@ def _find_shift_by_origin(first: float, time: RecordingTime) -> float | None:
     """
     if first <= label_files.LATEST_ZERO:
         return 0.0
-    delay = (first - time.origin) % label_files.DAY
+    delay = (first - time.origin) % clocks.DAY
     return first - delay if time.origin and delay < time.length else None
 
 
@@ -189,7 +197,7 @@ def _measure_delay(moment: float | None, time: RecordingTime) -> float:
     """Seconds from the start of the recording to a time of day; 0 where it is not within."""
     if moment is None or time.start is None:
         return 0.0
-    delay = round(moment - _count_from_midnight(time.start)) % label_files.DAY
+    delay = round(moment - _count_from_midnight(time.start)) % clocks.DAY
     return delay if delay < time.length else 0.0
 
 
@@ -323,7 +331,7 @@ def _measure_shift(start: datetime | None, recording: datetime | None) -> float:
     if start is None or recording is None or start.date() == UNKNOWN_DAY:
         return 0.0
     seconds = (start - recording).total_seconds()
-    return seconds if abs(seconds) < label_files.DAY else 0.0
+    return seconds if abs(seconds) < clocks.DAY else 0.0
 
 
 def _read_wfdb(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
