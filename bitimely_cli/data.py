@@ -156,7 +156,7 @@ def ingest(
         options["map"] = str(map_file)
     folder = locate_new(arguments.pop("workspace"), "cache", entry.name)
     unpublished = list[Finding]()
-    with screen.progress() as progress:
+    with screen.progress():
         result = workflows.ingest(
             dataset,
             source,
@@ -164,7 +164,6 @@ def ingest(
             notice=unpublished.append,
             options=options | claims_read.collect(),
             build=claims_build.build_choices(),
-            progress=progress,
             **arguments,
         )
     where = folder / "ingest_report.json"
@@ -394,10 +393,8 @@ def tokenize(
 
     kind = find_data_kind(data)
     options = _choose_options(data, kind.section, cuts, claims_build, task)
-    with use_encoding(encoding), screen.progress() as progress:
-        result = workflows.tokenize(
-            data, name=name, options=options, progress=progress, **build.collect()
-        )
+    with use_encoding(encoding), screen.progress():
+        result = workflows.tokenize(data, name=name, options=options, **build.collect())
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
@@ -475,8 +472,8 @@ def verify(
     """
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
-        result = workflows.verify(path or common.workspace, deep=deep, progress=progress)
+    with screen.progress():
+        result = workflows.verify(path or common.workspace, deep=deep)
     checked = result["checked"]
     screen.print_findings(result["findings"])
     screen.table(

@@ -127,11 +127,9 @@ def run(
     arguments["shard"] = parse_shard(arguments.pop("part", None))
     with (
         screen.show_partial(lambda computed: _list_stages(computed["stages"])),
-        screen.stages() as (progress, watch),
+        screen.stages() as watch,
     ):
-        result = recipes.run(
-            pipeline, progress=progress, say=screen.announce, watch=watch, **arguments
-        )
+        result = recipes.run(pipeline, watch=watch, **arguments)
     if script is not None:
         return _show_script(result, script, slurm, write.dry_run)
     if "assumptions" in result:
@@ -337,8 +335,8 @@ def reproduce(run: Run, build: BuildOptions) -> int:
     """
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
-        result = workflows.reproduce(run, progress=progress, **build.collect())
+    with screen.progress():
+        result = workflows.reproduce(run, **build.collect())
     lines = [f"differs: {line}" for line in result["differences"]] or [
         "data, versions and environment are as they were"
     ]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core.errors import UserError, clean
 from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import Result, choose_counts, round_message
+from bitimely_core.progress import show_lines, show_progress
 from bitimely_core.system_errors import is_later_process
 from bitimely_core.wording import fit_number, shorten_answer
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from bitimely_core.errors import Finding
     from bitimely_core.page import Page
     from bitimely_core.pipeline import ExperimentStatus
+    from bitimely_core.progress import Draw
     from bitimely_core.registry import Choices
     from bitimely_core.schemas.ingest import FindingRecord
-    from bitimely_core.types import Progress
 
 MOST_ROWS = 12  # of a table that a page holds in full
 MOST_LINES = 20  # findings a run; the rest is in the report
@@ -184,12 +185,13 @@ class Screen:
             self.table(table.columns, cells, table.title)
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """A progress callback: a bar with rate and time left on a terminal, else a plain line now
-        and then, on stderr.
+    def progress(self) -> Iterator[None]:
+        """Show what is reported inside: a bar with rate and time left on a terminal, else a plain
+        line now and then, on stderr.
         """
         if self.silent or not sys.stderr.isatty():
-            yield self._lines()
+            with show_progress(self._lines()), show_lines(self.announce):
+                yield
             return
         from rich.console import Console
         from rich.progress import (
@@ -222,15 +224,17 @@ class Screen:
                 text = " ".join(filter(None, (rate, detail)))
                 bar.update(tasks[name], completed=done, total=total, rate=text)
 
-            yield report
+            with show_progress(report), show_lines(self.announce):
+                yield
 
     @contextmanager
-    def stages(self) -> Iterator[tuple[Progress, Callable[[ExperimentStatus], None]]]:
-        """A progress callback and one for the stages of an experiment: on a terminal a table that
-        changes, elsewhere a line for each stage.
+    def stages(self) -> Iterator[Callable[[ExperimentStatus], None]]:
+        """Show what is reported inside, and the stages of an experiment with the function that it
+        gives: on a terminal a table that changes, elsewhere a line for each stage.
         """
         if self.silent or not sys.stderr.isatty():
-            yield self._lines(), self._stage_lines()
+            with show_progress(self._lines()), show_lines(self.announce):
+                yield self._stage_lines()
             return
         from rich.console import Console
         from rich.live import Live
@@ -251,7 +255,8 @@ class Screen:
                 count = f"{done:,} of {total:,}" if total else f"{done:,}"
                 bar[0] = ", ".join(filter(None, (f"{name}: {count}", detail)))
 
-            yield report, lambda now: status.__setitem__(0, now)
+            with show_progress(report), show_lines(self.announce):
+                yield lambda now: status.__setitem__(0, now)
 
     def _stage_lines(self) -> Callable[[ExperimentStatus], None]:
         printed: set[tuple[str, str]] = set()
@@ -266,7 +271,7 @@ class Screen:
 
         return watch
 
-    def _lines(self) -> Progress:
+    def _lines(self) -> Draw:
         last: dict[str, float] = {}
         start = time.monotonic()
 

@@ -420,8 +420,8 @@ def evaluate(
         verb = partial(workflows.evaluate, run or "")
     options |= {"by": choices.by.value, "baselines": choices.baselines.value}
     show = partial(_show_scores, workspace=score.workspace)
-    with screen.show_partial(show), screen.progress() as progress:
-        result = verb(data=data, progress=progress, **options, **score.collect())
+    with screen.show_partial(show), screen.progress():
+        result = verb(data=data, **options, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, [*show(result), name_next(run or "", score.workspace)])
@@ -603,7 +603,7 @@ def predict(
     options = score.collect()
     # no checksums of data are there to compare; those of the model always are
     options.pop("verify", None)
-    with screen.progress() as progress:
+    with screen.progress():
         made = workflows.predict(
             run,
             files,
@@ -614,7 +614,6 @@ def predict(
             options=claims_files.collect(),
             out=out,
             jobs=jobs,
-            progress=progress,
             **options,
         )
     if score.dry_run:
@@ -657,16 +656,9 @@ def embed(
     """
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
+    with screen.progress():
         result = workflows.embed(
-            run,
-            data=data,
-            readout=readout,
-            layers=layers,
-            split=split,
-            out=out,
-            progress=progress,
-            **score.collect(),
+            run, data=data, readout=readout, layers=layers, split=split, out=out, **score.collect()
         )
     if score.dry_run:
         return _show_plan(result)
@@ -707,10 +699,10 @@ def analyze(
     names, options = _split_options(run or [])
     with (
         screen.show_partial(lambda computed: [computed["verdict"], *computed["notices"]]),
-        screen.progress() as progress,
+        screen.progress(),
     ):
         result = workflows.analyze(
-            kind, names, options=options, progress=progress, **choices.collect(), **read.collect()
+            kind, names, options=options, **choices.collect(), **read.collect()
         )
     if read.dry_run:
         return _show_plan(result)
@@ -755,15 +747,15 @@ def _train_here_or_launch(call: partial[TrainingResult]) -> TrainingResult:
     """The result of a verb that trains, here or in as many processes as `--devices` says."""
     devices = call.keywords["flags"].get("train", {}).get("devices")
     if devices == "auto" and "WORLD_SIZE" not in os.environ and not call.keywords.get("dry_run"):
-        with screen.progress() as progress:
-            plan = call(dry_run=True, progress=progress)
+        with screen.progress():
+            plan = call(dry_run=True)
         devices = str(plan.get("processes", 1))
         if reason := plan.get("one_process_since"):
             screen.announce(f"one process: {reason}")
     if devices is not None and devices.isdecimal():
         _launch_processes(int(devices))
-    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress() as progress:
-        return call(progress=progress, say=screen.announce)
+    with screen.show_partial(lambda last: [_show_losses(**last)]), screen.progress():
+        return call()
 
 
 def _launch_processes(devices: int) -> None:

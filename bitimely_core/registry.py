@@ -418,7 +418,7 @@ class DataKind:
     protect_report: Callable[[Choices], Choices] = lambda report: report
     # (cache folder, out, **choices) -> what `write_tokens` would make
     plan_tokens: Callable[..., Choices]
-    # (cache, out, verify=, force_new=, progress=, **choices); not again with the same choices
+    # (cache, out, verify=, force_new=, **choices); not again with the same choices
     write_tokens: Callable[..., None]
     # exports and page beside new tokens -> the page
     write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 
-Progress = Callable[[str, int, int | None], None]
-"""`progress(what, done, total)`: the library reports, the command line draws.
-
-Changing values (a loss) follow in `what` behind a tab.
-"""
-
 
 class Signal(NamedTuple):
     """One channel of one recording at its native rate.

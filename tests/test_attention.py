@@ -23,6 +23,7 @@ from bitimely_core.insight.attention_maps import (
 from bitimely_core.insight.regions import find_shapelet_windows, load_shapelets, spread_over_samples
 from bitimely_core.models.tokenizers import PatchTokenizer
 from bitimely_core.page import Figure, Table
+from bitimely_core.progress import show_progress
 from bitimely_core.run import Run
 from bitimely_core.types import Batch
 
@@ -243,14 +244,8 @@ def sleepers(*names, n=180):
 def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     events = []
     runs, windows = sleepers("bitimelygpt", "patchtst")
-    page = attention(
-        runs,
-        sequences=2,
-        windows=12,
-        lengths="1",
-        bootstrap=50,
-        progress=lambda *event: events.append(event),
-    )
+    with show_progress(lambda *event: events.append(event)):
+        page = attention(runs, sequences=2, windows=12, lengths="1", bootstrap=50)
     assert {what for what, *_ in events} >= {
         "shapelets bitimelygpt",
         "shapelets patchtst",

@@ -23,6 +23,7 @@ from toys import READ, clean, content, ingest, put, refused, start, tree
 from bitimely_core import cache, locks, manifests, storage
 from bitimely_core.cache import shards, units
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.progress import show_progress
 
 pytestmark = pytest.mark.usefixtures("toys")
 CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir")
@@ -38,7 +39,8 @@ def test_the_number_of_processes_changes_no_byte(
     put(raw, "d1", 3, fault="header")
     ingest(raw, tmp_path / "one")
     seen: list[tuple[str, int, int | None]] = []
-    ingest(raw, tmp_path / "two", jobs=2, progress=lambda *event: seen.append(event))
+    with show_progress(lambda *event: seen.append(event)):
+        ingest(raw, tmp_path / "two", jobs=2)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     assert seen[-1] == ("ingest toy", 4, 4)
 

@@ -22,6 +22,7 @@ from bitimely_core.claims import clean, ingest, pass1_clean, pseudonyms, spill, 
 from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import table_text, tables
+from bitimely_core.progress import show_progress
 
 # bytes, rows, bytes: several of each
 SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}
@@ -206,12 +207,8 @@ def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], ch
     else:
         given["force_new"] = True
     seen: list[set[Path]] = []
-    ingested(
-        raw,
-        "killed",
-        progress=lambda *_: seen.append(set((out / ".parts").iterdir()) & before),
-        **given,
-    )
+    with show_progress(lambda *_: seen.append(set((out / ".parts").iterdir()) & before)):
+        ingested(raw, "killed", **given)
     assert seen
     assert not any(seen), "none of the old files is there while the new ones are made"
     cleaned = calls["clean_rows"]

@@ -16,6 +16,7 @@ from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer, make_grid
 from bitimely_core.models.tokenizers import FIRST, UNK
+from bitimely_core.progress import show_lines
 from bitimely_core.types import Batch
 from bitimely_core.zoo.supervised import encode_times
 
@@ -407,7 +408,8 @@ def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(
     flags = {"model": {"name": name}, "data": {"names": ("pophr",)}}
     planned = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, dry_run=True)
     assert planned["steps"] == 0
-    run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path, say=messages.append)
+    with show_lines(messages.append):
+        run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
     assert run["run"] == f"tiny-{name}"
     assert run["steps"] == 0
     assert any("Without pre-training" in line for line in messages)

@@ -16,6 +16,7 @@ from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
 from bitimely_core.methods.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
+from bitimely_core.progress import show_progress
 from bitimely_core.schemas.scores import Difference
 
 
@@ -228,9 +229,8 @@ def test_fine_tuned_runs_stand_beside_the_frozen_probe():
         run(windows, good, "tuned"),
         run(windows, poor, "tuned-mean"),
     ]
-    page = probing(
-        runs, bootstrap=100, control=False, progress=lambda *event: events.append(event[0])
-    )
+    with show_progress(lambda *event: events.append(event[0])):
+        page = probing(runs, bootstrap=100, control=False)
     found = page.summary["fine_tuned"]
     assert list(found) == ["tuned", "tuned-mean"]
     target = windows["test"].targets()

@@ -32,6 +32,7 @@ from bitimely_core.insight.saliency import saliency
 from bitimely_core.insight.shapelet_mining import MiningOptions, mine_shapelets
 from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.page import Figure, Table
+from bitimely_core.progress import show_progress
 from bitimely_core.types import Batch, Encoded
 
 SMALL = {
@@ -434,7 +435,8 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
         run(windows=windows, tuned=True, label="tuned"),
     ]
     options = {"sequences": 12, "lengths": "1", "masks": 2, "bootstrap": 50}
-    page = saliency(runs, **options, progress=lambda *event: events.append(event))
+    with show_progress(lambda *event: events.append(event)):
+        page = saliency(runs, **options)
     assert page.summary == saliency(runs, **options).summary
     assert events[-1] == ("saliency tuned with random weights 5", events[-1][2], events[-1][2])
     about = page.summary["options"]

@@ -24,6 +24,7 @@ from bitimely_core.insight.shapelet_mining import (
 )
 from bitimely_core.insight.shapelets import parse_seconds, read_shapelets, shapelets
 from bitimely_core.page import Figure, Table
+from bitimely_core.progress import show_progress
 
 
 class Labelled:
@@ -297,14 +298,8 @@ def test_windows_are_drawn_from_all_classes_and_subjects():
 def test_page_says_what_was_checked(tmp_path):
     events = []
     windows = Labelled()
-    page = shapelets(
-        windows,
-        lengths="0.5,1",
-        candidates=300,
-        permutations=60,
-        count=3,
-        progress=lambda *event: events.append(event),
-    )
+    with show_progress(lambda *event: events.append(event)):
+        page = shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3)
     assert (
         page.summary
         == shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3).summary

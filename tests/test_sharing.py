@@ -17,6 +17,7 @@ import torch
 from bitimely_cli.main import main
 from bitimely_core import models, workflows
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.progress import show_progress
 from bitimely_core.records import write_results
 from bitimely_core.train.devices import use_threads
 from bitimely_core.types import Batch
@@ -139,8 +140,8 @@ def test_a_run_that_is_continued_elsewhere_names_both(home: Path) -> None:
         if done == 3 or done == total:
             raise KeyboardInterrupt
 
-    with pytest.raises((KeyboardInterrupt, UserError)):
-        workflows.pretrain(**arguments, progress=stop)
+    with pytest.raises((KeyboardInterrupt, UserError)), show_progress(stop):
+        workflows.pretrain(**arguments)
     torch.set_num_threads(before + 1)
     try:
         workflows.pretrain(**arguments)

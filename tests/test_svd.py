@@ -24,6 +24,7 @@ from bitimely_core.insight.svd import (
 )
 from bitimely_core.ops.retention import decay_matrix, retention_matrix
 from bitimely_core.page import Figure, Table
+from bitimely_core.progress import show_progress
 from bitimely_core.types import Batch, Encoded
 
 
@@ -285,9 +286,8 @@ def test_softmax_models_and_their_mask():
 
 def test_page_shows_controls_beside_every_spectrum(tmp_path):
     events = []
-    page = svd(
-        [run(), run("timelybert")], sequences=3, progress=lambda *event: events.append(event)
-    )
+    with show_progress(lambda *event: events.append(event)):
+        page = svd([run(), run("timelybert")], sequences=3)
     again = svd([run(), run("timelybert")], sequences=3)
     assert page.summary == again.summary
     assert events[-1] == ("svd timelybert", 3, 3)

@@ -16,6 +16,7 @@ from made_cache import tiny as tiny
 
 from bitimely_core import locks, manifests, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.progress import show_progress
 from bitimely_core.tokens import cutting
 
 
@@ -276,5 +277,6 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     def report(what: str, done: int, total: int | None) -> None:
         events.append((what, done, total))
 
-    build(records(3), tmp_path, progress=report)
+    with show_progress(report):
+        build(records(3), tmp_path)
     assert events == [("windows", i, 3) for i in range(4)]

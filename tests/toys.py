@@ -25,6 +25,7 @@ from bitimely_core import cache, manifests, registry, storage
 from bitimely_core.cache import units
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
+from bitimely_core.progress import show_progress
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent
@@ -241,9 +242,8 @@ def main() -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     try:
-        report = cache.ingest(
-            "toy", raw, out, jobs=jobs, progress=lambda what, done, total: show(done)
-        )
+        with show_progress(lambda what, done, total: show(done)):
+            report = cache.ingest("toy", raw, out, jobs=jobs)
     except UserError as error:
         show(error)
         sys.exit(error.exit_code)

@@ -1,8 +1,8 @@
 """Analyses: each sibling file registers one function that makes a `Page` of runs, of data, or of a
 model's name. `report.write_report` draws the page.
 
-All of them take `seed` (of their draws and random weights) and `progress` (called with what is
-done). Those that show intervals take `bootstrap` (replicates over subjects).
+All of them take `seed` (of their draws and random weights). Those that show intervals take
+`bootstrap` (replicates over subjects).
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[Any]
 
@@ -65,16 +64,14 @@ EPOCHS = 10  # fewest windows of a recording that is shown as a night
 PREDICTED_CLASS = "class that the model names"  # a key of the summary
 
 
-def predict_rows(
-    head: Any, windows: Windows, rows: Array, progress: Progress | None, label: str, device: str
-) -> Array:
+def predict_rows(head: Any, windows: Windows, rows: Array, label: str, device: str) -> Array:
     """Predictions of a fine-tuned model or fitted method for `rows`: probabilities [n, K] or values
     [n].
     """
     if isinstance(head, FittedMethod):
         part = windows.subset(np.isin(windows.rows, rows))
         return head.predict(MethodRows(part))[np.searchsorted(part.rows, rows)]
-    return predict_network(head, windows, rows, label, device=device, progress=progress)
+    return predict_network(head, windows, rows, label, device=device)
 
 
 @analyses(
@@ -92,7 +89,6 @@ def calibration(
     bootstrap: int = 1000,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Reliability of a fine-tuned run on the test split, and its errors by class, subject and
     night.
@@ -116,7 +112,7 @@ def calibration(
     parts = {
         split: PredictedRows(
             drawn,
-            predict_rows(head, windows, drawn, progress, f"predict {split}", device),
+            predict_rows(head, windows, drawn, f"predict {split}", device),
             np.asarray(windows.targets(drawn)),
         )
         for split, drawn in rows.items()
@@ -164,7 +160,7 @@ def calibration(
     subjects = score_subjects(windows.task, prediction, target, units, n_units)
     _add_subjects(page, subjects)
     if windows.task == "classification":
-        add_nights(page, windows, head, progress, device)
+        add_nights(page, windows, head, device)
     curve = read_learning_curve(run, str(scores.main))
     _add_learning_curve(page, run, curve, str(scores.main))
     summary["subjects"] = [subject.to_json() for subject in subjects]
@@ -596,7 +592,7 @@ class NightPrediction(NamedTuple):
 
 
 def _predict_nights(
-    windows: Windows, head: Any, epoch: float, progress: Progress | None, device: str
+    windows: Windows, head: Any, epoch: float, device: str
 ) -> list[NightPrediction]:
     """Up to 60 test recordings of ten or more windows that do not overlap."""
     test = windows["test"]
@@ -611,7 +607,7 @@ def _predict_nights(
         if len(np.unique(place)) < len(place):  # overlapping windows
             continue
         rows = test.rows[rows]
-        predicted = predict_rows(head, windows, rows, progress, "nights", device).argmax(1)
+        predicted = predict_rows(head, windows, rows, "nights", device).argmax(1)
         truth = np.asarray(windows.targets(rows))
         nights.append(NightPrediction(float((predicted == truth).mean()), place, truth, predicted))
     return nights
@@ -624,16 +620,14 @@ NIGHT = (
 )
 
 
-def add_nights(
-    page: PageBuilder, windows: Windows, head: Any, progress: Progress | None, device: str
-) -> None:
+def add_nights(page: PageBuilder, windows: Windows, head: Any, device: str) -> None:
     """Predicted and true classes of the test recordings of ten or more successive windows with the
     least, median and most agreement.
     """
     if not windows.rate:
         return
     epoch = windows.length / windows.rate
-    nights = _predict_nights(windows, head, epoch, progress, device)
+    nights = _predict_nights(windows, head, epoch, device)
     if not nights:
         return
     page.section("Nights")

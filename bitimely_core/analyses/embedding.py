@@ -31,7 +31,6 @@ from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[Any]
 
@@ -184,7 +183,6 @@ def embedding(
     bootstrap: int = 1000,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject,
     beside random weights and plain features.
@@ -217,7 +215,7 @@ def embedding(
         windows.whole_index["subject_id"].to_numpy()[rows], seed
     )
     models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
-    spaces = _compute_spaces(models, windows, rows, choice, device, progress)
+    spaces = _compute_spaces(models, windows, rows, choice, device)
     counted = labels.group == 1 if windows.task == "multilabel" else None
     measures = {
         name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, counted)
@@ -265,14 +263,13 @@ def _compute_spaces(
     rows: Array,
     choice: features.VectorChoice,
     device: str,
-    progress: Progress | None,
 ) -> dict[str, Array]:
     """Standardised vectors [n, D] of the models, and features that need none."""
     spaces = {}
     for name, model in models.items():
         label = f"{name} vectors"
         vectors = features.extract_vectors(
-            model, windows, rows, [choice], device=device, progress=progress, label=label
+            model, windows, rows, [choice], device=device, label=label
         )
         spaces[name] = standardise(vectors[choice])[0]
     spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]

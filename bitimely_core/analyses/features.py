@@ -25,7 +25,7 @@ from bitimely_core.registry import models
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue, TaskScores
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Batch, Encoded, Progress
+from bitimely_core.types import Batch, Encoded
 
 Array = npt.NDArray[Any]
 
@@ -134,7 +134,6 @@ def extract_vectors(
     choices: Sequence[VectorChoice],
     *,
     device: str = "cpu",
-    progress: Progress | None = None,
     label: str = "vectors",
 ) -> dict[VectorChoice, Array]:
     """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model.
@@ -151,7 +150,7 @@ def extract_vectors(
         widths[:] = [vector.shape[1] for vector in vectors]
         return torch.cat(vectors, 1)
 
-    parts = map_batches(model, compute, windows, label, device=device, rows=rows, progress=progress)
+    parts = map_batches(model, compute, windows, label, device=device, rows=rows)
     if not parts:
         return {choice: np.zeros((0, 1), np.float32) for choice in choices}
     columns = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)

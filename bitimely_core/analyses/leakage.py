@@ -43,11 +43,12 @@ from bitimely_core.models.tokenizers import FIRST, IGNORE, samples_per_token
 from bitimely_core.objectives import Objective
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 from bitimely_core.train.devices import select_device
-from bitimely_core.types import Batch, Progress
+from bitimely_core.types import Batch
 
 # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
 NOISE_THRESHOLD = 0.97
@@ -78,7 +79,6 @@ def leakage(
     seed: int = 0,
     windows: Windows | None = None,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Does the objective show the model its own targets? Jacobian at random weights, and training
     on white noise.
@@ -117,7 +117,7 @@ def leakage(
             "white_noise": None,
         }
         return page.finish(f"{name} compares with no target, so nothing can leak.", unmeasured)
-    leak = _measure(settings, windows, steps, seed, select_device(device), progress)
+    leak = _measure(settings, windows, steps, seed, select_device(device))
     contradiction = stamp is True and not leak.leak_free
     if contradiction:
         page.notice(f"{name} is stamped leak-free, but it leaks here.")
@@ -216,12 +216,7 @@ class LeakMeasurement(NamedTuple):
 
 
 def _measure(
-    settings: Settings,
-    windows: Windows | None,
-    steps: int,
-    seed: int,
-    place: torch.device,
-    progress: Progress | None,
+    settings: Settings, windows: Windows | None, steps: int, seed: int, place: torch.device
 ) -> LeakMeasurement:
     config = settings.model
     options = settings.objective.model_dump(exclude={"direction_sampling"})
@@ -236,7 +231,7 @@ def _measure(
             mode: measure(small, objective, seed, exact, training=mode == "train")
             for mode in ("eval", "train")
         }
-        noise = train_on_noise(config, objective, steps, seed, place, progress) if steps else None
+        noise = train_on_noise(config, objective, steps, seed, place) if steps else None
     preparation = getattr(windows, "preparation", None)
     normalise = settings.data.normalise if windows is None else windows.normalise
     native, cutting = [], None
@@ -485,12 +480,7 @@ class NoiseResult(NamedTuple):
 
 
 def train_on_noise(
-    config: ModelConfig,
-    objective: Objective,
-    steps: int,
-    seed: int = 0,
-    place: torch.device = CPU,
-    progress: Progress | None = None,
+    config: ModelConfig, objective: Objective, steps: int, seed: int = 0, place: torch.device = CPU
 ) -> NoiseResult:
     """Train on independent noise, which cannot be predicted."""
     config = _resize_config(config, TOKENS, config.channels, ragged=False)
@@ -516,8 +506,7 @@ def train_on_noise(
         schedule.step()
         if step % 10 == 0 or step == steps - 1:
             curve.append((step + 1, min(_relative_losses(config, [result]).values())))
-            if progress is not None:
-                progress("white noise", step + 1, steps)
+            report_progress("white noise", step + 1, steps)
     model.eval()
     held_out: list[Result] = []
     values = 0

@@ -40,11 +40,11 @@ from bitimely_core.methods.linear import (
     fit_windows,
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
 from bitimely_core.schemas.scores import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[Any]
 
@@ -137,7 +137,6 @@ def probing(
     control: bool = True,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Linear probes on the readouts of all layers of a frozen model, beside random weights and
     features that need no model.
@@ -163,9 +162,7 @@ def probing(
     models = {"trained": run.model()}
     if control:
         models["random"] = draw_random_weights(run.model(), seed)
-    probes = fit_model_probes(
-        models, windows, rows, target, choices, device=device, progress=progress
-    )
+    probes = fit_model_probes(models, windows, rows, target, choices, device=device)
     probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     baselines = {name: probe.prediction for name, probe in probes.items()}
@@ -173,7 +170,7 @@ def probing(
     first = baselines.pop(make_key("trained", default))
     scores = test.score(first, baselines, target["train"])
     probed = ProbeScores(probes, scores, choices, default)
-    tuned = _score_fine_tuned(runs, test, probed, device, progress)
+    tuned = _score_fine_tuned(runs, test, probed, device)
     n_subjects = scores.n_subjects or 0
     page = features.start_scored_page(f"Probes on {run.name}", run, "test", n_subjects, seed)
     for other in runs[1:]:
@@ -257,7 +254,6 @@ def fit_model_probes(
     choices: Sequence[features.VectorChoice],
     *,
     device: str = "cpu",
-    progress: Progress | None = None,
 ) -> dict[str, LinearProbe]:
     """Probes of every choice on the models, by the `make_key` of their source (trained, random) and
     the choice.
@@ -266,13 +262,7 @@ def fit_model_probes(
     for name, model in models.items():
         x = {
             split: features.extract_vectors(
-                model,
-                windows,
-                drawn,
-                choices,
-                device=device,
-                progress=progress,
-                label=f"{name}: {split}",
+                model, windows, drawn, choices, device=device, label=f"{name}: {split}"
             )
             for split, drawn in rows.items()
         }
@@ -280,8 +270,7 @@ def fit_model_probes(
             probes[make_key(name, choice)] = fit_windows(
                 windows, {split: vectors[choice] for split, vectors in x.items()}, target
             )
-            if progress is not None:
-                progress("probes", len(probes), len(choices) * len(models))
+            report_progress("probes", len(probes), len(choices) * len(models))
     return probes
 
 
@@ -312,11 +301,7 @@ class FineTunedScores(NamedTuple):
 
 
 def _score_fine_tuned(
-    runs: Sequence[Run],
-    test: features.TestSplit,
-    probed: ProbeScores,
-    device: str,
-    progress: Progress | None,
+    runs: Sequence[Run], test: features.TestSplit, probed: ProbeScores, device: str
 ) -> dict[str, FineTunedScores]:
     """Scores of the fine-tuned ones of `runs`; the first that reads the default vector, else the
     first, is the reference of the differences.
@@ -326,7 +311,7 @@ def _score_fine_tuned(
         if run.head() is not None:
             choices[run.name] = features.default_choice(run)
             predictions[run.name] = predict_rows(
-                run.head(), test.windows, test.rows, progress, f"predict {run.name}", device
+                run.head(), test.windows, test.rows, f"predict {run.name}", device
             )
     if not choices:
         return {}

@@ -32,6 +32,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.text import use_encoding
+from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import (
@@ -45,7 +46,7 @@ from bitimely_core.schemas.ingest import (
     RecordingsManifest,
 )
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import IngestUnit, Progress
+from bitimely_core.types import IngestUnit
 
 T = TypeVar("T")
 
@@ -74,7 +75,6 @@ def ingest(
     verify: bool = True,
     force_new: bool = False,
     wait: float = 0.0,
-    progress: Progress | None = None,
     dry_run: bool = False,
     keep_staged: bool = False,
 ) -> Choices:
@@ -99,7 +99,6 @@ def ingest(
         verify: compare the source with its SHA256SUMS.txt.
         force_new: read everything again.
         wait: seconds to wait for another process that works on this cache.
-        progress: called with the current step, units done and units in all.
         dry_run: return what would be read, and write nothing.
         keep_staged: of a URL keep the files that were brought here; else they are removed once the
             cache is published.
@@ -129,12 +128,7 @@ def ingest(
     with (
         use_encoding(encoding),
         staging.open_source(
-            source,
-            folder,
-            follow_symlinks=follow_symlinks,
-            keep=keep_staged,
-            wait=wait,
-            progress=progress,
+            source, folder, follow_symlinks=follow_symlinks, keep=keep_staged, wait=wait
         ) as scanned,
         catch_signals() as stop,
     ):
@@ -159,7 +153,6 @@ def ingest(
                 **_drop_empty({"exclude": sorted(set(exclude))}),
             },
             jobs=jobs,
-            progress=progress,
             stop=stop,
         )
         if dry_run:
@@ -480,12 +473,11 @@ def _run_tasks(run: IngestRun, tasks: list[IngestTask]) -> list[CachedPart]:
     tasks.
     """
     step, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
-    show = run.progress or (lambda step, done, total: None)
     seen: set[str] = set()
 
     def count_unit(unit: str) -> None:
         if unit and unit not in seen:
-            show(step, len(seen), total)
+            report_progress(step, len(seen), total)
             seen.add(unit)
 
     parts: dict[str, CachedPart] = {}
@@ -501,7 +493,7 @@ def _run_tasks(run: IngestRun, tasks: list[IngestTask]) -> list[CachedPart]:
             run.entries |= part.units
             for entry in part.units.values():
                 run.hashes |= entry.sources
-    show(step, total, total)
+    report_progress(step, total, total)
     return [parts[task.group] for task in tasks]
 
 

@@ -36,7 +36,7 @@ from bitimely_core.schemas.ingest import (
     TableReport,
 )
 from bitimely_core.system_errors import translate_system_errors
-from bitimely_core.types import IngestUnit, Progress, SourceRows
+from bitimely_core.types import IngestUnit, SourceRows
 
 REPORT = "ingest_report.json"
 PAGE = "report.html"  # for people, never read again
@@ -53,7 +53,6 @@ class IngestRun:
     options: Choices  # that decide the content: those of the data set, keep_phi, keep_dates
     run_options: Choices  # that do not: strict, max_bad, follow_symlinks, verify
     jobs: int
-    progress: Progress | None
     stop: StopFlag
     # as given; `options` has hashes of files instead of paths
     given_options: Choices = field(default_factory=dict)

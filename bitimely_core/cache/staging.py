@@ -49,8 +49,8 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.source import Source, scan_folder
+from bitimely_core.progress import report_progress
 from bitimely_core.system_errors import RETRY_HINT, find_folder, format_size, raise_system_error
-from bitimely_core.types import Progress
 
 StoreOptions = dict[str, Any]  # of a file system of fsspec
 
@@ -193,7 +193,6 @@ def open_source(
     follow_symlinks: bool = False,
     keep: bool = False,
     wait: float = 0.0,
-    progress: Progress | None = None,
 ) -> Iterator[Source | None]:
     """The raw folder: `source` itself, or the one in `out` for the files behind a URL.
 
@@ -216,7 +215,7 @@ def open_source(
         folder = storage.make_folder(locate_folder(str(source), out))
     with locks.lock_folder(folder, wait):
         with catch_signals() as stop:
-            _Download(remote, folder, stop, progress or (lambda step, done, total: None)).run()
+            _Download(remote, folder, stop).run()
         scanned = scan_folder(folder)
         yield replace(scanned, rejected={**scanned.rejected, **remote.rejected})
         if not keep:
@@ -539,8 +538,8 @@ class _EndedEarlyError(ConnectionError):
 class _Download:
     """Brings the files of a source into a folder whose lock is held."""
 
-    def __init__(self, remote: RemoteSource, folder: Path, stop: StopFlag, show: Progress) -> None:
-        self.remote, self.folder, self.stop, self.show = remote, folder, stop, show
+    def __init__(self, remote: RemoteSource, folder: Path, stop: StopFlag) -> None:
+        self.remote, self.folder, self.stop = remote, folder, stop
         self.is_over = threading.Event()  # threads end at their next block
         self.guard = threading.Lock()
         self.done = 0  # bytes
@@ -560,7 +559,7 @@ class _Download:
             finished = pool.imap_unordered(lambda item: self._bring(*item), missing.items())
             try:
                 for _ in _watch(finished, self.stop):
-                    self.show(step, self.done // 1_000_000, -(-self.remote.size // 1_000_000))
+                    report_progress(step, self.done // 1_000_000, -(-self.remote.size // 1_000_000))
             finally:
                 self.is_over.set()
         storage.remove_folder(self.folder / PARTS)

@@ -47,7 +47,5 @@ def _clean_part(job: ClaimsJob, parts: Sequence[Any], part: int) -> None:
 
 def detach_job(job: ClaimsJob) -> ClaimsJob:
     """The job without what belongs to this process, with paths that hold on other machines."""
-    run = replace(
-        job.run.restart(), out=job.run.out.resolve(), progress=None, stop=StopFlag(), source=None
-    )
+    run = replace(job.run.restart(), out=job.run.out.resolve(), stop=StopFlag(), source=None)
     return replace(job, run=run, home=job.home.resolve())

@@ -35,7 +35,6 @@ from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest import IngestAccount, IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
-from bitimely_core.types import Progress
 
 PAGE = "bitimely_core.report.claims_page"  # in a layer above: imported on use
 PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
@@ -108,7 +107,6 @@ def write_sequences(
     view: str = "",
     verify: bool = True,
     force_new: bool = False,
-    progress: Progress | None = None,
     **choices: Any,
 ) -> None:
     """Sequences of a cache of events, with the choices of `sequence_plan.resolve_plan`.
@@ -120,7 +118,7 @@ def write_sequences(
     `tasks.write_task_sequences`.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    how: Choices = {"verify": verify, "force_new": force_new, "progress": progress}
+    how: Choices = {"verify": verify, "force_new": force_new}
     with round_refusal():
         if "task" in choices:
             base = open_sequences(_find_base(out, opened.dataset, choices), verify)

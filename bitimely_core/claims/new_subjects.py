@@ -44,7 +44,6 @@ from bitimely_core.tokens.sequences import (
     publish_sequences,
     write_shard,
 )
-from bitimely_core.types import Progress
 
 DATASET = "pophr"  # which reads all layouts of claims
 # options of the ingest of the training that hold for other files of the same layout
@@ -83,7 +82,7 @@ class NewHistories(NamedTuple):
 
 
 def ingest_new_subjects(
-    source: Path, run: Path, home: Path, options: Choices, progress: Progress | None = None
+    source: Path, run: Path, home: Path, options: Choices
 ) -> tuple[Path, Choices]:
     """Read a folder (or a file) of claims into a cache in `home` by the code map and the reading
     options of the run in the folder `run`; `options` replace these.
@@ -103,15 +102,7 @@ def ingest_new_subjects(
     chosen |= {name: reading[name] for name in CODING if name in reading}
     chosen |= {"phecode_map": (str(run / HISTORIES),), **options}
     cache = home / "cache" / DATASET
-    report = ingest(
-        DATASET,
-        folder,
-        cache,
-        options=chosen,
-        keep_dates=True,
-        follow_symlinks=True,
-        progress=progress,
-    )
+    report = ingest(DATASET, folder, cache, options=chosen, keep_dates=True, follow_symlinks=True)
     return cache, report
 
 

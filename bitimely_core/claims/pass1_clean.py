@@ -20,6 +20,7 @@ from bitimely_core.claims.distinct import count_integers
 from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import PseudonymCache, pseudonymize
 from bitimely_core.claims.spill import PartNumbers, SpilledStretch
+from bitimely_core.progress import report_progress
 
 SPILL_ROWS = 1 << 20  # valid rows of a stretch
 LIFE_DAYS = {"birth_day", "death_day", "index_day"}
@@ -56,9 +57,8 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> None:
             _spill_blocks(job, part, findings, blocks)
             blocks = []
             findings.save(notes)
-        if job.run.progress is not None:
-            rows = sum(account.rows for account in findings.accounts.values())
-            job.run.progress(f"clean {job.run.dataset.name}", rows, None)
+        rows = sum(account.rows for account in findings.accounts.values())
+        report_progress(f"clean {job.run.dataset.name}", rows, None)
     _spill_blocks(job, part, findings, blocks)
     findings.done = True
     findings.save(notes)

@@ -42,6 +42,7 @@ from bitimely_core.claims.reversals import find_reversed
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.claims.subjects import CleanedSource
 from bitimely_core.errors import Reason, safe_text
+from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile
 
 ROWS = {  # columns of the rows of a shard
@@ -84,8 +85,7 @@ def write_shards(
         job.run.stop.check()
         done = made.get(number) or _load_shard(job, number)
         yield done or _finish_shard(job, cleaned, keys, number)
-        if job.run.progress is not None:
-            job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
+        report_progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
 def _finish_shard(

@@ -27,6 +27,7 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile, refuse_other_manifest, write_results
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
@@ -39,7 +40,6 @@ from bitimely_core.tokens.sequences import (
     write_shard,
 )
 from bitimely_core.tokens.sets import TokenSet, open_manifest
-from bitimely_core.types import Progress
 
 DAY = 86_400_000_000  # microseconds
 LABEL_COLUMNS: dict[str, Any] = {
@@ -101,7 +101,6 @@ def write_task_sequences(
     ids: str | Path | None = None,
     verify: bool = True,
     force_new: bool = False,
-    progress: Progress | None = None,
 ) -> None:
     """Write the sequences of the labels in `task`, with one label named after `out`.
 
@@ -113,7 +112,6 @@ def write_task_sequences(
         ids: table of raw and new subject_id; None: the labels have those of the cache.
         verify: compare the cache with its checksums.
         force_new: replace a token set of other labels.
-        progress: called after each shard.
 
     Raises:
         UserError: config, settings_differ (exit 2), no_input, schema (4), integrity (5).
@@ -153,7 +151,7 @@ def write_task_sequences(
     storage.make_folder(out)
     with locks.lock_folder(out):
         storage.remove_temporary_files(out)
-        _write_task(cache, base, rows, out, options, absent, progress)
+        _write_task(cache, base, rows, out, options, absent)
 
 
 def _check_base(cache: Cache, base: EventSequences) -> None:
@@ -184,7 +182,6 @@ def _write_task(
     out: Path,
     options: dict[str, Any],
     absent: int,
-    progress: Progress | None,
 ) -> None:
     """Write all files of the token set.
 
@@ -215,8 +212,7 @@ def _write_task(
         if frame.height:
             files |= write_shard(out, len(files), frame)
             parts.append(frame.select("codes"))
-        if progress is not None:
-            progress("sequences", done, len(cache.events_manifest.shards))
+        report_progress("sequences", done, len(cache.events_manifest.shards))
     if not parts:
         raise input_error(
             Reason.NO_INPUT,

@@ -37,6 +37,7 @@ from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
+from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest import CodeMap, FindingRecord
@@ -51,7 +52,6 @@ from bitimely_core.schemas.tokens import (
     SequenceStatistics,
 )
 from bitimely_core.tokens.sequences import SPECIAL, publish_sequences, write_shard
-from bitimely_core.types import Progress
 
 # at most so many sequences of a shard, and in total, give the median gap
 SAMPLED_SEQUENCES = 2000, 16_000
@@ -80,12 +80,7 @@ RATIOS: Choices = {
 
 
 def write_sequences(
-    plan: SequencePlan,
-    out: Path,
-    *,
-    verify: bool = True,
-    force_new: bool = False,
-    progress: Progress | None = None,
+    plan: SequencePlan, out: Path, *, verify: bool = True, force_new: bool = False
 ) -> None:
     """Write the sequences of a plan in `out` without opening them, so that they need not fit into
     memory; existing ones of the same choices stay.
@@ -100,7 +95,7 @@ def write_sequences(
         with locks.lock_folder(out):
             if force_new or not _is_current(plan, out):
                 storage.remove_temporary_files(out)
-                _write_plan(plan, out, progress)
+                _write_plan(plan, out)
                 return
     storage.remove_temporary_files(out)
     if verify:
@@ -121,14 +116,14 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
     return True
 
 
-def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
-    manifest, report = plan.manifest, progress or (lambda what, done, total: None)
+def _write_plan(plan: SequencePlan, out: Path) -> None:
+    manifest = plan.manifest
     members = select_members(plan)
     plan = _fit_numbers(ShardMap(members.plan, members.subjects))
     shards = ShardMap(plan, members.subjects)
-    counts, before = _count_shards(shards, report)
+    counts, before = _count_shards(shards)
     selection = _select_codes(plan, counts)
-    built = _build_shards(shards, selection, out, report)
+    built = _build_shards(shards, selection, out)
     lengths, gaps = built.lengths, built.gaps.astype(np.float64)
     if plan.by_default and _keeps_little(plan, selection, len(lengths)):
         _refuse_little(shards, counts, selection, built, out)
@@ -297,13 +292,13 @@ def _fit_numbers(shards: ShardMap) -> SequencePlan:
     )
 
 
-def _count_shards(shards: ShardMap, report: Progress) -> tuple[CodeCounts, Prevalence]:
+def _count_shards(shards: ShardMap) -> tuple[CodeCounts, Prevalence]:
     """Counts for the selection, and prevalence before the filters."""
     total, counts, before = len(shards.plan.manifest.shards), CodeCounts(), list[Prevalence]()
     for shard_counts, prevalence_before in shards.apply(partial(_count_shard, shards.plan)):
         counts += shard_counts
         before.append(prevalence_before)
-        report("count codes", len(before), total)
+        report_progress("count codes", len(before), total)
     return counts, shortcut_baselines.add_prevalence(before)
 
 
@@ -334,15 +329,13 @@ class BuiltSequences(NamedTuple):
     tally: ShortcutTally
 
 
-def _build_shards(
-    shards: ShardMap, selection: CodeSelection, out: Path, report: Progress
-) -> BuiltSequences:
+def _build_shards(shards: ShardMap, selection: CodeSelection, out: Path) -> BuiltSequences:
     """Write the sequences of all shards."""
     plan, built = shards.plan, None
     build = partial(_build_shard, plan, selection, out.resolve())
     for done, shard in enumerate(shards.apply(build), 1):
         built = shard if built is None else _add_built(built, shard)
-        report("sequences", done, len(plan.manifest.shards))
+        report_progress("sequences", done, len(plan.manifest.shards))
     assert built is not None
     return built._replace(files=_number_files(out, built.files))
 

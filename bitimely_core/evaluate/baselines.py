@@ -28,7 +28,7 @@ from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sets import TokenSet
-from bitimely_core.types import SPLITS, Progress
+from bitimely_core.types import SPLITS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -144,7 +144,6 @@ def predict_baseline(
     keep: Path,
     also: Sequence[Path] = (),
     most: int | None = None,
-    progress: Progress | None = None,
 ) -> BaselinePredictions | str:
     """Predictions of one baseline (a key of `DESCRIPTIONS`, or one that the data set registers) on
     `split`, or why there are none.
@@ -182,7 +181,7 @@ def predict_baseline(
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
     if stored is None:
-        prediction = fit_and_predict(kind, parts, seed, settings, progress)
+        prediction = fit_and_predict(kind, parts, seed, settings)
         stored = keep / file
         _store_prediction(stored, prediction, max(windows.classes, 1))
     columns = read_result_table(stored).to_numpy()
@@ -227,11 +226,7 @@ def count_settings(record: RunRecord) -> int:
 
 
 def fit_and_predict(
-    kind: str,
-    parts: Mapping[str, TokenSet],
-    seed: int,
-    settings: int | None = None,
-    progress: Progress | None = None,
+    kind: str, parts: Mapping[str, TokenSet], seed: int, settings: int | None = None
 ) -> Array:
     """Predictions [n, C], or [n] of a regression, for `test`, whose labels are hidden, by the
     method of a baseline fitted on `train` and `validation`.
@@ -243,7 +238,7 @@ def fit_and_predict(
     else:
         config = make_config("signal", train, measure=kind)
     rows = MethodRows(train), MethodRows(validation)
-    fitted = fit_method(config, MethodFit(*rows, seed, progress))
+    fitted = fit_method(config, MethodFit(*rows, seed))
     return fitted.predict(MethodRows(hide_labels(test)))
 
 
@@ -279,7 +274,7 @@ def is_same_method(record: RunRecord, kind: str) -> bool:
 
 
 def predict_baselines(
-    record: RunRecord, windows: Any, split: str, *, folder: Path, progress: Progress | None = None
+    record: RunRecord, windows: Any, split: str, *, folder: Path
 ) -> tuple[dict[str, tuple[str, BaselinePredictions]], list[str]]:
     """All fitted baselines of a run in `folder`: key of scores.json -> description and predictions;
     and a remark for each that there is not.
@@ -297,14 +292,7 @@ def predict_baselines(
         title = title_baseline(kind)
         try:
             predictions = predict_baseline(
-                kind,
-                record,
-                windows,
-                split,
-                keep=folder / FOLDER,
-                also=beside,
-                most=MOST_SCORED,
-                progress=progress,
+                kind, record, windows, split, keep=folder / FOLDER, also=beside, most=MOST_SCORED
             )
         except UserError as error:
             raise_system_error(error)
@@ -335,7 +323,6 @@ def fit_baseline(
     *,
     open_windows: OpenWindows,
     also: Sequence[Path] = (),
-    progress: Progress | None = None,
 ) -> tuple[TaskScores, pl.DataFrame] | str:
     """One baseline on the data of a fine-tuned run: its scores and a frame as
     `predictions.parquet`, or why there are none.
@@ -346,9 +333,7 @@ def fit_baseline(
     windows = open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    predictions = predict_baseline(
-        kind, record, windows, scores.split, keep=keep, also=also, progress=progress
-    )
+    predictions = predict_baseline(kind, record, windows, scores.split, keep=keep, also=also)
     if isinstance(predictions, str):
         return predictions
     test, names = windows[scores.split], windows.class_names

@@ -20,7 +20,6 @@ from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import baselines
 from bitimely_core.records import has_result, read_result_table
 from bitimely_core.schemas.scores import Scores, TaskScores
-from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -136,11 +135,7 @@ def score_pooled(
 
 
 def fit_pooled_baseline(
-    kind: str,
-    run: ScoredRun,
-    keep: Path,
-    open_windows: OpenWindows,
-    progress: Progress | None = None,
+    kind: str, run: ScoredRun, keep: Path, open_windows: OpenWindows
 ) -> FittedBaseline | str:
     """The scores and predictions of a baseline on each fold of a run as one, scored like the run.
 
@@ -157,7 +152,6 @@ def fit_pooled_baseline(
             keep,
             open_windows=open_windows,
             also=[fold.folder / baselines.FOLDER],
-            progress=progress,
         )
         if isinstance(baseline, str):
             return baseline

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from bitimely_core.methods.contract import FittedMethod, MethodRows
-from bitimely_core.types import Batch, Progress, Record
+from bitimely_core.progress import report_progress
+from bitimely_core.types import Batch, Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,6 @@ class PredictionSettings(TypedDict, total=False):
 
     batch_size: int | None
     device: str
-    progress: Progress | None
 
 
 class Computation(NamedTuple):
@@ -38,7 +38,6 @@ class Computation(NamedTuple):
 
     batch_size: int | None = None
     device: str = "auto"
-    progress: Progress | None = None
 
 
 def map_batches(
@@ -50,7 +49,6 @@ def map_batches(
     batch_size: int | None = None,
     device: str = "auto",
     rows: np.ndarray | None = None,
-    progress: Progress | None = None,
 ) -> list[np.ndarray]:
     """`call` of each batch of the windows (of `rows`, positions in the full index) on the device,
     without gradients; `model` is moved there first. `action` names it on the screen.
@@ -74,10 +72,9 @@ def map_batches(
             part = every[step * size : (step + 1) * size]
             batch = data.collate(windows, np.pad(part, (0, size - len(part)), mode="edge"))
             out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(part)])
-            if progress is not None:
-                progress(
-                    action if rows is not None else f"{action} {windows.name}", step + 1, steps
-                )
+            report_progress(
+                action if rows is not None else f"{action} {windows.name}", step + 1, steps
+            )
     return out
 
 

@@ -45,11 +45,12 @@ from bitimely_core.page import (
     Trace,
     TracePlot,
 )
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
-from bitimely_core.types import Batch, Progress
+from bitimely_core.types import Batch
 
 Array = npt.NDArray[np.float64]
 Limits = tuple[float, float]  # of a region of interest: seconds, of event data events
@@ -74,7 +75,6 @@ def attention(
     bootstrap: int = 1000,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Attention maps of the last layers in held-out sequences, and the share of attention on
     shapelets, beside random weights.
@@ -95,7 +95,7 @@ def attention(
     limits = _check_limits(runs, start, stop)
     sample, notice = None, ""
     if limits is None and windows:
-        sample, notice = _find_sample(runs, windows, shapelets, lengths, bootstrap, seed, progress)
+        sample, notice = _find_sample(runs, windows, shapelets, lengths, bootstrap, seed)
     sequence_maps: list[SequenceAttention] = []
     on_shapelets: dict[str, ShapeletAttention] = {}
     splits = []
@@ -109,10 +109,8 @@ def attention(
                 randomise_model(run.model(), seed + k, device)
                 for k in range(1, regions.RANDOM_MODELS)
             ]
-            on_shapelets[run.name] = _measure_on_shapelets(
-                run, [trained, random, *others], sample, progress
-            )
-        sequence_maps += _compute_sequences(run, trained, random, drawn, progress)
+            on_shapelets[run.name] = _measure_on_shapelets(run, [trained, random, *others], sample)
+        sequence_maps += _compute_sequences(run, trained, random, drawn)
     page = start_page("Attention of " + " and ".join(run.name for run in runs), runs, splits, seed)
     count = max(maps.number for maps in sequence_maps) + 1
     origin = f"{count} of the {', '.join(sorted(set(splits)))} split"
@@ -150,13 +148,7 @@ def _check_limits(runs: list[Run], start: float | None, stop: float | None) -> L
 
 
 def _find_sample(
-    runs: list[Run],
-    count: int,
-    folder: str,
-    lengths: str,
-    bootstrap: int,
-    seed: int,
-    progress: Progress | None,
+    runs: list[Run], count: int, folder: str, lengths: str, bootstrap: int, seed: int
 ) -> tuple[regions.ShapeletSample | None, str]:
     """Windows with shapelets, else a notice why there are none. Raises UserError as
     `regions.draw_sample`, where a folder of shapelets was asked for.
@@ -168,7 +160,7 @@ def _find_sample(
             raise usage_error(
                 "the runs do not all read the same windows of signals", field="--shapelets"
             )
-        return regions.draw_sample(windows, folder, lengths, count, bootstrap, seed, progress), ""
+        return regions.draw_sample(windows, folder, lengths, count, bootstrap, seed), ""
     except UserError as error:
         if folder:
             raise
@@ -202,11 +194,7 @@ def _draw_sequences(
 
 
 def _compute_sequences(
-    run: Run,
-    trained: nn.Module,
-    random: nn.Module,
-    drawn: DrawnSequences,
-    progress: Progress | None,
+    run: Run, trained: nn.Module, random: nn.Module, drawn: DrawnSequences
 ) -> list[SequenceAttention]:
     """The maps of a run on drawn sequences, with those of random weights."""
     sequences = []
@@ -214,8 +202,7 @@ def _compute_sequences(
         layers, control = compute_mixings(trained, batch), compute_mixings(random, batch)
         row, limits = int(drawn.rows[k]), drawn.limits[k]
         sequences.append(SequenceAttention(run, k, row, layers, control, batch, limits))
-        if progress is not None:
-            progress(f"attention {run.name}", k + 1, len(drawn.rows))
+        report_progress(f"attention {run.name}", k + 1, len(drawn.rows))
     return sequences
 
 
@@ -232,7 +219,7 @@ class ShapeletAttention(NamedTuple):
 
 
 def _measure_on_shapelets(
-    run: Run, models: list[nn.Module], sample: regions.ShapeletSample, progress: Progress | None
+    run: Run, models: list[nn.Module], sample: regions.ShapeletSample
 ) -> ShapeletAttention:
     """The share of attention on the shapelets of the sample, over all heads and head by head.
     `models`: the trained one, then those with random weights.
@@ -244,8 +231,7 @@ def _measure_on_shapelets(
             shares = compute_last_shares(model, batch)
             spread = [regions.spread_over_samples(share, length, config) for share in shares]
             by_window.append(np.stack(spread))
-        if progress is not None:
-            progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
+        report_progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
     trained, *controls = (np.stack(by_window, 1) for by_window in maps)  # [1 + H, S, T]
     measures = [
         sample.compare(head, [control[h] for control in controls]) for h, head in enumerate(trained)

@@ -34,9 +34,10 @@ from bitimely_core.models.factory import complete_config
 from bitimely_core.models.tokenizers import FIRST, samples_per_token
 from bitimely_core.ops.retention import retention
 from bitimely_core.page import Line, LinePlot, Page, PageBuilder
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
-from bitimely_core.types import Batch, Progress
+from bitimely_core.types import Batch
 
 Call = Callable[[], Any]
 
@@ -276,7 +277,6 @@ def complexity(
     rounds: int = 5,
     slowest: float = 4.0,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Page:
     """Measured CPU seconds and bytes of a forward and backward pass against the number of tokens,
     with fitted log-log slopes.
@@ -298,12 +298,8 @@ def complexity(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        calls, excluded = _make_calls(config, numbers, slowest, seed, progress)
-        seconds = time_calls(
-            calls,
-            rounds,
-            report=None if progress is None else lambda r: progress("rounds", r, rounds),
-        )
+        calls, excluded = _make_calls(config, numbers, slowest, seed)
+        seconds = time_calls(calls, rounds, report=lambda r: report_progress("rounds", r, rounds))
         memory = {key: peak_bytes(call) for key, call in calls.items()}
     finally:
         torch.set_num_threads(threads)
@@ -358,11 +354,7 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
 
 
 def _make_calls(
-    config: ModelConfig,
-    lengths: Sequence[int],
-    slowest: float,
-    seed: int,
-    progress: Progress | None,
+    config: ModelConfig, lengths: Sequence[int], slowest: float, seed: int
 ) -> tuple[dict[tuple[str, int], Call], list[str]]:
     """The calls that are fast enough, warmed up, and a notice of each candidate that is not."""
     calls: dict[tuple[str, int], Call] = {}
@@ -379,8 +371,7 @@ def _make_calls(
                 too_slow[candidate] = n
             else:
                 calls[candidate, n] = call
-        if progress is not None:
-            progress("warm-up", k + 1, len(lengths))
+        report_progress("warm-up", k + 1, len(lengths))
     return calls, [
         f"{candidate} from {n:,} tokens on: one call took more than {slowest:g} s (--slowest)."
         for candidate, n in too_slow.items()

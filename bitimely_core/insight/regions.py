@@ -36,7 +36,7 @@ from bitimely_core.page import BarPlot, MetricLike, PageBuilder
 from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
-from bitimely_core.types import Batch, Progress
+from bitimely_core.types import Batch
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -91,7 +91,7 @@ TESTS = {  # of a finding -> what explains the map where it fails
 
 
 def load_shapelets(
-    windows: Windows, folder: str, lengths: str, seed: int, progress: Progress | None
+    windows: Windows, folder: str, lengths: str, seed: int
 ) -> tuple[list[Shapelet], Ints, float | None]:
     """The shapelets, the rows that they were mined from, and the p of the best one.
 
@@ -106,7 +106,7 @@ def load_shapelets(
         windows, "Give --data a view with classes, or --shapelets a report of analyze shapelets"
     )
     options = MiningOptions(parse_seconds(lengths), permutations=99, seed=seed)
-    mined = mine_shapelets(windows, options, progress)
+    mined = mine_shapelets(windows, options)
     return mined.shapelets, mined.drawn.rows, mined.shapelets[0].p
 
 
@@ -246,18 +246,12 @@ class ShapeletSample(NamedTuple):
 
 
 def draw_sample(
-    windows: Windows,
-    folder: str,
-    lengths: str,
-    count: int,
-    bootstrap: int,
-    seed: int,
-    progress: Progress | None,
+    windows: Windows, folder: str, lengths: str, count: int, bootstrap: int, seed: int
 ) -> ShapeletSample:
     """Up to `count` held-out windows with shapelets. Raises UserError as `load_shapelets` and
     `find_shapelet_windows`.
     """
-    shapelets, mined, p = load_shapelets(windows, folder, lengths, seed, progress)
+    shapelets, mined, p = load_shapelets(windows, folder, lengths, seed)
     chosen = find_shapelet_windows(windows, shapelets, count, seed, mined)
     batch = data.collate(windows, chosen.rows)
     channels = [windows.channel_names.index(shapelets[k].channel) for k in chosen.which]

@@ -42,11 +42,11 @@ from bitimely_core.page import (
     Trace,
     TracePlot,
 )
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 from bitimely_core.train.devices import select_device
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -89,7 +89,6 @@ def saliency(
     bootstrap: int = 1000,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Saliency inside shapelets against outside, run by run on the same held-out windows of
     signals, with three controls.
@@ -103,12 +102,12 @@ def saliency(
     --shapelets (exit 2).
     """
     windows = _common_windows(runs, layer)
-    sample = regions.draw_sample(windows, shapelets, lengths, sequences, bootstrap, seed, progress)
+    sample = regions.draw_sample(windows, shapelets, lengths, sequences, bootstrap, seed)
     chosen = sample.windows
     example = SaliencyExample(windows, sample, int(np.argmin(chosen.distance)))
     measured: dict[str, RunSaliency] = {}
     for run in runs:
-        maps = _compute_all(run, chosen, example.case, masks, seed, device, progress)
+        maps = _compute_all(run, chosen, example.case, masks, seed, device)
         measured[run.name] = _measure_run(run.model().config, maps, sample, layer)
     size = sample.average(sample.magnitudes)
     title = "Saliency of " + " and ".join(measured)
@@ -162,13 +161,7 @@ def _common_windows(runs: list[Run], layer: int) -> Windows:
 
 
 def _compute_all(
-    run: Run,
-    chosen: regions.ShapeletWindows,
-    case: int,
-    masks: int,
-    seed: int,
-    device_name: str,
-    progress: Progress | None,
+    run: Run, chosen: regions.ShapeletWindows, case: int, masks: int, seed: int, device_name: str
 ) -> list[SaliencyMaps]:
     """Saliency of the trained run and of its random initialisations, the second and further ones on
     a part of the windows.
@@ -185,8 +178,7 @@ def _compute_all(
             module.to(device)
 
         def report(done: int, label: str = f"saliency {run.name}{name}") -> None:
-            if progress is not None:
-                progress(label, done, count)
+            report_progress(label, done, count)
 
         is_full = len(maps) < 2
         positions = every if is_full else every[:: -(-count // CONTROL_WINDOWS)]

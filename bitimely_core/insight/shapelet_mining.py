@@ -30,8 +30,8 @@ from torch import Tensor
 
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate.verdicts import count_units
+from bitimely_core.progress import report_progress
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -211,13 +211,7 @@ def p_value(observed: float, null: Array) -> float:
 
 
 def null_maxima(
-    d: Tensor,
-    labels: Ints,
-    subjects: npt.NDArray[Any],
-    score: str,
-    permutations: int,
-    seed: int,
-    progress: Progress | None = None,
+    d: Tensor, labels: Ints, subjects: npt.NDArray[Any], score: str, permutations: int, seed: int
 ) -> Array:
     """The best score of all candidates, distances [C, n], under permuted labels, [R]: corrects p
     for the selection.
@@ -227,8 +221,8 @@ def null_maxima(
     for r in range(permutations):
         scores = SCORES[score](d, torch.from_numpy(permute_labels(labels, subjects, rng)))
         maxima[r] = float(scores.nan_to_num(0.0).max())
-        if progress is not None and (r + 1) % 20 == 0:
-            progress("permutations", r + 1, permutations)
+        if (r + 1) % 20 == 0:
+            report_progress("permutations", r + 1, permutations)
     return maxima
 
 
@@ -383,9 +377,7 @@ class MiningOptions:
     seed: int = 0
 
 
-def mine_shapelets(
-    windows: Windows, options: MiningOptions, progress: Progress | None = None
-) -> MinedShapelets:
+def mine_shapelets(windows: Windows, options: MiningOptions) -> MinedShapelets:
     """The best shapelets of the training split of labelled windows.
 
     Raises UserError: no classes, no length that fits, an unknown channel or score (exit 2);
@@ -412,9 +404,9 @@ def mine_shapelets(
             f"every segment of {windows.name} is flat",
             "expected a signal with variance",
         )
-    d = _distances_to_all(train.values, candidates, options.normalised, progress)
+    d = _distances_to_all(train.values, candidates, options.normalised)
     null = null_maxima(
-        d, train.labels, train.subjects, options.score, options.permutations, options.seed, progress
+        d, train.labels, train.subjects, options.score, options.permutations, options.seed
     )
     shapelets = _select_best(windows, train, candidates, d, null, options)
     excluded = [s for s in lengths if round(s * windows.rate) not in fitting]
@@ -548,9 +540,7 @@ def _draw_candidates(
     return np.concatenate(candidates)
 
 
-def _distances_to_all(
-    values: Tensor, candidates: Ints, normalised: bool, progress: Progress | None = None
-) -> Tensor:
+def _distances_to_all(values: Tensor, candidates: Ints, normalised: bool) -> Tensor:
     """Distances [C, n] of segments of the windows to all of them, each on its own channel."""
     distances = torch.empty(len(candidates), len(values), dtype=torch.float64)
     groups = np.unique(candidates[:, 1:3], axis=0).tolist()
@@ -561,8 +551,8 @@ def _distances_to_all(
             series = values[i : i + 1, :, v]
             d, _ = compute_distances(series, segments, normalised=normalised, placed=False)
             distances[rows, i] = d[:, 0].double()
-            if progress is not None and (i + 1) % 10 == 0:
-                progress("distances", k * len(values) + i + 1, len(groups) * len(values))
+            if (i + 1) % 10 == 0:
+                report_progress("distances", k * len(values) + i + 1, len(groups) * len(values))
     return distances
 
 

@@ -47,7 +47,6 @@ from bitimely_core.records import read_result
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Progress
 
 
 def read_shapelets(path: Path | str) -> list[Shapelet]:
@@ -91,7 +90,6 @@ def shapelets(
     permutations: int = 500,
     channel: str = "",
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> Page:
     """Segments of training windows of a view with classes whose presence separates the classes,
     tested on held-out windows.
@@ -116,7 +114,7 @@ def shapelets(
         channel,
         seed,
     )
-    mined = mine_shapelets(windows, options, progress)
+    mined = mine_shapelets(windows, options)
     held_out = _score_held_out(mined.shapelets, windows, options)
     page = PageBuilder(f"Shapelets of {windows.name}")
     page.notice(*windows.notices, *mined.notices)

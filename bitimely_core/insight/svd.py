@@ -33,10 +33,10 @@ from bitimely_core.insight.attention_maps import (
     split_batch,
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
+from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.tokens.drawing import draw_held_out
-from bitimely_core.types import Progress
 
 Array = npt.NDArray[np.float64]
 SpectraByLayer = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
@@ -263,12 +263,7 @@ class RunSpectra(NamedTuple):
 
 
 def collect_spectra(
-    run: Run,
-    sequences: int,
-    seed: int,
-    row_norm: str,
-    progress: Progress | None,
-    device: str = "cpu",
+    run: Run, sequences: int, seed: int, row_norm: str, device: str = "cpu"
 ) -> RunSpectra:
     """The spectra of every layer of a run with its controls."""
     rows, split = draw_held_out(run.windows(), sequences, seed)
@@ -289,8 +284,7 @@ def collect_spectra(
             if i > 0:
                 _add_pair(matrices, "", layers[i - 1], layers[i])
                 _add_pair(matrices, "_random", control[i - 1], control[i])
-        if progress is not None:
-            progress(f"svd {run.name}", k + 1, len(batches))
+        report_progress(f"svd {run.name}", k + 1, len(batches))
     gammas = [list(mixing.gammas) for mixing in layers]
     directions = [mixing.direction for mixing in layers]
     return RunSpectra(spectra, split, len(batches), tokens, layers[0].key_width, gammas, directions)
@@ -334,7 +328,6 @@ def svd(
     row_norm: str = "none",
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
 ) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random
     weights and the composition of a pair.
@@ -348,9 +341,7 @@ def svd(
     windows.
     """
     check_choice("row normalisation", row_norm, ROW_NORMS)
-    spectra = {
-        run.name: collect_spectra(run, sequences, seed, row_norm, progress, device) for run in runs
-    }
+    spectra = {run.name: collect_spectra(run, sequences, seed, row_norm, device) for run in runs}
     title = "Rank of the maps of " + " and ".join(spectra)
     page = start_page(title, runs, [part.split for part in spectra.values()], seed)
     counts = sorted({part.sequences for part in spectra.values()})

@@ -22,10 +22,11 @@ from pydantic import JsonValue
 from bitimely_core import storage
 from bitimely_core.config import ModelConfig, validate
 from bitimely_core.errors import Reason, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.progress import report_progress
 from bitimely_core.records import Part, StoredRecord, check_result, require_manifest, write_results
 from bitimely_core.registry import methods
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import NativeWindow, Progress, Record
+from bitimely_core.types import NativeWindow, Record
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]  # name -> weights of a fitted method
@@ -127,7 +128,6 @@ class MethodFit(NamedTuple):
     train: MethodRows
     validation: MethodRows
     seed: int
-    progress: Progress | None = None
 
     def map_splits(self, function: Callable[[MethodRows], Any]) -> dict[str, Any]:
         """`function` of the rows of both splits."""
@@ -139,8 +139,7 @@ class MethodFit(NamedTuple):
 
     def report(self, text: str, done: int, total: int) -> None:
         """Show the progress."""
-        if self.progress is not None:
-            self.progress(f"{text} {self.train.windows.name}", done, total)
+        report_progress(f"{text} {self.train.windows.name}", done, total)
 
 
 class MethodTask(Part):

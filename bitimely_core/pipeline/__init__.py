@@ -21,11 +21,9 @@ from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.registry import Choices
-from bitimely_core.types import Progress
 from bitimely_core.workspace import locate_new
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
-Say = Callable[[str], None]
 # that --set changes in the recipe itself
 RECIPE_SECTIONS = ("ingest", "tokenize", "build", "evaluate", "matrix")
 
@@ -77,8 +75,6 @@ def run(
     dry_run: bool = False,
     estimate: bool = False,
     on: str | None = None,
-    progress: Progress | None = None,
-    say: Say | None = None,
     watch: Watch | None = None,
     began: float | None = None,
 ) -> Choices:
@@ -106,8 +102,6 @@ def run(
         estimate: as `dry_run`, with parameters, operations, hours and disk; steps are timed.
         on: as `estimate`, with the hours of this accelerator (a key of `costs.ACCELERATORS`);
             nothing is timed.
-        progress: called with what is counted, how far, of how many.
-        say: called with one line of information.
         watch: called whenever a stage changes: states, and `seconds_left`, the estimated
             seconds to the end.
         began: seconds since the epoch, of processes that share the work; what failed since is not
@@ -141,37 +135,23 @@ def run(
         plans = _plan_recipes(recipe, pipeline, preset, workspace)
         _check_matches(only, plans.values())
         call = functools.partial(
-            run_again,
-            jobs=jobs,
-            dry_run=dry_run,
-            estimate=estimate,
-            on=on,
-            progress=progress,
-            say=say,
-            watch=watch,
+            run_again, jobs=jobs, dry_run=dry_run, estimate=estimate, on=on, watch=watch
         )
         results = {
             plan.name: call(part)
             for part, plan in plans.items()
             if not only or find_matches(plan, only)
         }
-        result = _join_recipes(recipe, home, workspace, list(plans.values()), results, progress)
+        result = _join_recipes(recipe, home, workspace, list(plans.values()), results)
         return {"format_version": 1, "pipeline": pipeline, **result}
     plan = plan_experiment(
-        recipe,
-        name,
-        workspace,
-        assignments=per_training,
-        devices=devices,
-        leak_free=leak_free,
-        progress=progress,
-        say=say,
+        recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free
     )
     _check_matches(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     head = {"format_version": 1, "pipeline": pipeline}
     if estimate or on is not None:
-        return head | costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
+        return head | costs.estimate_costs(plan, selected, workspace, on=on)
     if dry_run:
         return head | costs.list_stages(plan, selected)
     same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
@@ -223,7 +203,6 @@ def _join_recipes(
     workspace: Path,
     plans: list[ExperimentPlan],
     results: dict[str, Choices],
-    progress: Progress | None,
 ) -> Choices:
     """The results of several recipes as one, and the page of the families that are tested over
     them. `results`: name of a plan -> result of `run`.
@@ -238,7 +217,7 @@ def _join_recipes(
     reports = workspace / "reports"
 
     def call(_: graph.States) -> graph.StageResult:
-        families.write_families(recipe, home.name, plans, workspace, progress)
+        families.write_families(recipe, home.name, plans, workspace)
         return graph.StageResult()
 
     node = graph.Node(

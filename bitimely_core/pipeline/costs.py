@@ -25,9 +25,9 @@ from bitimely_core.config import (
 )
 from bitimely_core.errors import UserError, unknown_name_error
 from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingStage
+from bitimely_core.progress import report_progress
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
-from bitimely_core.types import Progress
 from bitimely_core.workflows.jobs import Flags
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
@@ -118,12 +118,7 @@ def _plan_row(label: str) -> registry.Choices:
 
 
 def estimate_costs(
-    plan: ExperimentPlan,
-    selected: set[str],
-    workspace: Path,
-    *,
-    on: str | None = None,
-    progress: Progress | None = None,
+    plan: ExperimentPlan, selected: set[str], workspace: Path, *, on: str | None = None
 ) -> dict[str, Any]:
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what
     they rest on.
@@ -133,7 +128,7 @@ def estimate_costs(
     device = _find_accelerator(on)
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
-    costs = _estimate_trainings(plan, labels, workspace, device is None, progress)
+    costs = _estimate_trainings(plan, labels, workspace, device is None)
     rows: list[dict[str, Any]] = []
     for label in labels:
         cells = costs[label].list_cells(speed, device) if label in costs else {}
@@ -165,15 +160,14 @@ def _sum_costs(rows: Sequence[registry.Choices], costs: Sequence[TrainingCost]) 
 
 
 def _estimate_trainings(
-    plan: ExperimentPlan, labels: list[str], workspace: Path, timed: bool, progress: Progress | None
+    plan: ExperimentPlan, labels: list[str], workspace: Path, timed: bool
 ) -> dict[str, TrainingCost]:
     """Label of each training among `labels` -> its cost."""
     trainings = [label for label in labels if label in plan.trainings]
     costs: dict[str, TrainingCost] = {}
     for done, label in enumerate(trainings, 1):
         costs[label] = estimate_training(plan, label, workspace, timed=timed)
-        if progress is not None:
-            progress("estimates", done, len(trainings))
+        report_progress("estimates", done, len(trainings))
     return costs
 
 

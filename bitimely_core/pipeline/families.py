@@ -30,7 +30,6 @@ from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report.families_page import make_families_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, RegisteredResult
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
 
 SIGNAL = "signal"  # rival: the first baseline that the data set registers
@@ -70,9 +69,7 @@ class ColumnRuns(NamedTuple):
     keep: Path
     open_windows: OpenWindows
 
-    def compare(
-        self, family: RegisteredFamily, rival: str, progress: Progress | None
-    ) -> RegisteredTest:
+    def compare(self, family: RegisteredFamily, rival: str) -> RegisteredTest:
         """The difference of the family's row to one rival where every seed of both is there."""
         row, other = self.rows.get(family.row, {}), self.rows.get(rival, {})
         cells = [*row.values(), *other.values()]
@@ -86,7 +83,7 @@ class ColumnRuns(NamedTuple):
         if rival in self.rows:
             predictions |= {f"b{k}": _read_predictions(run) for k, run in enumerate(rivals)}
         else:
-            predictions |= {f"b{k}": self._fit(rival, run, progress) for k, run in enumerate(runs)}
+            predictions |= {f"b{k}": self._fit(rival, run) for k, run in enumerate(runs)}
         return self._measure(test, runs[0], predictions)
 
     def _refuse_withheld(
@@ -130,13 +127,13 @@ class ColumnRuns(NamedTuple):
             medians=_median(measured, row) - _median(measured, rival),
         )
 
-    def _fit(self, rival: str, run: ScoredRun, progress: Progress | None) -> Predictions:
+    def _fit(self, rival: str, run: ScoredRun) -> Predictions:
         """A baseline with the labels of one seed, all folds together."""
         kind = rival
         if rival == SIGNAL:
             windows = self.open_windows(run.runs[0].record.data[0].name)
             kind = next(iter(list_measures(windows)), rival)
-        baseline = folds.fit_pooled_baseline(kind, run, self.keep, self.open_windows, progress)
+        baseline = folds.fit_pooled_baseline(kind, run, self.keep, self.open_windows)
         if isinstance(baseline, str):
             raise usage_error(
                 f"no baseline {kind}: {baseline}", "expected one of every fold", field=self.column
@@ -289,11 +286,7 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
 
 
 def write_families(
-    recipe: Recipe,
-    name: str,
-    plans: Sequence[ExperimentPlan],
-    workspace: Path,
-    progress: Progress | None,
+    recipe: Recipe, name: str, plans: Sequence[ExperimentPlan], workspace: Path
 ) -> Path:
     """The page of all registered tests; the path of `report.html`, beside which `summary.json` has
     a `RegisteredResult` for each test.
@@ -305,7 +298,7 @@ def write_families(
             for rival in family.rivals:
                 runs = columns.get(column)
                 empty = RegisteredTest(family, column, rival, 0, 0)
-                tests.append(runs.compare(family, rival, progress) if runs else empty)
+                tests.append(runs.compare(family, rival) if runs else empty)
     corrected = correct_families(tests)
     results = [judge_test(test, corrected.get(k)) for k, test in enumerate(tests)]
     questions = {family.name: family.question for family in recipe.family}

@@ -21,8 +21,7 @@ from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage,
 from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_results
 from bitimely_core.report.recipe_tables import PlannedCell
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.types import Progress
-from bitimely_core.workflows.jobs import Flags, Say, TrainingResult
+from bitimely_core.workflows.jobs import Flags, TrainingResult
 from bitimely_core.workflows.prepare import make_windows_opener
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
@@ -216,13 +215,11 @@ def plan_experiment(
     assignments: list[str],
     devices: int = 1,
     leak_free: bool = False,
-    progress: Progress | None = None,
-    say: Say | None = None,
 ) -> ExperimentPlan:
     """All stages of `recipe` under `name`, in an order in which they can be run."""
     _check_presets(recipe)
     plan = ExperimentPlan(name=name, recipe=recipe)
-    builder = PlanBuilder(plan, recipe, workspace, assignments, devices, progress, say)
+    builder = PlanBuilder(plan, recipe, workspace, assignments, devices)
     for dataset in recipe.ingest.datasets:
         builder.add_ingest(dataset)
     for view in recipe.statistics:
@@ -304,8 +301,6 @@ class PlanBuilder:
     workspace: Path
     assignments: list[str]
     devices: int
-    progress: Progress | None
-    say: Say | None
 
     def add(self, node: Node, owner: StageOwner | None = None) -> str:
         """Add a stage once, however many cells need it. Raises UserError (config, exit 2) where two
@@ -349,13 +344,7 @@ class PlanBuilder:
                     file=str(out),
                 )
             report = workflows.ingest(
-                dataset,
-                source,
-                out,
-                options=options,
-                encoding=encoding,
-                jobs=recipe.jobs,
-                progress=self.progress,
+                dataset, source, out, options=options, encoding=encoding, jobs=recipe.jobs
             )
             return StageResult(exit_code=int(report["exit_code"]))
 
@@ -393,9 +382,7 @@ class PlanBuilder:
             self.add_ingest(dataset)
 
         def call(_: States) -> StageResult:
-            result = workflows.tokenize(
-                view, workspace=self.workspace, name=name, options=chosen, progress=self.progress
-            )
+            result = workflows.tokenize(view, workspace=self.workspace, name=name, options=chosen)
             return StageResult(f"{format_count(result['windows'])} windows")
 
         node = Node(
@@ -610,7 +597,7 @@ class PlanBuilder:
             settings["rate_from"] = training.rate_from
             needs = (*needs, f"{training.verb} {training.rate_from}")
         self.plan.trainings.setdefault(label, training)
-        call = partial(_train, training, self.workspace, self.devices, self.progress, self.say)
+        call = partial(_train, training, self.workspace, self.devices)
         output = locate_new(self.workspace, "runs", training.run) / "run.json"
         return self.add(
             Node(label=label, settings=settings, call=call, output=output, needs=needs), owner
@@ -624,7 +611,7 @@ class PlanBuilder:
         needs = (trained, *([f"evaluate {second}"] if second else []))
 
         def call(_: States) -> StageResult:
-            workflows.evaluate(run, **chosen, workspace=self.workspace, progress=self.progress)
+            workflows.evaluate(run, **chosen, workspace=self.workspace)
             return StageResult()
 
         output = locate_new(self.workspace, "runs", run) / "scores.json"
@@ -667,7 +654,6 @@ class PlanBuilder:
                 options=options,
                 name=report,
                 workspace=self.workspace,
-                progress=self.progress,
                 **model,
             )
             return StageResult(exit_code=int(result["exit_code"]))
@@ -724,7 +710,7 @@ class PlanBuilder:
         """The page of results, after all evaluations."""
         table, evaluate = self.plan.table, self.recipe.evaluate
         stages = tuple(entry.stage for entry in table if entry.stage)
-        call = partial(_write_results, self.plan, self.workspace, leak_free, self.progress)
+        call = partial(_write_results, self.plan, self.workspace, leak_free)
         settings: Flags = {
             "table": [[entry.row, entry.column, entry.seed, entry.run] for entry in table],
             "paper": self.recipe.paper,
@@ -781,14 +767,7 @@ def _set_fields(section: Section) -> Flags:
     return section.model_dump(exclude_unset=True, exclude_none=True)
 
 
-def _train(
-    training: TrainingStage,
-    workspace: Path,
-    devices: int,
-    progress: Progress | None,
-    say: Say | None,
-    _: States,
-) -> StageResult:
+def _train(training: TrainingStage, workspace: Path, devices: int, _: States) -> StageResult:
     if training.rate_from is not None:
         search = RunRecord.load(locate(workspace, "runs", training.rate_from) / "run.json")
         rate = search.tuning.lr if search.tuning else search.settings.train.lr
@@ -811,31 +790,18 @@ def _train(
             )
         if code is not None:  # None: a launcher has started this process as one of several
             return StageResult()
-    result = run_training(
-        training.verb, training.arguments(), workspace=workspace, progress=progress, say=say
-    )
+    result = run_training(training.verb, training.arguments(), workspace=workspace)
     return StageResult(is_new=result.get("trained") is not False)
 
 
-def run_training(
-    verb: str,
-    arguments: Flags,
-    *,
-    workspace: Path,
-    progress: Progress | None = None,
-    say: Say | None = None,
-) -> TrainingResult:
+def run_training(verb: str, arguments: Flags, *, workspace: Path) -> TrainingResult:
     """`workflows.pretrain` or `workflows.finetune` with the arguments of a stage."""
     run = workflows.finetune if verb == "finetune" else workflows.pretrain
-    return run(**arguments, workspace=workspace, progress=progress, say=say)
+    return run(**arguments, workspace=workspace)
 
 
 def _write_results(
-    plan: ExperimentPlan,
-    workspace: Path,
-    leak_free: bool,
-    progress: Progress | None,
-    states: States,
+    plan: ExperimentPlan, workspace: Path, leak_free: bool, states: States
 ) -> StageResult:
     """The page of results: every cell of the table, with its state."""
     recipe, margin = plan.recipe, plan.recipe.evaluate.margin
@@ -857,7 +823,6 @@ def _write_results(
         workspace=workspace,
         out=workspace / "reports" / plan.name,
         open_windows=make_windows_opener(workspace),
-        progress=progress,
     )
     return StageResult()
 

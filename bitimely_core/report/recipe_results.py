@@ -57,7 +57,6 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import is_number, scale_number
 from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder
 
 RESERVED = ("names", "source", "notes")
@@ -99,16 +98,10 @@ class ResultSource:
     workspace: Path
     keep: Path  # folder of stored scores and comparisons
     open_windows: OpenWindows
-    progress: Progress | None
 
 
 def write_results(
-    plan: ResultPlan,
-    *,
-    workspace: Path,
-    out: Path,
-    open_windows: OpenWindows,
-    progress: Progress | None = None,
+    plan: ResultPlan, *, workspace: Path, out: Path, open_windows: OpenWindows
 ) -> dict[str, Any]:
     """Write the page of a recipe's results into `out`: report.html, summary.json, results.csv,
     results.md, results.tex and the data of every figure.
@@ -118,7 +111,7 @@ def write_results(
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError:
     config (exit 2) for a `[paper]` that cannot be read; those of writing.
     """
-    source = ResultSource(workspace, out / "kept", open_windows, progress)
+    source = ResultSource(workspace, out / "kept", open_windows)
     results, remarks = _gather_results(plan, source)
     table, cells, missing = results.table, plan.cells, results.missing
     total = len(cells) - sum(cell.state == "left out" for cell in missing)
@@ -286,9 +279,7 @@ def _fit_baselines(
 def _fit_baseline(kind: str, run: ScoredRun, source: ResultSource) -> FittedBaseline | str:
     """A baseline on the data of a run, its folds pooled; a text says why there is none."""
     try:
-        return folds.fit_pooled_baseline(
-            kind, run, source.keep, source.open_windows, source.progress
-        )
+        return folds.fit_pooled_baseline(kind, run, source.keep, source.open_windows)
     except UserError as error:
         raise_system_error(error)
         return clean(error.finding.line(), 300)

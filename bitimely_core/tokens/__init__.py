@@ -19,7 +19,6 @@ from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet, find_token_kind
 from bitimely_core.tokens.splits import assign_splits
 from bitimely_core.tokens.windows import Windows
-from bitimely_core.types import Progress
 
 
 def build(
@@ -28,7 +27,6 @@ def build(
     out: str | Path,
     verify: bool = True,
     force_new: bool = False,
-    progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
     """Windows or sequences from a cache.
@@ -37,9 +35,7 @@ def build(
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     kind = registry.data_kinds[opened.manifest.kind]
-    kind.write_tokens(
-        cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices
-    )
+    kind.write_tokens(cache, out=Path(out), verify=verify, force_new=force_new, **choices)
     return open_tokens(out, verify=False)  # every file was compared when it was written or found
 
 

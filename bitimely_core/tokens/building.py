@@ -48,7 +48,6 @@ from bitimely_core.tokens.survey import (
     summarize_use,
     survey_cache,
 )
-from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,7 +63,6 @@ def build_windows(
     out: str | Path,
     verify: bool = True,
     force_new: bool = False,
-    progress: Progress | None = None,
     **choices: Any,
 ) -> None:
     """Cut the cached recordings of `cache` into windows and write them to the folder `out`.
@@ -77,7 +75,6 @@ def build_windows(
         out: folder of the token set.
         verify: compare the cache with its checksums first.
         force_new: replace windows that were made with other choices.
-        progress: called after every recording.
         choices: fields of `WindowChoices`.
 
     Raises:
@@ -100,7 +97,7 @@ def build_windows(
             open_manifest(out, WindowManifest, verify)
             return
         storage.remove_temporary_files(out)
-        write_windows(opened, options, out, progress)
+        write_windows(opened, options, out)
 
 
 def plan(cache: str | Path | Cache, **choices: Any) -> Choices:
@@ -178,9 +175,7 @@ def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
     return manifest.cache == fingerprint
 
 
-def write_windows(
-    cache: Cache, options: WindowOptions, out: Path, progress: Progress | None
-) -> None:
+def write_windows(cache: Cache, options: WindowOptions, out: Path) -> None:
     """All files of the token set, the manifest last.
 
     A failure removes the new files; the previous set stays complete until the end.
@@ -190,7 +185,7 @@ def write_windows(
     files: dict[str, StoredFile] = {}
     try:
         shards = []
-        pieces = make_pieces(cache, options, survey, progress)
+        pieces = make_pieces(cache, options, survey)
         for number, block in enumerate(gather_shards(pieces)):
             shard, files[shard.name] = _write_shard(out, number, block, options)
             shards.append(shard)
@@ -242,14 +237,12 @@ def _list_previous(out: Path) -> set[str]:
         return set()
 
 
-def make_pieces(
-    cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None
-) -> Iterator[np.ndarray]:
+def make_pieces(cache: Cache, options: WindowOptions, survey: CacheSurvey) -> Iterator[np.ndarray]:
     """The windows of all recordings in pieces [n, T, V], with what `survey` counts of their values.
 
     The moments are those of the training split.
     """
-    for cut, names in survey_cache(cache, options, survey, progress):
+    for cut, names in survey_cache(cache, options, survey):
         is_training = np.array([name == "train" for name in names], dtype=bool)
         digest = hashlib.blake2b(cut.scale.tobytes() + cut.offset.tobytes(), digest_size=16)
         done = 0

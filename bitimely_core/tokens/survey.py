@@ -21,6 +21,7 @@ from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import find_unit_factor
+from bitimely_core.progress import report_progress
 from bitimely_core.schemas.tokens import SplitCounts, WindowOptions, WindowUse
 from bitimely_core.tokens import filters, splits
 from bitimely_core.tokens.cutting import (
@@ -32,7 +33,7 @@ from bitimely_core.tokens.cutting import (
 )
 from bitimely_core.tokens.epochs import choose_scored, count_durations, find_class, is_shorter
 from bitimely_core.tokens.moments import Moments
-from bitimely_core.types import SPLITS, Progress, Record
+from bitimely_core.types import SPLITS, Record
 
 if TYPE_CHECKING:
     import polars as pl
@@ -77,7 +78,7 @@ class CacheSurvey:
 
 
 def survey_cache(
-    cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
+    cache: Cache, options: WindowOptions, survey: CacheSurvey
 ) -> Iterator[tuple[RecordCut, list[str]]]:
     """The windows of each recording and the split of each window; counted in `survey`."""
     assign_splits = splits.make_scheme(options, cache.subjects())
@@ -87,8 +88,7 @@ def survey_cache(
     total = len(cache.recording_ids())
     channels = [*options.channels, *filter(None, (options.target, options.clock))]
     for done, record in enumerate(cache.records(channels)):
-        if progress is not None:
-            progress("windows", done, total)
+        report_progress("windows", done, total)
         fastest = max((signal.rate for signal in record.signals), default=0.0)
         if refuses_faster and fastest > options.rate * (1 + 1e-9):
             survey.left_out["faster"] += 1
@@ -102,8 +102,7 @@ def survey_cache(
         cut, names = _select_windows(cut, assigned, options, survey)
         _add_recording(survey, record, cut, names, options)
         yield cut, names
-    if progress is not None:
-        progress("windows", total, total)
+    report_progress("windows", total, total)
 
 
 def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...]:

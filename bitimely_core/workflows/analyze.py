@@ -18,7 +18,6 @@ from bitimely_core.privacy import NOTICE, has_small_count, is_small, round_messa
 from bitimely_core.records import describe_changes
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
@@ -85,7 +84,6 @@ def analyze(
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> AnalysisResult:
     """Run the analysis `kind` on runs, on data or on a model by name, and write its report.
 
@@ -112,7 +110,6 @@ def analyze(
         }
     offered = {
         "device": device,
-        "progress": progress,
         "model": model or "bitimelygpt",
         "objective": objective,
         "preset": preset,
@@ -122,14 +119,12 @@ def analyze(
     arguments |= {key: offered[key] for key in offered.keys() & parameters.keys()}
     windows: Any = None
     if data is not None and _reads_windows(entry, names):
-        windows = prepare_windows(data, workspace, DataConfig(), verify=verify, progress=progress)
+        windows = prepare_windows(data, workspace, DataConfig(), verify=verify)
     if takes == "data":
         page = exact = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
     else:
         arguments |= {"windows": windows} if windows is not None else {}
-        runs = [
-            open_run(run, workspace, data=data, verify=verify, progress=progress) for run in names
-        ]
+        runs = [open_run(run, workspace, data=data, verify=verify) for run in names]
         exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
         page = _share_page(entry, exact, runs)
     return _write_page(kind, page, target, exact)
@@ -325,7 +320,7 @@ def _parse_value(text: str, kind: Any) -> Any:
 
 def list_analysis_options(entry: registry.Entry[Any]) -> Options:
     """Keyword arguments of an analysis that are options of its command, with their defaults."""
-    hidden = {"seed", "model", "objective", "preset", "device", "progress"}
+    hidden = {"seed", "model", "objective", "preset", "device"}
     return {
         name: parameter.default
         for name, parameter in inspect.signature(entry.function).parameters.items()

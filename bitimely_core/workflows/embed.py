@@ -14,7 +14,6 @@ from bitimely_core.errors import check_choice
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT, Run, mark_subject
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def embed(
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> EmbedResult:
     """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id,
     recording_id, start, label, split, embedding.
@@ -64,7 +62,7 @@ def embed(
     check_choice("layers", layers, ["last", "last-two"])
     check_choice("readout", readout, heads.POOLS)
     select_device(device)
-    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
+    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run)
     windows = opened.require_network().windows()
     opened.adapter_for(windows)
     rows = windows if split == "all" else windows[split]
@@ -80,9 +78,7 @@ def embed(
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     model = opened.model()
     compute = partial(heads.compute_vectors, model, readout=kind, layers=layers)
-    vectors = map_batches(
-        model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress
-    )
+    vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(
         embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1]))

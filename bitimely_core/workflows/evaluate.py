@@ -25,6 +25,7 @@ from bitimely_core.methods import hazards
 from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import EXACT, is_small
+from bitimely_core.progress import report_progress
 from bitimely_core.records import describe_changes, has_result, read_result_table
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
@@ -47,7 +48,6 @@ from bitimely_core.schemas.scores import (
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import EXTERNAL, EventSequences
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
@@ -107,7 +107,6 @@ def evaluate(
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score `run` on one split: scores.json, predictions.parquet and report.html in its folder;
     returns the scores.
@@ -136,8 +135,8 @@ def evaluate(
 
         select_device(device)
     if data is not None and not dry_run:
-        data = apply_vocabulary(run, data, workspace, progress=progress)
-    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
+        data = apply_vocabulary(run, data, workspace)
+    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
     storage.refuse_link(folder)
@@ -175,7 +174,7 @@ def evaluate(
     )
     head = opened.head()
     columns: Columns = {}
-    place = Computation(batch_size, device, progress)
+    place = Computation(batch_size, device)
     if head is None:
         metrics = _score_objective(opened, rows, place)
         scores = scores.model_copy(update={"metrics": metrics})
@@ -232,7 +231,7 @@ def _score_head(
         "target": rows.targets(None),
         "prediction": predict(head, rows, **place._asdict()),
     }
-    task_scores = _score_task(opened, rows, settings, columns, place.progress)
+    task_scores = _score_task(opened, rows, settings, columns)
     nights = score_endpoints(windows, rows, settings.bootstrap, **columns)
     scores = scores.model_copy(update={**dict(task_scores), **nights})
     scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
@@ -325,8 +324,8 @@ def _recalibrate(
         return {}
     from bitimely_core.workflows.calibrate import fit_recalibrations
 
-    name = apply_vocabulary(opened.folder, calibrate_on, workspace, progress=place.progress)
-    windows = prepare_windows(name, workspace, DataConfig(), progress=place.progress)
+    name = apply_vocabulary(opened.folder, calibrate_on, workspace)
+    windows = prepare_windows(name, workspace, DataConfig())
     opened.adapter_for(windows)
     others = windows["validation"] if len(windows["validation"]) else windows
     if windows.fingerprint == rows.fingerprint and set(others.rows) & set(rows.rows):
@@ -419,8 +418,7 @@ def _score_objective(opened: Run, windows: Windows, place: Computation) -> dict[
             scored += size
             for key, value in {"loss": out["loss"], "rel": out["rel"], **out["parts"]}.items():
                 sums[key] = sums.get(key, 0.0) + float(value) * size
-            if place.progress is not None:
-                place.progress(f"evaluate {windows.name}", step + 1, batches.steps)
+            report_progress(f"evaluate {windows.name}", step + 1, batches.steps)
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
@@ -461,11 +459,7 @@ def _protect_training(main: str, value: float | None, subjects: int) -> Training
 
 
 def _score_task(
-    opened: Run,
-    rows: Windows,
-    settings: EvaluationSettings,
-    columns: Columns,
-    progress: Progress | None,
+    opened: Run, rows: Windows, settings: EvaluationSettings, columns: Columns
 ) -> TaskScores:
     """Scores of a fine-tuned run beside its baselines; those on a part of the windows are compared
     with the run on that part.
@@ -479,9 +473,7 @@ def _score_task(
         predictions = predict_shortcuts(windows, rows)
         if settings.baselines == "all":
             split = str(rows.index["split"][0])
-            fitted, remarks = predict_baselines(
-                opened.record, windows, split, folder=opened.folder, progress=progress
-            )
+            fitted, remarks = predict_baselines(opened.record, windows, split, folder=opened.folder)
     drawn: Predictions = {}
     for name, (about, baseline) in fitted.items():
         part = predictions if len(baseline.rows) == total else drawn

@@ -21,11 +21,9 @@ from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.train import tuning
-from bitimely_core.types import Progress
 from bitimely_core.workflows.choice import choose_criterion, limit_choice
 from bitimely_core.workflows.jobs import (
     Flags,
-    Say,
     TrainingJob,
     TrainingResult,
     choose_numbers,
@@ -68,8 +66,6 @@ def finetune(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
-    say: Say | None = None,
 ) -> TrainingResult:
     """Fine-tune the model of run `source` with a supervised head on the labelled view `data`.
 
@@ -93,7 +89,7 @@ def finetune(
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
     )
-    windows, view = open_view(name, settings, workspace, verify, dry_run, progress)
+    windows, view = open_view(name, settings, workspace, verify, dry_run)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     carried = [] if scratch else _match_codes(parent, windows)
@@ -130,7 +126,7 @@ def finetune(
     job = make_job(record, head, windows, view, workspace)
     if not scratch and not _has_other_pseudonyms(parent, windows):
         job = replace(job, earlier_subjects=parent.train_subjects)
-    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+    return finish_job(job, dry_run=dry_run, force_new=force_new)
 
 
 def complete_settings(settings: Settings, model: Model, windows: Windows) -> Settings:
@@ -266,22 +262,11 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
 
 
 def open_view(
-    name: str,
-    settings: Settings,
-    workspace: Path,
-    verify: bool,
-    dry_run: bool,
-    progress: Progress | None,
+    name: str, settings: Settings, workspace: Path, verify: bool, dry_run: bool
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
     windows = prepare_windows(
-        name,
-        workspace,
-        settings.data,
-        verify=verify,
-        dry_run=dry_run,
-        progress=progress,
-        together=True,
+        name, workspace, settings.data, verify=verify, dry_run=dry_run, together=True
     )
     if windows.task == "none":
         raise usage_error(

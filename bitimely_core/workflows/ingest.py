@@ -16,7 +16,6 @@ from bitimely_core.privacy import EXACT
 from bitimely_core.records import write_results
 from bitimely_core.registry import Choices
 from bitimely_core.tokens.open_views import suggest_view
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
 from bitimely_core.workspace import find_data_kind
@@ -34,7 +33,6 @@ def ingest(
     build: Choices | None = None,
     name: str | None = None,
     notice: Callable[[Finding], object] | None = None,
-    progress: Progress | None = None,
     **arguments: Any,
 ) -> Choices:
     """`cache.ingest`, and `report.html` beside its report; of claims with `build` also the
@@ -50,7 +48,6 @@ def ingest(
         name: of the sequences.
         notice: called with a warning where the page could not be written, or the sequences could
             not be made, but the cache is complete.
-        progress: as of `cache.ingest`.
         **arguments: the other arguments of `cache.ingest`.
 
     Returns:
@@ -72,12 +69,7 @@ def ingest(
         reasons = report["reasons"]
         try:
             built = tokenize(
-                dataset,
-                workspace=folder.parent.parent,
-                name=name,
-                options=choices,
-                force_new=True,
-                progress=progress,
+                dataset, workspace=folder.parent.parent, name=name, options=choices, force_new=True
             )
             findings = built["findings"]
             report["tokens"] = _summarize_tokens(built, folder.parent.parent, reasons)
@@ -95,14 +87,7 @@ def ingest(
         write_results(folder, {REPORT: storage.encode_json(report) + b"\n"}, beside=True)
 
     return ingest_cache(
-        dataset,
-        source,
-        folder,
-        extend=add_tokens,
-        options=options,
-        notice=notice,
-        progress=progress,
-        **arguments,
+        dataset, source, folder, extend=add_tokens, options=options, notice=notice, **arguments
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import is_small
+from bitimely_core.progress import announce, are_lines_shown, report_progress
 from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -42,7 +43,7 @@ from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
-from bitimely_core.types import Batches, Progress
+from bitimely_core.types import Batches
 from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
 from bitimely_core.workflows.prepare import hides_counts
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from bitimely_core.train.metrics_log import LogLine
     from bitimely_core.train.state import Objective
 
-Say = Callable[[str], None]
 # nested settings by section, as a preset, a recipe or the command line gives them
 Flags = dict[str, Any]
 
@@ -105,8 +105,6 @@ class Execution(NamedTuple):
     force_new: bool = False
     verify: bool = True
     dry_run: bool = False
-    progress: Progress | None = None
-    say: Say | None = None
 
 
 class TrainingResult(TypedDict, total=False):
@@ -135,9 +133,7 @@ class TrainingResult(TypedDict, total=False):
     scores: dict[str, object]  # over folds or seeds, as scores.json
 
 
-def finish_job(
-    job: TrainingJob, *, dry_run: bool, force_new: bool, progress: Progress | None, say: Say | None
-) -> TrainingResult:
+def finish_job(job: TrainingJob, *, dry_run: bool, force_new: bool) -> TrainingResult:
     """Train the job, or in a dry run say what it would take.
 
     Raises UserError (config, exit 2) as `refuse_slow_compile`.
@@ -147,12 +143,10 @@ def finish_job(
     refuse_slow_compile(job.settings.train, job.settings.model)
     if dry_run:
         return summarize_job(job)
-    return run_job(job, force_new=force_new, progress=progress, say=say)
+    return run_job(job, force_new=force_new)
 
 
-def run_job(
-    job: TrainingJob, *, force_new: bool, progress: Progress | None, say: Say | None
-) -> TrainingResult:
+def run_job(job: TrainingJob, *, force_new: bool) -> TrainingResult:
     """Claim the folder, select the learning rate where a search is planned, train, and write
     record, model card and page.
 
@@ -170,7 +164,7 @@ def run_job(
     environment = describe_environment(select_device(job.settings.train.device))
     record = job.record.model_copy(update={"environment": environment})
     search, path = job.search, job.folder / "run.json"
-    _announce_job(job, say)
+    _announce_job(job)
     if search and not fresh:
         record, search = _reuse_search(record, search, path)
     if writer:
@@ -184,7 +178,7 @@ def run_job(
         record = record.model_copy(update={"earlier_environments": earlier})
         if writer and earlier:
             write_results(job.folder, {path.name: record.encode()}, finished=False)
-        record, steps = _train(job, record, search, writer, progress, say)
+        record, steps = _train(job, record, search, writer)
     if writer:
         before = job.earlier_subjects
         seal_run(job.folder, record, job.windows, before, trained=not stored.finished)
@@ -223,9 +217,9 @@ def describe_plan(record: RunRecord, folder: Path, windows: Windows) -> Training
     }
 
 
-def _announce_job(job: TrainingJob, say: Say | None) -> None:
+def _announce_job(job: TrainingJob) -> None:
     """The first lines on the screen: the model, how long it trains, and caveats."""
-    if say is None:
+    if not are_lines_shown():
         return
     train, batches = job.settings.train, job.batches
     length = f"{train.epochs} epochs of {batches.steps:,} steps"
@@ -236,7 +230,7 @@ def _announce_job(job: TrainingJob, say: Say | None) -> None:
     tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
     notices = select_unseen(job.record.notices, job.folder.parent.parent)
     for line in (job.headline, tokens, f"{length} of {batches.size} windows", *notices):
-        say(line)
+        announce(line)
 
 
 def _reuse_search(
@@ -312,28 +306,21 @@ def _calibrate(folder: Path, record: RunRecord, windows: Windows) -> Calibration
 
 
 def _train(
-    job: TrainingJob,
-    record: RunRecord,
-    search: tuning.LearningRateSearch | None,
-    writer: bool,
-    progress: Progress | None,
-    say: Say | None,
+    job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool
 ) -> tuple[RunRecord, int]:
     from bitimely_core.train import loop, metrics_log
 
-    say = say if writer else None
-
     def log(line: LogLine, trial: str = "") -> None:
-        if progress is not None and line.get("split") == "train":
-            progress(
+        if line.get("split") == "train":
+            report_progress(
                 f"{record.kind} {record.run}{trial}\tloss {line['loss']:.4g}",
                 line["step"],
                 line.get("of"),
             )
 
     def notice(finding: Finding) -> None:
-        if say is not None:
-            say(finding.line())
+        if writer:
+            announce(finding.line())
 
     fit = partial(loop.fit, job.model, job.batches, job.objective, validation=job.validation)
     if search:
@@ -348,8 +335,7 @@ def _train(
         record = _apply_search(record, tuned)
         if writer:
             write_results(job.folder, {"run.json": record.encode()}, finished=False)
-        if say is not None:
-            say(f"learning rate {tuning.describe_tuning(tuned)}")
+            announce(f"learning rate {tuning.describe_tuning(tuned)}")
     fitted = fit(
         config=record.settings.train,
         criterion=job.criterion,

@@ -30,6 +30,7 @@ from bitimely_core.evaluate.result_table import (
 )
 from bitimely_core.evaluate.scores import ConstantBaseline
 from bitimely_core.page import Page
+from bitimely_core.progress import announce, show_lines
 from bitimely_core.records import has_result
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.report.renderer import write_report
@@ -129,15 +130,9 @@ def _open_windows(plan: TrainingPlan, repeats: Repeats, execution: Execution) ->
     if folds and kind.no_folds:
         hint = f"{kind.no_folds}, or average over --seeds"
         raise usage_error(f"folds of {plan.view}", "expected recordings", hint, field="--folds")
-    workspace, _, verify, dry_run, progress, _ = execution
+    workspace, _, verify, dry_run = execution
     windows = prepare_windows(
-        plan.view,
-        workspace,
-        plan.settings.data,
-        verify=verify,
-        dry_run=dry_run,
-        progress=progress,
-        together=True,
+        plan.view, workspace, plan.settings.data, verify=verify, dry_run=dry_run, together=True
     )
     subjects, least = len(set(windows.subjects())), max(3, folds or 0)
     if folds and subjects < least:
@@ -265,9 +260,9 @@ def _train_group(
     assert group.record.members is not None, "a group has members"
     by, said = group.record.members.by, set[str]()
 
-    def announce(line: str) -> None:  # each caveat for the first run alone
-        if execution.say is not None and line not in said:
-            execution.say(line)
+    def announce_once(line: str) -> None:  # each caveat for the first run alone
+        if line not in said:
+            announce(line)
         said.add(line)
 
     for number, (name, member) in enumerate(
@@ -279,7 +274,8 @@ def _train_group(
             continue
         if by == "fold":
             _write_fold(windows, number, len(group.members), execution)
-        result = train_plan(member, name, execution._replace(say=announce))
+        with show_lines(announce_once):
+            result = train_plan(member, name, execution)
         if result["writer"]:
             _score_member(Path(result["folder"]), member, execution)
         yield result
@@ -304,7 +300,6 @@ def _score_member(folder: Path, plan: TrainingPlan, execution: Execution) -> Non
             workspace=execution.workspace,
             device=plan.settings.train.device,
             verify=execution.verify,
-            progress=execution.progress,
         )
 
 
@@ -389,9 +384,7 @@ def _join_baselines(
         rows = windows["test"]
         shortcuts = predict_shortcuts(windows, rows)
         constants = {name: ConstantBaseline(*pair) for name, pair in shortcuts.items()}
-        fitted, missing = predict_baselines(
-            run.record, windows, "test", folder=run.folder, progress=execution.progress
-        )
+        fitted, missing = predict_baselines(run.record, windows, "test", folder=run.folder)
         remarks |= dict.fromkeys(missing)
         for name, (about, baseline) in fitted.items():
             if len(baseline.rows) == len(rows):

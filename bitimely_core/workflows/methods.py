@@ -14,6 +14,7 @@ from bitimely_core.methods.contract import (
     fit_method,
     resolve_config,
 )
+from bitimely_core.progress import announce
 from bitimely_core.run import claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import FinalLosses, RunRecord
 from bitimely_core.workflows.finetune import describe_fraction, open_view
@@ -86,19 +87,18 @@ def train_method(plan: TrainingPlan, run: str | None, execution: Execution) -> T
     Raises UserError: as `finetune`; config (exit 2) for data that the method does not read.
     """
     settings = plan.settings
-    workspace, force_new, verify, dry_run, progress, say = execution
-    windows, view = open_view(plan.view, settings, workspace, verify, dry_run, progress)
+    workspace, force_new, verify, dry_run = execution
+    windows, view = open_view(plan.view, settings, workspace, verify, dry_run)
     settings = settings.model_copy(update={"model": resolve_config(settings.model, windows)})
     record = _describe_run(run, settings, windows, view, verify=verify)
     folder = locate_new(workspace, "runs", record.run, "--run")
     if dry_run:
         return describe_plan(record, folder, windows)
-    if say is not None:
-        for line in record.notices:
-            say(line)
+    for line in record.notices:
+        announce(line)
     if is_new := claim_folder(folder, record, force_new=force_new):
         rows = MethodRows(view.train), MethodRows(view.validation)
-        fitted = fit_method(settings.model, MethodFit(*rows, record.seed, progress))
+        fitted = fit_method(settings.model, MethodFit(*rows, record.seed))
         fitted.save(folder / "model")
         weights = storage.hash_file(folder / "model" / "model.safetensors")
         done = {"finished": True, "final": FinalLosses(), "device": "cpu", "weights": weights}

@@ -226,7 +226,7 @@ class HistoryPredictor:
             cache = folder
             if not (folder / manifests.MANIFEST).is_file():
                 cache, account = new_subjects.ingest_new_subjects(
-                    folder, self.run.folder, home / "workspace", options, place.progress
+                    folder, self.run.folder, home / "workspace", options
                 )
                 report = IngestReport.parse(account, Path("ingest_report.json"))
                 findings, exit_code = _list_findings(report), report.exit_code

@@ -29,6 +29,7 @@ from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.page import Spectrogram
+from bitimely_core.progress import report_progress
 from bitimely_core.recordings.points import PointTimes, read_times
 from bitimely_core.records import describe_changes, read_result_table
 from bitimely_core.registry import Choices
@@ -49,7 +50,7 @@ from bitimely_core.tokens.unlabelled import (
     find_recordings,
     parse_map,
 )
-from bitimely_core.types import Annotation, Progress, Record
+from bitimely_core.types import Annotation, Record
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
     calibrate_folds,
@@ -395,7 +396,6 @@ def predict(
     device: str = "auto",
     workspace: Path = Path("workspace"),
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> PredictResult | SubjectsResult:
     """Predict new recordings, or new people by their histories, with a fine-tuned run: tables,
     hypnograms and pages in `out` (default `reports/predict-<run>`).
@@ -426,13 +426,13 @@ def predict(
     )
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    paths, place = list(map(Path, files)), Computation(batch_size, device, progress)
+    paths, place = list(map(Path, files)), Computation(batch_size, device)
     request = SubjectsRequest(as_of, options or {}, workspace)
     if isinstance(model, HistoryPredictor):
         _refuse_options({"map": channel_map, "at": times}, "recordings")
         if calibrate_on is not None and not dry_run:
             name = apply_vocabulary(model.run.folder, str(calibrate_on), workspace)
-            labelled = prepare_windows(name, workspace, DataConfig(), progress=progress)
+            labelled = prepare_windows(name, workspace, DataConfig())
             fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
             model = replace(model, recalibrations=fitted)
         return predict_subjects(model, paths, target, request, place, dry_run=dry_run)
@@ -483,7 +483,7 @@ def _predict_recordings(
     faults: list[Finding] = []
     findings: list[Finding] = []
     for done, (recording, read) in enumerate(_read_ahead(recordings, jobs)):
-        _report_progress(place.progress, done, len(recordings))
+        report_progress("predict", done, len(recordings))
         prediction = _predict_recording(model, recording, read, place.batch_size, place.device)
         if isinstance(prediction, Finding):
             faults.append(prediction.at(recording.file))
@@ -491,7 +491,7 @@ def _predict_recordings(
             continue
         rows.append(_write_recording(target / recording.name, recording, model, prediction))
         findings += [finding.at(recording.file) for finding in prediction.findings]
-    _report_progress(place.progress, len(recordings), len(recordings))
+    report_progress("predict", len(recordings), len(recordings))
     if len(faults) == len(recordings):
         raise _refuse_all(faults)
     report = _write_collection(target, model, rows)
@@ -539,11 +539,6 @@ def _read_at(recording: NewRecording, times: PointTimes) -> Record:
     record = recording.read()
     points = [Annotation(seconds, 0.0, "") for seconds in times.list_of(recording.file)]
     return replace(record, annotations=points)
-
-
-def _report_progress(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress("predict", done, total)
 
 
 def _predict_recording(

@@ -18,7 +18,6 @@ from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
-from bitimely_core.types import Progress
 from bitimely_core.workspace import (
     find_data_kind,
     find_run_folder,
@@ -42,7 +41,6 @@ def prepare_windows(
     *,
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
     together: bool = False,
 ) -> Windows:
     """The tokens called `data`, or those of the view `data`, made now when they are missing;
@@ -60,9 +58,7 @@ def prepare_windows(
         check_group()  # before minutes of building
         if get_rank() > 0:
             barrier()
-    windows = _open_or_build(
-        data, workspace, config, verify=verify, dry_run=dry_run, progress=progress
-    )
+    windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run)
     if together and get_rank() == 0:
         barrier()
     return windows
@@ -75,7 +71,6 @@ def open_run(
     data: str | None = None,
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> Run:
     """The finished run called `run`; its windows are made when they are missing. A model that comes
     with the package becomes a run of the workspace, since results are written beside it.
@@ -86,9 +81,7 @@ def open_run(
         _copy_pretrained(str(run), workspace)
 
     def open_windows(name: str) -> Windows:
-        return prepare_windows(
-            name, workspace, DataConfig(), verify=verify, dry_run=dry_run, progress=progress
-        )
+        return prepare_windows(name, workspace, DataConfig(), verify=verify, dry_run=dry_run)
 
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
@@ -114,13 +107,7 @@ def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
 
 
 def _open_or_build(
-    data: str,
-    workspace: Path,
-    config: DataConfig,
-    *,
-    verify: bool,
-    dry_run: bool,
-    progress: Progress | None,
+    data: str, workspace: Path, config: DataConfig, *, verify: bool, dry_run: bool
 ) -> Windows:
     from bitimely_core import tokens
 
@@ -133,16 +120,9 @@ def _open_or_build(
     if dry_run and not (folder / "manifest.json").is_file():
         workspace = make_scratch_workspace(workspace, dataset)
     out = locate_new(workspace, "tokens", name_tokens(data))
-    kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
+    kind, source = find_data_kind(data), ensure_cache(dataset, workspace)
     choices = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
-    write_tokens(
-        kind,
-        source,
-        out,
-        {"view": view, **choices.get(kind.section, {})},
-        verify=verify,
-        progress=progress,
-    )
+    write_tokens(kind, source, out, {"view": view, **choices.get(kind.section, {})}, verify=verify)
     return tokens.open_tokens(out, verify=False)
 
 
@@ -154,14 +134,11 @@ def write_tokens(
     *,
     verify: bool,
     force_new: bool = False,
-    progress: Progress | None = None,
 ) -> Path | None:
     """Write the tokens of a cache, with what stands beside them; returns their page where they have
     one.
     """
-    kind.write_tokens(
-        source, out=out, verify=verify, force_new=force_new, progress=progress, **choices
-    )
+    kind.write_tokens(source, out=out, verify=verify, force_new=force_new, **choices)
     return kind.write_extras(source, out)
 
 
@@ -177,7 +154,7 @@ def make_scratch_workspace(workspace: Path, dataset: str) -> Path:
     return Path(scratch.name)
 
 
-def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
+def ensure_cache(dataset: str, workspace: Path) -> Path:
     """The cache folder of `dataset`; data sets that need no source are ingested when they are
     missing.
     """
@@ -194,7 +171,7 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
             file=str(folder),
         )
     folder = locate_new(workspace, "cache", dataset)
-    ingest_cache(dataset, None, folder, progress=progress)
+    ingest_cache(dataset, None, folder)
     return folder
 
 

@@ -25,11 +25,10 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.tokens.drawing import limit_windows
 from bitimely_core.train import tuning
-from bitimely_core.types import Batches, Progress
+from bitimely_core.types import Batches
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.jobs import (
     Flags,
-    Say,
     TrainingJob,
     TrainingResult,
     choose_numbers,
@@ -60,8 +59,6 @@ def pretrain(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
-    say: Say | None = None,
 ) -> TrainingResult:
     """Pre-train a model on the windows of `data`, one view or several (None: those of `flags`,
     `config` or the preset); makes missing tokens first, resumes a stopped run exactly.
@@ -90,7 +87,7 @@ def pretrain(
     )
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    windows = _prepare_data(settings, workspace, verify, dry_run, progress)
+    windows = _prepare_data(settings, workspace, verify, dry_run)
     # a preset of signals, given events
     if windows[0].vocabulary and "tokenizer" not in model_choices:
         base["model"] = adapt_to_events(preset, entry.name, model_choices)
@@ -139,7 +136,7 @@ def pretrain(
         headline=_describe_size(record),
         search=tuning.plan_search(settings, batches, validation, views),
     )
-    return finish_job(job, dry_run=dry_run, force_new=force_new, progress=progress, say=say)
+    return finish_job(job, dry_run=dry_run, force_new=force_new)
 
 
 def _name_data(flags: Flags, data: str | Sequence[str] | None) -> Flags:
@@ -164,7 +161,7 @@ def _describe_size(record: RunRecord) -> str:
 
 
 def _prepare_data(
-    settings: Settings, workspace: Path, verify: bool, dry_run: bool, progress: Progress | None
+    settings: Settings, workspace: Path, verify: bool, dry_run: bool
 ) -> list[Windows]:
     """The windows of each data set, up to the limit."""
     prepare = partial(
@@ -173,7 +170,6 @@ def _prepare_data(
         config=settings.data,
         verify=verify,
         dry_run=dry_run,
-        progress=progress,
         together=True,
     )
     return [

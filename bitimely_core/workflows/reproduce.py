@@ -16,7 +16,6 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run, list_versions
 from bitimely_core.schemas.runs import Reproduction, RunEnvironment, RunRecord
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.types import Progress
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.jobs import Flags, TrainingResult
@@ -55,7 +54,6 @@ def reproduce(
     verify: bool = True,
     dry_run: bool = False,
     force_new: bool = False,
-    progress: Progress | None = None,
 ) -> ReproduceResult:
     """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit,
     last loss to rounding, scores.
@@ -83,9 +81,7 @@ def reproduce(
     }
     if dry_run:
         return result
-    result_again = _train_again(
-        record, name, workspace, verify=verify, force_new=force_new, progress=progress
-    )
+    result_again = _train_again(record, name, workspace, verify=verify, force_new=force_new)
     again = RunRecord.load(Path(result_again["folder"]) / "run.json")
     if again.environment is not None:  # it may have been there before
         differences[: len(machine)] = _list_environment(record, again.environment, again.versions)
@@ -97,7 +93,7 @@ def reproduce(
         differences=tuple(differences),
         loss=(before, after),
         same_weights=same,
-        metrics=_score_again(opened, name, workspace, verify, progress),
+        metrics=_score_again(opened, name, workspace, verify),
     )
     _store_reproduction(opened, reproduction)
     return {
@@ -113,13 +109,7 @@ def reproduce(
 
 
 def _train_again(
-    record: RunRecord,
-    name: str,
-    workspace: Path,
-    *,
-    verify: bool,
-    force_new: bool,
-    progress: Progress | None,
+    record: RunRecord, name: str, workspace: Path, *, verify: bool, force_new: bool
 ) -> TrainingResult:
     """Train under `name` with the settings of `record`, on a device that this machine has."""
     stored = record.to_json()["settings"]
@@ -128,13 +118,7 @@ def _train_again(
     sections["train"]["device"] = device
     if record.environment is None or record.environment.device != device:
         sections["train"]["compile"] = "auto"
-    common: Flags = {
-        "run": name,
-        "workspace": workspace,
-        "verify": verify,
-        "force_new": force_new,
-        "progress": progress,
-    }
+    common: Flags = {"run": name, "workspace": workspace, "verify": verify, "force_new": force_new}
     if record.source is None:
         for key in SHAPE:
             sections["model"].pop(key, None)
@@ -166,7 +150,7 @@ def _select_device(record: RunRecord) -> torch.device:
 
 
 def _score_again(
-    run: Run, again: str, workspace: Path, verify: bool, progress: Progress | None
+    run: Run, again: str, workspace: Path, verify: bool
 ) -> dict[str, tuple[float | None, float | None]]:
     """The scores of a run that has been evaluated, as they are printed, and those of the other one
     on the same rows.
@@ -184,7 +168,6 @@ def _score_again(
         baselines=how.baselines,
         workspace=workspace,
         verify=verify,
-        progress=progress,
     )
     after = Scores.load_shared(locate(workspace, "runs", again)).metrics
     return {

@@ -10,7 +10,6 @@ from bitimely_core.records import has_result
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.tokens import HistoryPreparation
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
-from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
 from bitimely_core.workspace import (
     find_data_kind,
@@ -27,9 +26,7 @@ def name_applied(data: str, run: Path) -> str:
     return f"{name_tokens(data)}-{run.resolve().name}"
 
 
-def apply_vocabulary(
-    run: str | Path, data: str, workspace: Path, *, progress: Progress | None = None
-) -> str:
+def apply_vocabulary(run: str | Path, data: str, workspace: Path) -> str:
     """The name of tokens of `data` with the vocabulary of a run on histories, which are made where
     they are missing; `data` itself for other runs, and where its tokens are prepared as those of
     the training.
@@ -50,7 +47,7 @@ def apply_vocabulary(
             return data
     if not (locate(workspace, "tokens", name) / manifests.MANIFEST).is_file():
         options = {"vocabulary": stored.parent}
-        tokenize(dataset, workspace=workspace, name=name, options=options, progress=progress)
+        tokenize(dataset, workspace=workspace, name=name, options=options)
     return name
 
 
@@ -67,7 +64,6 @@ def tokenize(
     verify: bool = True,
     force_new: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices,
     findings and the audit of the split.
@@ -89,14 +85,10 @@ def tokenize(
     out = locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     if dry_run:
         return kind.plan_tokens(
-            ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress),
-            out,
-            **choices,
+            ensure_cache(dataset, make_scratch_workspace(workspace, dataset)), out, **choices
         )
-    cache = ensure_cache(dataset, workspace, progress=progress)
-    page = write_tokens(
-        kind, cache, out, choices, verify=verify, force_new=force_new, progress=progress
-    )
+    cache = ensure_cache(dataset, workspace)
+    page = write_tokens(kind, cache, out, choices, verify=verify, force_new=force_new)
     return {
         "format_version": FORMAT,
         "name": out.name,

@@ -14,7 +14,6 @@ from bitimely_core.recipe import Recipe
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import WindowManifest
-from bitimely_core.types import Progress
 from bitimely_core.workflows.choice import limit_choice
 from bitimely_core.workflows.finetune import (
     build_head,
@@ -27,7 +26,6 @@ from bitimely_core.workflows.finetune import (
 from bitimely_core.workflows.jobs import (
     Execution,
     Flags,
-    Say,
     TrainingPlan,
     TrainingResult,
     count_labels,
@@ -82,8 +80,6 @@ def train(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
-    say: Say | None = None,
 ) -> TrainingResult:
     """Train `model` with a head on the labelled view `data`, from random weights and on all
     training subjects.
@@ -99,7 +95,7 @@ def train(
     plan = _plan_training(
         model, data, preset, open_recipe(config), assignments or [], flags or {}, workspace
     )
-    execution = Execution(workspace, force_new, verify, dry_run, progress, say)
+    execution = Execution(workspace, force_new, verify, dry_run)
     if folds or seeds:
         return train_members(plan, run, Repeats(folds, seeds), execution, _train_plan)
     return _train_plan(plan, run, execution)
@@ -156,8 +152,8 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
 
     if plan.model in registry.methods:
         return train_method(plan, run, execution)
-    workspace, _, verify, dry_run, progress, say = execution
-    windows, view = open_view(plan.view, plan.settings, workspace, verify, dry_run, progress)
+    workspace, _, verify, dry_run = execution
+    windows, view = open_view(plan.view, plan.settings, workspace, verify, dry_run)
     settings, choice = limit_choice(plan.settings, view.validation)
     settings, head = _build_network(settings, plan.chosen, windows, view)
     record = RunRecord(
@@ -179,9 +175,7 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
     )
     job = make_job(record, head, windows, view, workspace)
     job = replace(job, headline=f"{job.headline}; {describe_schedule(settings)}")
-    return finish_job(
-        job, dry_run=dry_run, force_new=execution.force_new, progress=progress, say=say
-    )
+    return finish_job(job, dry_run=dry_run, force_new=execution.force_new)
 
 
 def _find_model(name: str) -> registry.Entry[registry.ModelFacts]:

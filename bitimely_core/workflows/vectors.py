@@ -29,7 +29,6 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import ComparedRow, EncoderRecord, EvaluationSettings, Scores
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
-from bitimely_core.types import Progress
 from bitimely_core.workflows.evaluate import (
     NOT_COMPARED,
     OVER_WINDOWS,
@@ -97,7 +96,6 @@ def evaluate_vectors(
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> dict[str, object]:
     """Score the first file of `vectors` by a linear probe on the test split of `data`.
 
@@ -117,13 +115,8 @@ def evaluate_vectors(
     from bitimely_core.train.devices import select_device
 
     select_device(device)
-    opened = [
-        open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
-        for run in runs
-    ]
-    windows = _open_windows(
-        opened, data, workspace, verify=verify, dry_run=dry_run, progress=progress
-    )
+    opened = [open_run(run, workspace, data=data, verify=verify, dry_run=dry_run) for run in runs]
+    windows = _open_windows(opened, data, workspace, verify=verify, dry_run=dry_run)
     rows = draw_splits(windows, sequences or MOST_FITTED, sequences or len(windows), SEED)
     positions = np.concatenate(list(rows.values()))
     encoders = _name_encoders([read_vectors(path, windows, positions) for path in vectors], opened)
@@ -148,7 +141,7 @@ def evaluate_vectors(
             **({**dict.fromkeys(counts), EXACT: counts} if hidden else counts),
         }
     probes = {name: probed.fit(encoder) for name, encoder in encoders.items()}
-    models, controls = _predict_others(probed, probes, opened, batch_size, device, progress)
+    models, controls = _predict_others(probed, probes, opened, batch_size, device)
     exact = _score_encoder(probed, encoders, probes, opened, models, controls)
     scores = protect_scores(exact, windows)
     columns = {"target": probed.target["test"], "prediction": probes[first].prediction}
@@ -183,7 +176,6 @@ def _predict_others(
     opened: Sequence[Run],
     batch_size: int | None,
     device: str,
-    progress: Progress | None,
 ) -> tuple[Predictions, Predictions]:
     """What the first encoder is compared with: the other encoders and the runs, and controls."""
     models = {
@@ -192,12 +184,12 @@ def _predict_others(
     }
     controls = _predict_controls(probed)
     for run in opened:
-        predictions, random = _predict_by_run(probed, run, batch_size, device, progress)
+        predictions, random = _predict_by_run(probed, run, batch_size, device)
         models |= predictions
         suffix = "" if len(opened) == 1 else f"_of_{run.name}"
         controls |= {f"{name}{suffix}": random[name] for name in random}
     if not opened and probed.settings.baselines == "all":
-        controls |= _predict_without_run(probed, device, progress)
+        controls |= _predict_without_run(probed, device)
     return models, controls
 
 
@@ -251,13 +243,7 @@ def _score_encoder(
 
 
 def _open_windows(
-    opened: Sequence[Run],
-    data: str | None,
-    workspace: Path,
-    *,
-    verify: bool,
-    dry_run: bool,
-    progress: Progress | None,
+    opened: Sequence[Run], data: str | None, workspace: Path, *, verify: bool, dry_run: bool
 ) -> Windows:
     """The labelled windows, which all runs can read. Raises UserError (exit 2, 4)."""
     if data is None and not opened:
@@ -270,9 +256,7 @@ def _open_windows(
     windows = (
         opened[0].windows()
         if opened
-        else prepare_windows(
-            str(data), workspace, DataConfig(), verify=verify, dry_run=dry_run, progress=progress
-        )
+        else prepare_windows(str(data), workspace, DataConfig(), verify=verify, dry_run=dry_run)
     )
     if windows.task == "none":
         raise usage_error(
@@ -344,7 +328,7 @@ def _predict_controls(probed: ProbedWindows) -> Predictions:
 
 
 def _predict_by_run(
-    probed: ProbedWindows, run: Run, batch_size: int | None, device: str, progress: Progress | None
+    probed: ProbedWindows, run: Run, batch_size: int | None, device: str
 ) -> tuple[Predictions, Predictions]:
     """The probe of a run's vectors and, of a fine-tuned one, its own predictions; and the probe of
     random weights.
@@ -355,7 +339,7 @@ def _predict_by_run(
     choice, models = features.default_choice(run), {"trained": run.model()}
     if probed.settings.baselines == "all":
         models["random"] = draw_random_weights(models["trained"], SEED)
-    probes = fit_model_probes(models, *probed[:3], [choice], device=device, progress=progress)
+    probes = fit_model_probes(models, *probed[:3], [choice], device=device)
     words = f"linear probe on {choice.describe()} of {run.name}"
     predictions = {f"{run.name} (probe)": (words, probes[make_key("trained", choice)].prediction)}
     random = {}
@@ -365,14 +349,12 @@ def _predict_by_run(
     if (head := run.head()) is not None:
         predictions[f"{run.name} (fine-tuned)"] = (
             "fine-tuned on the training labels",
-            predict(head, probed.scored, batch_size=batch_size, device=device, progress=progress),
+            predict(head, probed.scored, batch_size=batch_size, device=device),
         )
     return predictions, random
 
 
-def _predict_without_run(
-    probed: ProbedWindows, device: str, progress: Progress | None
-) -> Predictions:
+def _predict_without_run(probed: ProbedWindows, device: str) -> Predictions:
     """The probe of random weights of the smallest preset; none where it does not read the
     windows.
     """
@@ -388,9 +370,7 @@ def _predict_without_run(
         "bitimelygpt", preset="tiny", channels=windows.channels, length=windows.length, **events
     )
     random, choice = {"random": draw_random_weights(model, SEED)}, VectorChoice("sos", "last")
-    (probe,) = fit_model_probes(
-        random, *probed[:3], [choice], device=device, progress=progress
-    ).values()
+    (probe,) = fit_model_probes(random, *probed[:3], [choice], device=device).values()
     return {
         "random_weights": (
             f"linear probe on {choice.describe()} of bitimelygpt, preset tiny, with random weights",

@@ -9,6 +9,7 @@ from typing import TypedDict
 from bitimely_core import manifests, storage
 from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
+from bitimely_core.progress import report_progress
 from bitimely_core.records import (
     BESIDE,
     ResultManifest,
@@ -22,7 +23,6 @@ from bitimely_core.run import FORMAT
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord, TrialRecord
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Progress
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run": RunRecord,
@@ -81,7 +81,7 @@ class VerifyResult(TypedDict):
     exit_code: int  # 0 good, 4 incomplete, 5 damaged
 
 
-def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
+def verify(path: Path, *, deep: bool = False) -> VerifyResult:
     """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder
     with SHA256SUMS.txt.
 
@@ -91,14 +91,12 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
     checked: list[CheckedFolder] = []
     findings: list[Finding] = []
     for done, (kind, folder) in enumerate(artefacts):
-        if progress is not None:
-            progress("verify", done, len(artefacts))
+        report_progress("verify", done, len(artefacts))
         problems, files = _check_folder(kind, folder, deep)
         findings += problems
         name, state = clean(str(folder), 400), _judge_folder(problems)
         checked.append({"path": name, "kind": kind, "files": files, "state": state})
-    if progress is not None:
-        progress("verify", len(artefacts), len(artefacts))
+    report_progress("verify", len(artefacts), len(artefacts))
     return {
         "format_version": FORMAT,
         "checked": checked,
