@@ -62,7 +62,7 @@ def _read_metavar(field: FieldInfo) -> str | None:
 
 
 def _find_type(section: type[Section], key: str) -> Any:
-    """What the command line takes for a field: a flag, a number, or text that the settings parse."""
+    """What the command line takes for a field: a flag, a number, or text."""
     annotation = section.model_fields[key].annotation
     kinds = {*(get_args(annotation) or [annotation])} - {NoneType}
     if bool in kinds:

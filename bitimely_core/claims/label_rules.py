@@ -135,13 +135,14 @@ def load_rules(name: str | Path) -> list[RuleTable]:
     return read_definition(name, SHIPPED, f"Check --rules ({NO_RULES}: no rules)", _read_rules)
 
 
-def _read_rules(table: Mapping[str, Any]) -> list[RuleTable]:
+def _read_rules(table: Mapping[str, list[RuleTable]]) -> list[RuleTable]:
     if set(table) != {"rule"}:
         raise ValueError(
             f"expected [[rule]] alone, found {', '.join(map(repr, table)) or 'nothing'}"
         )
-    parse_rules(table["rule"])
-    return list(table["rule"])
+    (rules,) = table.values()
+    parse_rules(rules)
+    return list(rules)
 
 
 def read_definition(

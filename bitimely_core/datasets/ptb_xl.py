@@ -278,6 +278,17 @@ def _read_superclasses(path: Path) -> tuple[dict[str, str | None], list[Finding]
     return superclass_of, tables.group_findings(findings)
 
 
+def _report_identifier(row: int) -> Finding:
+    """A row without an id of a record."""
+    return Finding(
+        Reason.IDENTIFIER,
+        f"the id in row {row} is not a whole number",
+        "every row needs one",
+        field="ecg_id",
+        row=row,
+    )
+
+
 def _read_entries(
     path: Path, rel: str, rate: int, superclass_of: Mapping[str, str | None]
 ) -> tuple[dict[str, PtbXlEntry], SourceRows, list[Finding]]:
@@ -297,15 +308,7 @@ def _read_entries(
         if isinstance(row, Finding):
             faults.append(row)
         elif (name := _parse_identifier(row.cells[0])) is None:
-            faults.append(
-                Finding(
-                    Reason.IDENTIFIER,
-                    f"the id in row {row.row} is not a whole number",
-                    "every row needs one",
-                    field="ecg_id",
-                    row=row.row,
-                )
-            )
+            faults.append(_report_identifier(row.row))
         elif name not in entries:
             entries[name] = _parse_entry(row, superclass_of)
             cells[name] = row.cells[1:]

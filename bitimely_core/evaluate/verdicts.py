@@ -264,8 +264,8 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
 def _list_differences(others: Mapping[str, Baseline], scores: TaskScores) -> dict[str, Difference]:
     """The differences in the main metric that are defined."""
     main = str(scores.main)
-    found = {name: find_difference(other, main) for name, other in others.items()}
-    return {name: difference for name, difference in found.items() if difference is not None}
+    differences = {name: find_difference(other, main) for name, other in others.items()}
+    return {name: difference for name, difference in differences.items() if difference is not None}
 
 
 def find_difference(other: Baseline, metric: str) -> Difference | None:

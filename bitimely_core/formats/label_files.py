@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -345,11 +345,8 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
     )
     duration = -1 if duration == onset else duration
     texts = _find_places(folded, "text")
-    if not texts and (of_scorers := _find_scorers(names)):
-        columns = Columns(onset, duration, stop, epoch, tuple(of_scorers))
-        return columns._replace(is_stage=True, scorers=tuple(of_scorers.values()))
     if not texts:
-        return None
+        return _mark_scorers(Columns(onset, duration, stop, epoch, ()), _find_scorers(names))
     is_stage = folded[texts[0]] in STAGE_NAMES
     if onset < 0 and not is_stage:
         return None
@@ -357,6 +354,12 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
     is_prose = folded[texts[0]] in PROSE_NAMES
     columns = Columns(onset, duration, stop, epoch, texts, scale, is_stage, is_prose)
     return columns._replace(first_sample=SAMPLE_NAMES.get(_get(folded, onset)))
+
+
+def _mark_scorers(columns: Columns, scorers: Mapping[int, str]) -> Columns | None:
+    """The columns with the texts of each scorer, None where there is none."""
+    marked = columns._replace(text=tuple(scorers), is_stage=True, scorers=tuple(scorers.values()))
+    return marked if scorers else None
 
 
 def _find_scorers(names: Sequence[str]) -> dict[int, str]:
@@ -443,25 +446,31 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
     """The rows of a table; None where they are no labels."""
     first = _get(next(iter(cells), ()), columns.onset)
     is_clock = CLOCK.fullmatch(first) is not None
-    choices = [(columns, "")]
-    if columns.scorers:  # each has a column, and its name goes behind the texts of it
-        pairs = zip(columns.text, columns.scorers, strict=True)
-        choices = [(columns._replace(text=(place,)), f"@@{name}") for place, name in pairs]
     parsed = [
         (_parse_row(row, number, choice, is_clock), mark)
-        for choice, mark in choices
+        for choice, mark in _list_texts(columns)
         for number, row in enumerate(cells)
     ]
-    marks = [mark for row, mark in parsed if row is not None]
-    rows = [row for row, _ in parsed if row is not None]
-    if not rows or not _are_labels(rows, columns):
+    labelled = [(row, mark) for row, mark in parsed if row is not None]
+    rows = [row for row, _ in labelled]
+    if not _are_labels(rows, columns):
         return None
     form, clock, rows = _place_rows(rows, columns, is_clock)
     is_listed = columns.is_stage and _are_stages([row.text for row in rows])
     codes = _list_codes(rows) if is_listed else frozenset()
-    rows = [row._replace(text=row.text + mark) for row, mark in zip(rows, marks, strict=True)]
+    rows = [
+        row._replace(text=row.text + mark) for row, (_, mark) in zip(rows, labelled, strict=True)
+    ]
     dropped = len(parsed) - len(rows)
     return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
+
+
+def _list_texts(columns: Columns) -> list[tuple[Columns, str]]:
+    """The columns for each scorer, with the name that goes behind the texts of it."""
+    if not columns.scorers:
+        return [(columns, "")]
+    pairs = zip(columns.text, columns.scorers, strict=True)
+    return [(columns._replace(text=(place,)), f"@@{name}") for place, name in pairs]
 
 
 def _parse_row(
@@ -550,9 +559,9 @@ def _read_duration(row: Sequence[str], columns: Columns, onset: float) -> float 
 
 
 def _are_labels(rows: Sequence[LabelRow], columns: Columns) -> bool:
-    """Whether the texts of rows are labels: texts, or stages as digits."""
+    """Whether there are rows, and their texts are labels: texts, or stages as digits."""
     texts = [row.text for row in rows]
-    if min(row.onset for row in rows) < -DAY:
+    if not rows or min(row.onset for row in rows) < -DAY:
         return False
     numbers = len(list(filter(NUMBER.fullmatch, texts)))
     if not columns.is_stage:

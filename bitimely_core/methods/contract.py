@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import NativeWindow, Record
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 Arrays = dict[str, Array]  # name -> weights of a fitted method
 
 BLOCK = 256  # windows that are read at a time
@@ -129,7 +130,7 @@ class MethodFit(NamedTuple):
     validation: MethodRows
     seed: int
 
-    def map_splits(self, function: Callable[[MethodRows], Any]) -> dict[str, Any]:
+    def map_splits(self, function: Callable[[MethodRows], T]) -> dict[str, T]:
         """`function` of the rows of both splits."""
         return {"train": function(self.train), "validation": function(self.validation)}
 

@@ -555,17 +555,14 @@ def assume_units(
             continue
         spread = measure_spread(signal)
         unit = _guess_unit(signal, spread)
-        if unit or signal.unit.strip():
-            assumed[name] = unit or signal.unit
+        filled = unit or signal.unit
+        if filled.strip():
+            assumed[name] = filled
             remarks.append(_report_unit(signal, spread, unit))
     for name, signal in {signal.channel: signal for signal in signals}.items():
         if name not in assumed and not find_stated_unit(name, info.units):
             remarks += _question_unit(signal)
-    filled = [
-        signal._replace(unit=assumed[signal.channel]) if signal.channel in assumed else signal
-        for signal in signals
-    ]
-    return filled, remarks
+    return [s._replace(unit=assumed.get(s.channel, s.unit)) for s in signals], remarks
 
 
 def _is_unit_open(signal: Signal, info: RecordingInfo) -> bool:

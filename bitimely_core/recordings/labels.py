@@ -88,23 +88,22 @@ def find_labels(
         rules: `[labels]` of the map.
         skipped: files that are read otherwise.
     """
-    bids = is_bids(source)
-    others = {*skipped, *(rel for rel in source.files if bids and rel.endswith((".tsv", ".json")))}
-    candidates = [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
+    candidates = _list_candidates(source, skipped)
     forms = {rel: ReadForm("edf") for rel in candidates if holds_annotations_alone(source, rel)}
     annotations_alone = set(forms)
     stated, findings = _follow_map(source, recordings, forms)
-    for file in set().union(*stated.values()) - forms.keys():
+    named = set().union(*stated.values())
+    for file in named - forms.keys():
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
-    candidates = [file for file in candidates if not any(file in same for same in stated.values())]
+    candidates = [file for file in candidates if file not in named]
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
     pairs = _pair_with_themselves(source, recordings, pairs, forms) | pairs
-    inherited = dict(find_all_events(source, recordings)) if bids else {}
+    inherited = dict(find_all_events(source, recordings)) if is_bids(source) else {}
     staged = _pair_staged(source, inherited, forms)
     files = _describe_files(source, pairs | stated | staged, forms)
+    sessions = find_sessions(source, recordings)
     for rel in inherited.keys() - staged.keys():
         files[rel] = (*files.get(rel, ()), inherited[rel])
-    sessions = [] if bids else find_sessions(source, recordings)
     for rel, events in _list_events(source, sessions):
         files[rel] = (*files.get(rel, ()), events)
     findings += report_events(source, sessions)
@@ -122,9 +121,16 @@ def find_labels(
         unread,
     )
     beside = FoundLabels(files, annotations_alone, findings)
-    digits = {rel: form.codes for rel, form in forms.items() if rel in beside.list_taken()}
-    findings += _report_digits(digits, rules)
-    return beside._replace(lone=annotations_alone - beside.list_taken())
+    taken = beside.list_taken()
+    findings += _report_digits({rel: forms[rel].codes for rel in forms.keys() & taken}, rules)
+    return beside._replace(lone=annotations_alone - taken)
+
+
+def _list_candidates(source: Source, skipped: Iterable[str]) -> list[str]:
+    """Files that may hold labels, without those that are read otherwise."""
+    of_bids = (".tsv", ".json") if is_bids(source) else ()
+    others = {*skipped, *(rel for rel in source.files if rel.endswith(of_bids))}
+    return [rel for rel in source.files if rel not in others and _may_hold_labels(rel)]
 
 
 def _pair_staged(

@@ -70,7 +70,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     """
     with locate_errors(rel):
         facts = sniff_recording(path, info)
-        people = find_people(path, facts, info)
+        people = find_subjects(path, facts, info)
         if people:
             facts = facts._replace(columns=_leave_out(facts.columns, people.place))
         places, names = _choose_channels(facts, info)
@@ -150,7 +150,7 @@ def _make_table_record(
     return make_record(rel, replace(info, rate=None), timed.signals, findings=findings, start=start)
 
 
-class People(NamedTuple):
+class TableSubjects(NamedTuple):
     """Whose the rows of a table are."""
 
     place: int  # of the column that names them
@@ -170,7 +170,9 @@ def _find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> i
     return next((i for i in places if facts.columns[i].header not in info.channels), None)
 
 
-def find_people(path: Path, facts: table_facts.TableFacts, info: RecordingInfo) -> People | None:
+def find_subjects(
+    path: Path, facts: table_facts.TableFacts, info: RecordingInfo
+) -> TableSubjects | None:
     """The people of a table; None where no column names several, or it numbers the rows.
 
     Raises UserError: identifier for rows of nobody among those of several people, schema for a
@@ -189,7 +191,7 @@ def find_people(path: Path, facts: table_facts.TableFacts, info: RecordingInfo) 
         problem = f"rows without a value in {safe_text(header)}"
         hint = "Fill the column, or name the channels without it: `channels` in [[files]] of --map"
         raise input_error(Reason.IDENTIFIER, problem, "whose they are is unknown", hint)
-    return People(person, {name: np.array(same) for name, same in rows.items()})
+    return TableSubjects(person, {name: np.array(same) for name, same in rows.items()})
 
 
 def _leave_out(columns: Sequence[table_facts.Column], place: int) -> tuple[table_facts.Column, ...]:

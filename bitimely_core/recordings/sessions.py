@@ -19,6 +19,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.formats.table_text import open_text
 from bitimely_core.recordings.mapping import SUFFIXES, find_suffix, strip_suffix
 from bitimely_core.recordings.sample_tables import list_channel_names
+from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import sniff_file
 from bitimely_core.system_errors import raise_system_error
 
@@ -40,7 +41,12 @@ class Session(NamedTuple):
 
 
 def find_sessions(source: Source, recordings: Collection[str]) -> list[Session]:
-    """The sessions among the tables of a folder. `recordings`: those that may hold samples."""
+    """The sessions among the tables of a folder, none in BIDS, whose events are found by its names.
+
+    `recordings`: those that may hold samples.
+    """
+    if is_bids(source):
+        return []
     groups: dict[tuple[str, str], Session] = {}
     for rel in source.files:
         form = read_form(source, rel)

@@ -36,7 +36,7 @@ from bitimely_core.recordings.mapping import (
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
-from bitimely_core.recordings.sample_tables import find_people, list_channel_names
+from bitimely_core.recordings.sample_tables import find_subjects, list_channel_names
 from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import holds_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
@@ -434,7 +434,7 @@ def _find_person(source: Source, rel: str, facts: table_facts.TableFacts) -> lis
     """The header of the column of a table that names several people, in quotes; []: none does."""
     with suppress(UserError):  # the ingest says what is wrong with it
         info = RecordingInfo(recording_id="", subject_id="")
-        if people := find_people(source.path(rel), facts, info):
+        if people := find_subjects(source.path(rel), facts, info):
             return [_quote(facts.columns[people.place].header)]
     return []
 

@@ -297,11 +297,13 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
 
 def _sum_costs(costs: Sequence[Speed]) -> Speed:
     """Total seconds (None unless all are known) and median windows per second."""
-    known = [(seconds, rate) for seconds, rate in costs if seconds is not None and rate is not None]
-    if not known:
+    measured = [
+        (seconds, rate) for seconds, rate in costs if seconds is not None and rate is not None
+    ]
+    if not measured:
         return None, None
-    seconds, rates = zip(*known, strict=True)
-    total = round(sum(seconds), 1) if len(known) == len(costs) else None
+    seconds, rates = zip(*measured, strict=True)
+    total = round(sum(seconds), 1) if len(measured) == len(costs) else None
     return total, round(float(np.median(rates)), 1)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.config import Section, WindowConfig
 from bitimely_core.errors import check_choice, safe_text, usage_error
-from bitimely_core.registry import View
+from bitimely_core.registry import Choices, View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import filters, open_views
 from bitimely_core.tokens.epochs import choose_scored, count_durations, is_shorter
@@ -30,22 +31,14 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
     """
     view = _find_view(cache, choices.view)
     band, stops = filters.validate_filters(choices.bandpass, choices.notch)
-    if choices.channels:
-        names = sorted(cache.signals()["channel"].unique())
-        for channel in choices.channels:
-            check_choice("channel", channel, names)
-        view = replace(view, channels=tuple(choices.channels))
-    view = _complete_view(cache, view)
+    view = _complete_view(cache, _select_channels(cache, view, choices.channels or ()))
     factor = _scale_rate(view, choices.rate)
     window, stride = _scale_window(view, choices, factor)
-    by_epoch = view.epoch is not None and view.target is None
+    by_epoch = _is_cut_by_epoch(view)
     if by_epoch:
         view = _choose_epoch(cache, view, choices, window / (view.rate * factor))
     _check_combination(view, choices, by_epoch=by_epoch, has_filter=bool(band or stops))
     rate = float(view.rate * factor)
-    facts = {
-        name: value for name, value in vars(view).items() if name in WindowOptions.model_fields
-    }
     resolved = {
         "dataset": cache.dataset,
         "channels": _list_read_channels(view),
@@ -62,7 +55,27 @@ def resolve_options(cache: Cache, choices: WindowChoices) -> WindowOptions:
         "resampling": choices.resampling or "two-sided",
         "filtering": choices.filtering or "zero-phase",
     }
-    return WindowOptions(**facts | choices.model_dump() | resolved)
+    return WindowOptions(**_list_facts(view) | choices.model_dump() | resolved)
+
+
+def _is_cut_by_epoch(view: View) -> bool:
+    """Whether each labelled epoch is a window."""
+    return view.epoch is not None and view.target is None
+
+
+def _select_channels(cache: Cache, view: View, channels: Sequence[str]) -> View:
+    """The view of these channels, of all where there are none. Raises UserError (unknown_name, exit
+    2) for one that no recording has.
+    """
+    names = sorted(cache.signals()["channel"].unique()) if channels else []
+    for channel in channels:
+        check_choice("channel", channel, names)
+    return replace(view, channels=tuple(channels)) if channels else view
+
+
+def _list_facts(view: View) -> Choices:
+    """What the options take from the view as it is."""
+    return {name: value for name, value in vars(view).items() if name in WindowOptions.model_fields}
 
 
 def _scale_rate(view: View, rate: float | None) -> float:

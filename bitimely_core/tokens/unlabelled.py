@@ -312,7 +312,7 @@ def list_signal_files(source: Source) -> Iterator[str]:
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
-    sessions = [] if is_bids(source) else find_sessions(source, rels)
+    sessions = find_sessions(source, rels)
     segments.update(*(session.events for session in sessions))
     for rel in sorted(set(rels) - segments):
         if _may_hold_signals(source, rel):

@@ -227,7 +227,7 @@ class _Request:
 
     @property
     def subject_names(self) -> tuple[str, ...]:
-        """Of tables beside the claims: the column may have the name of `--col` in the claims only."""
+        """Of tables beside the claims: the name of `--col` may be that in the claims only."""
         return (*self.accepted.patients["subject"], *SUBJECT_NAMES)
 
 
@@ -498,7 +498,7 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
     if files.deaths:
         columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
-        rows = pl.concat(_read_people(request, path, columns) for path in files.deaths)
+        rows = pl.concat(_read_subject_rows(request, path, columns) for path in files.deaths)
         deaths = keep_unique_rows(rows, files.deaths[0], request.survey, "subject")
         frame = _add_deaths(frame, deaths.drop("row"))
     if not files.periods:
@@ -507,7 +507,7 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     return _SubjectFacts(frame, file, advice, spells, files.periods[0])
 
 
-def _read_people(request: _Request, file: str, columns: Names) -> pl.DataFrame:
+def _read_subject_rows(request: _Request, file: str, columns: Names) -> pl.DataFrame:
     """All rows of a table of subjects whose columns are all there."""
     table = open_table(request.source, file, columns, named=True)
     return _read_ids(table, "subject", request.survey)
@@ -518,7 +518,7 @@ def _read_period_tables(request: _Request, files: Sequence[str], wanted: Names) 
     columns = {key: wanted[key] for key in PERIOD_COLUMNS}
     frames = []
     for file in files:
-        frame = _read_people(request, file, columns)
+        frame = _read_subject_rows(request, file, columns)
         frames.append(request.survey.enter_subjects(frame, file, "subject").drop("row"))
     return pl.concat(frames)
 
