@@ -27,7 +27,7 @@ from bitimely_core.claims.prevalence import compute_interval
 from bitimely_core.evaluate import Predictions, compare, score
 from bitimely_core.evaluate.endpoints import limits_of_agreement
 from bitimely_core.evaluate.intervals import average_over_units, average_rate
-from bitimely_core.evaluate.survival import find_incidence_interval
+from bitimely_core.evaluate.survival_metrics import find_incidence_interval
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc", "mae")
 SETTINGS = {
@@ -277,12 +277,12 @@ SIMULATED = {
     "evaluate/intervals.py:_reach_of_rate": "rate: exponential rates",
     "evaluate/intervals.py:build_difference": "measure_type_one",
     "evaluate/endpoints.py:limits_of_agreement": "limit of agreement",
-    "evaluate/survival.py:find_incidence_interval": "incidence on a day",
+    "evaluate/survival_metrics.py:find_incidence_interval": "incidence on a day",
     "claims/prevalence.py:compute_interval": "prevalence ratio",
     "evaluate/multiple.py": "verdicts.py",
     "insight/regions.py": "verdicts.py",
     # percentiles of the bootstrap, which are said to be too narrow, and of random draws
-    "analyses/features.py:make_metric": "docs/statistics.md: where the bootstrap is used",
+    "analyses/plain_features.py:make_metric": "docs/statistics.md: where the bootstrap is used",
     "analyses/reliability.py:_draw_null": "no interval: calibrated probabilities",
     "insight/regions.py:_compare_places": "no interval: random places",
     "insight/shapelets.py": "no interval: permuted labels",

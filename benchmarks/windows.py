@@ -28,7 +28,7 @@ from side_by_side import Row, make_parser, report
 
 from bitimely_core import data, registry, tokens
 from bitimely_core.registry import DatasetFacts, View
-from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
+from bitimely_core.schemas.ingest_records import CacheManifest, CacheSettings
 from bitimely_core.tokens.windows import scale_values
 from bitimely_core.types import Record, Signal
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import __version__, workflows
 
 if TYPE_CHECKING:
-    from bitimely.training import fit
+    from bitimely.fit_progress import fit
     from bitimely_core import cache, data, heads, models, objectives, tokens
     from bitimely_core.cache import open_cache
     from bitimely_core.config import Settings
@@ -66,7 +66,7 @@ SOURCES = {  # public name -> module and name in it
     "build_model": ("bitimely_core.models", "build"),
     "load_model": ("bitimely_core.models", "load"),
     "get_objective": ("bitimely_core.objectives", "get"),
-    "fit": ("bitimely.training", "fit"),
+    "fit": ("bitimely.fit_progress", "fit"),
     "batches": ("bitimely_core.data", "batches"),
     "collate": ("bitimely_core.data", "collate"),
     "retention": ("bitimely_core.ops.retention", "retention"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from bitimely_cli.claims import BUILDING, READING
+from bitimely_cli.claims_options import BUILDING, READING
 from bitimely_core import registry
 
 # options of `ingest` that only some data sets take

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bitimely_core.pipeline import ExperimentStatus
     from bitimely_core.progress import Draw
     from bitimely_core.registry import Choices
-    from bitimely_core.schemas.ingest import FindingRecord
+    from bitimely_core.schemas.ingest_records import FindingRecord
 
 MOST_ROWS = 12  # of a table that a page holds in full
 MOST_LINES = 20  # findings a run; the rest is in the report

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from bitimely_cli import data, experiments, training
+from bitimely_cli import data_verbs, experiments, run_verbs
 from bitimely_cli.app import app
 from bitimely_cli.data_help import DataCommand
 from bitimely_core.errors import Exit, UserError, safe_text, unknown_name_error, usage_error
@@ -16,11 +16,11 @@ from bitimely_core.errors import Exit, UserError, safe_text, unknown_name_error,
 # click's, whether typer brings its own copy of click or not
 UsageError: Any = typer.BadParameter.__mro__[1]
 
-for verbs in (data, training, experiments):
+for verbs in (data_verbs, run_verbs, experiments):
     for verb in verbs.VERBS:
         # options of the kind of analysis
-        extra = {"ignore_unknown_options": True} if verb is training.analyze else {}
-        kind = DataCommand if verb in {data.ingest, data.tokenize} else None
+        extra = {"ignore_unknown_options": True} if verb is run_verbs.analyze else {}
+        kind = DataCommand if verb in {data_verbs.ingest, data_verbs.tokenize} else None
         app.command(name=verb.__name__.rstrip("_"), cls=kind, context_settings=extra)(verb)
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from bitimely_core.heads import Head
-    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.models.base import Model
     from bitimely_core.tokens import Windows
 
@@ -56,9 +56,9 @@ SPLITS = ("train", "validation", "test")
 def load_predictor(folder: Path, record: RunRecord) -> Head | FittedMethod:
     """What predicts the labels of a run, from the `folder` of its model."""
     if record.is_method:
-        from bitimely_core.methods import contract
+        from bitimely_core.methods import method_contract
 
-        return contract.load(folder)
+        return method_contract.load(folder)
     from bitimely_core import heads  # with torch
 
     return heads.load(folder).eval()

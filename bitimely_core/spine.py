@@ -17,9 +17,9 @@ from bitimely_core.registry import (
 
 models.provide("bitimely_core.models.stack")
 methods.provide("bitimely_core.methods")
-objectives.provide("bitimely_core.objectives.tokens")
+objectives.provide("bitimely_core.objectives.token_objectives")
 augmentations.provide("bitimely_core.augment")
 analyses.provide("bitimely_core.analyses")
 data_kinds.provide("bitimely_core.tokens.kind", "recordings")
-data_kinds.provide("bitimely_core.claims.kind", "events")
+data_kinds.provide("bitimely_core.claims.event_kind", "events")
 row_readers.provide("bitimely_core.data", "tensors")

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from samples import SAMPLES, needs_sample
 
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources import ClaimsSource, read_source
 from bitimely_core.errors import UserError
 from bitimely_core.formats.source import scan_folder

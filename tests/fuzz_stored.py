@@ -22,7 +22,7 @@ from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.recipe import load_recipe
 from bitimely_core.records import StoredRecord, write_results
 from bitimely_core.run import describe_identity
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores

@@ -12,7 +12,7 @@ import pytest
 
 from bitimely_core import locks, registry, storage, tokens
 from bitimely_core.registry import DatasetFacts, View
-from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
+from bitimely_core.schemas.ingest_records import CacheManifest, CacheSettings
 from bitimely_core.types import Annotation, Record, Signal
 
 RATE = 20.0

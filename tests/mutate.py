@@ -156,7 +156,7 @@ AREAS = {
         ),
     ),
     "survival": Area(
-        ("bitimely_core/evaluate/survival.py", "bitimely_core/methods/hazards.py"),
+        ("bitimely_core/evaluate/survival_metrics.py", "bitimely_core/methods/hazards.py"),
         ("test_survival.py", "test_event_times.py"),
     ),
     "endpoints": Area(
@@ -173,7 +173,7 @@ AREAS = {
     ),
     "predict": Area(
         (
-            "bitimely_core/evaluate/predict.py",
+            "bitimely_core/evaluate/prediction.py",
             "bitimely_core/evaluate/conformal.py",
             "bitimely_core/workflows/predict.py",
         ),
@@ -182,7 +182,7 @@ AREAS = {
     "pages": Area(
         (
             "bitimely_core/report/numbers.py",
-            "bitimely_core/report/text.py",
+            "bitimely_core/report/page_text.py",
             "bitimely_core/report/score_blocks.py",
         ),
         (
@@ -194,7 +194,7 @@ AREAS = {
         ),
     ),
     "splits": Area(
-        ("bitimely_core/tokens/splits.py", "bitimely_core/claims/splits.py"),
+        ("bitimely_core/tokens/splits.py", "bitimely_core/claims/subject_splits.py"),
         (
             "test_tokens.py",
             "test_splits.py",

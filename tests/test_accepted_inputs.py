@@ -30,7 +30,7 @@ from bitimely_core import cache
 from bitimely_core.cache import shards
 from bitimely_core.cache.quality import find_constant_stretch, find_repeated_block
 from bitimely_core.claims import dates
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources import read_source
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats import edf, edf_header, tables, ts, wfdb

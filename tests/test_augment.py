@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bitimely_core import heads
-from bitimely_core.augment.batches import augment_batches, resolve_augmentation
+from bitimely_core.augment.augmented_batches import augment_batches, resolve_augmentation
 from bitimely_core.config import FinetuneConfig
 from bitimely_core.data import EpochBatches
 from bitimely_core.errors import UserError

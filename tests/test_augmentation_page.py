@@ -8,7 +8,7 @@ import pytest
 from short_nights import write_nights
 
 from bitimely_cli.main import main
-from bitimely_core.augment.batches import augment_batches
+from bitimely_core.augment.augmented_batches import augment_batches
 from bitimely_core.data import batches
 from bitimely_core.run import Run
 

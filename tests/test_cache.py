@@ -20,7 +20,7 @@ from toys import HERE, clean, content, ingest, put, read_toy, refused, same, tre
 from bitimely_core import cache, locks, manifests, storage, workflows
 from bitimely_core.cache import quality, shards
 from bitimely_core.errors import Exit, Reason
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.types import Record, Signal
 
 pytestmark = pytest.mark.usefixtures("toys")

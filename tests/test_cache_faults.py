@@ -21,7 +21,7 @@ from damage import Damage, append, delete, flip, truncate, zero4k
 from toys import READ, clean, content, ingest, put, refused, start, tree
 
 from bitimely_core import cache, locks, manifests, storage
-from bitimely_core.cache import shards, units
+from bitimely_core.cache import shards, unit_groups
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.progress import show_progress
 
@@ -35,7 +35,7 @@ CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink"
 def test_the_number_of_processes_changes_no_byte(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)  # a shard a unit
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)  # a shard a unit
     put(raw, "d1", 3, fault="header")
     ingest(raw, tmp_path / "one")
     seen: list[tuple[str, int, int | None]] = []
@@ -48,7 +48,7 @@ def test_the_number_of_processes_changes_no_byte(
 def test_a_reader_that_kills_its_process_costs_its_unit_alone(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     put(raw, "b0", 4, fault="kill")
     # killed from outside: tried again
     put(raw, "c0", 5, fault="kill once", mark=str(tmp_path / "mark"))
@@ -63,7 +63,7 @@ def test_a_reader_that_kills_its_process_costs_its_unit_alone(
 def test_parts_make_the_same_cache(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     for i in range(5):
         put(raw, f"x{i}", i)
     expected = clean(raw, tmp_path)
@@ -84,7 +84,7 @@ def test_parts_make_the_same_cache(
 def test_parts_side_by_side_publish_once(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     expected = clean(raw, tmp_path)
     out = tmp_path / "out"
     threads = [
@@ -199,7 +199,7 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
 def test_a_kill_anywhere_is_followed_by_the_same_cache(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     for name in ("a1", "b1", "c1"):
         put(raw, name, 1, sleep=0.05)
     wanted = clean(raw, tmp_path)
@@ -248,7 +248,7 @@ def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
 def test_a_signal_stops_soon_and_the_rerun_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     for name in ("a1", "b1", "c1", "d1", "e1"):
         put(raw, name, 1, sleep=0.3)
     out = tmp_path / "out"
@@ -338,7 +338,7 @@ def swap(path: Path, rng: random.Random) -> None:
 def test_damage_is_noticed_before_the_first_use(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Damage
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
     original = tree(out)

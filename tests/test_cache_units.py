@@ -19,10 +19,10 @@ import pytest
 from toys import FACTS, READ, content, ingest, list_toys, put, read_toy, refused, tree
 
 from bitimely_core import cache, manifests, registry, storage
-from bitimely_core.cache import shards, units
+from bitimely_core.cache import shards, unit_groups
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats.source import Source
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -244,7 +244,7 @@ def test_files_that_cannot_be_read_are_named(
 
 def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> None:
     def key(value: Any, root: Path = tmp_path) -> Any:
-        return units.describe_arguments(functools.partial(read_toy, value), root)
+        return unit_groups.describe_arguments(functools.partial(read_toy, value), root)
 
     alike = [
         (tmp_path / "a", Path("elsewhere") / "a", Path("elsewhere")),
@@ -423,7 +423,7 @@ def test_other_options_are_refused_with_what_differs_unless_all_is_new(
 def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
     for force_new in (False, True):
@@ -463,7 +463,7 @@ def test_parts_of_one_ingest_need_the_same_options(raw: Path, tmp_path: Path) ->
 def test_a_note_that_was_changed_is_passed_over(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "LARGE_UNIT", 1)
+    monkeypatch.setattr(unit_groups, "LARGE_UNIT", 1)
     put(raw, "c1", fault="stop")
     with pytest.raises(KeyboardInterrupt):
         ingest(raw, tmp_path / "out")
@@ -558,16 +558,18 @@ def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
     names = [f"r{i:05d}" for i in range(6000)]
     made = [IngestUnit(name=name, files=(name,), read=None) for name in names]
     sizes = dict.fromkeys(names, 1000)
-    groups = [[unit.name for unit in group] for group in units.group_units(made, sizes)]
+    groups = [[unit.name for unit in group] for group in unit_groups.group_units(made, sizes)]
     assert [name for group in groups for name in group] == names
-    assert max(map(len, groups)) <= 4 * units.MEAN_UNITS
+    assert max(map(len, groups)) <= 4 * unit_groups.MEAN_UNITS
     assert 4 <= len(groups) <= 40
     fewer = [
         [unit.name for unit in group]
-        for group in units.group_units(made[:2500] + made[2501:], sizes)
+        for group in unit_groups.group_units(made[:2500] + made[2501:], sizes)
     ]
     assert len([group for group in fewer if group not in groups]) <= 2
-    big = units.group_units(made[:3], {"r00000": 5, "r00001": units.LARGE_UNIT, "r00002": 5})
+    big = unit_groups.group_units(
+        made[:3], {"r00000": 5, "r00001": unit_groups.LARGE_UNIT, "r00002": 5}
+    )
     assert [len(group) for group in big] == [1, 1, 1]
 
 

@@ -19,7 +19,7 @@ import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample, require_sample
 
 from bitimely_core import cache, manifests, tokens, workflows
-from bitimely_core.claims import ingest, label_rules
+from bitimely_core.claims import ingest_claims, label_rules
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
 
@@ -227,7 +227,7 @@ def test_shards_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     single = ingested(tmp_path / "whole", raw, id_key=str(key))
-    monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
+    monkeypatch.setattr(ingest_claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
     monkeypatch.setattr("bitimely_core.claims.spill.GROUP", 50)  # several row groups a file
     parts = ingested(tmp_path / "parts", raw, id_key=str(key))
     assert parts["content_sha256"] == single["content_sha256"]
@@ -262,7 +262,7 @@ def test_parts_of_a_job_array_make_the_same_cache(
     options = {"id_key": str(key), "default_source": "physician"}
     single = ingested(tmp_path / "whole", raw, **options)
     monkeypatch.setattr(table_text, "BLOCK", 2000)
-    monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
+    monkeypatch.setattr(ingest_claims, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 3)
     out = tmp_path / "parts" / "cache" / "pophr"
     for k in (2, 3):
         one = cache.ingest("pophr", raw, out, options=options, shard=(k, 3))
@@ -640,10 +640,16 @@ def test_a_named_subject_stays_out_of_every_message(
 
 def test_shards_grow_smaller_as_the_table_of_subjects_grows() -> None:
     mib = 1 << 20
-    assert [ingest.count_shards(size * mib) for size in (0, 1, 48, 49, 384)] == [1, 1, 1, 2, 8]
-    assert 130 < ingest.count_shards(3800 * mib) < 160  # 100 million rows
+    assert [ingest_claims.count_shards(size * mib) for size in (0, 1, 48, 49, 384)] == [
+        1,
+        1,
+        1,
+        2,
+        8,
+    ]
+    assert 130 < ingest_claims.count_shards(3800 * mib) < 160  # 100 million rows
     sizes = [48 * mib * k for k in range(1, 2000, 7)]
-    counts = [ingest.count_shards(size) for size in sizes]
+    counts = [ingest_claims.count_shards(size) for size in sizes]
     assert counts == sorted(counts)
     assert all(size / count <= 48 * mib for size, count in zip(sizes, counts, strict=True))
     assert sizes[-1] / counts[-1] > 11.9 * mib  # a quarter, whatever comes

@@ -21,7 +21,7 @@ from samples import SAMPLES, SHARED, needs_sample
 
 from bitimely_cli.main import main
 from bitimely_core.cache import open_cache
-from bitimely_core.claims import cohorts, labels, periods
+from bitimely_core.claims import cohorts, event_labels, periods
 
 CASES = SHARED / "cases" / "claims_files"
 MAP9 = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
@@ -375,8 +375,8 @@ def test_a_landmark_is_followed_in_its_period() -> None:
             "period_ends": pl.List(pl.Int32),
         },
     )
-    landmark = labels.Landmark(landmark_days=100, gap_days=0, horizon_days=200)
-    followed = labels.apply_landmark(cohort, ["chf"], landmark)
+    landmark = event_labels.Landmark(landmark_days=100, gap_days=0, horizon_days=200)
+    followed = event_labels.apply_landmark(cohort, ["chf"], landmark)
     assert followed["y_chf"].to_list() == [None, 0], "unknown is null, never 0"
 
 

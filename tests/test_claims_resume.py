@@ -18,8 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from bitimely_core import cache, workflows
-from bitimely_core.claims import clean, ingest, pass1_clean, pseudonyms, spill, steps, synthetic
-from bitimely_core.claims.splits import read_split_file
+from bitimely_core.claims import (
+    clean,
+    ingest_claims,
+    pass1_clean,
+    pseudonyms,
+    spill,
+    steps,
+    synthetic_claims,
+)
+from bitimely_core.claims.subject_splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import table_text, tables
 from bitimely_core.progress import show_progress
@@ -32,7 +40,7 @@ SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_text, "BLOCK", SMALL["BLOCK"])
     monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["SPILL_ROWS"])
-    monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+    monkeypatch.setattr(ingest_claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
 @pytest.fixture
@@ -49,7 +57,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(home, name, wrapped)
 
-    for home, name in ((clean, "clean_rows"), (steps, "label_shard"), (synthetic, "write_cohort")):
+    for home, name in (
+        (clean, "clean_rows"),
+        (steps, "label_shard"),
+        (synthetic_claims, "write_cohort"),
+    ):
         count_calls(home, name)
     return counts
 
@@ -113,9 +125,9 @@ def files(home: Path) -> dict[str, bytes]:
 KILLED = """
 import os, signal, sys
 from bitimely_core import cache
-from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
+from bitimely_core.claims import clean, ingest_claims, pass1_clean, steps, synthetic_claims
 from bitimely_core.formats import table_text, tables
-table_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
+table_text.BLOCK, pass1_clean.SPILL_ROWS, ingest_claims.SHARD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):
@@ -254,7 +266,7 @@ def test_intact_synthetic_claims_are_not_made_again(
     (tmp_path / "complete").mkdir()
     killed("steps", "label_shard", 2, "synthetic-claims", None, out, options)
     (tmp_path / "complete" / "id.key").write_bytes((tmp_path / "killed" / "id.key").read_bytes())
-    monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
+    monkeypatch.setattr(ingest_claims, "SHARD_BYTES", SMALL["SHARD_BYTES"])
     cache.ingest("synthetic-claims", None, out, options=options)
     assert calls["write_cohort"] == calls["clean_rows"] == 0
     assert not (out / ".raw").exists()

@@ -408,13 +408,13 @@ def test_options_arrive_under_the_names_of_the_library() -> None:
     """
     import typer
 
-    from bitimely_cli import claims, options
+    from bitimely_cli import claims_options, options
 
     received: list[dict[str, Any]] = []
 
     def verb(
         *,
-        build: claims.ClaimsBuildOptions,
+        build: claims_options.ClaimsBuildOptions,
         other: int = 3,
         train: options.TrainOptions,
         start: options.StartOptions,
@@ -423,11 +423,11 @@ def test_options_arrive_under_the_names_of_the_library() -> None:
         return 0
 
     verb.__annotations__ |= {
-        "build": claims.ClaimsBuildOptions,
+        "build": claims_options.ClaimsBuildOptions,
         "train": options.TrainOptions,
         "start": options.StartOptions,
     }
-    build_options = [field.name for field in dataclasses.fields(claims.ClaimsBuildOptions)]
+    build_options = [field.name for field in dataclasses.fields(claims_options.ClaimsBuildOptions)]
 
     own = typer.Typer()
     own.command()(options.expand_options(verb))

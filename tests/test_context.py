@@ -15,7 +15,7 @@ from bitimely_cli.main import main
 from bitimely_core import models
 from bitimely_core.data import batch_sequences, collate, order_sequences
 from bitimely_core.errors import UserError
-from bitimely_core.evaluate.predict import predict, predict_rows
+from bitimely_core.evaluate.prediction import predict, predict_rows
 from bitimely_core.heads import Head, losses
 from bitimely_core.models.context import Context, choose_distances, find_sides
 from bitimely_core.run import Run

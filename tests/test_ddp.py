@@ -826,7 +826,7 @@ def test_only_a_training_waits_for_other_processes(
 def test_devices_that_a_launcher_overrules_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bitimely_cli.training import _launch_processes
+    from bitimely_cli.run_verbs import _launch_processes
 
     set_group(monkeypatch, WORLD_SIZE="3")
     _launch_processes(3)

@@ -20,12 +20,12 @@ from sksurv.util import Surv
 from bitimely_cli.main import main
 from bitimely_core import tokens
 from bitimely_core.claims import protected_scores
+from bitimely_core.claims.event_labels import Landmark
 from bitimely_core.claims.event_times import add_event_times, add_record_times, parse_horizons
-from bitimely_core.claims.labels import Landmark
-from bitimely_core.evaluate import survival
+from bitimely_core.evaluate import survival_metrics
 from bitimely_core.methods import counts as method
 from bitimely_core.methods import hazards
-from bitimely_core.methods.contract import FittedMethod
+from bitimely_core.methods.method_contract import FittedMethod
 from bitimely_core.report import score_blocks
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
@@ -160,7 +160,7 @@ def test_from_claims_to_scores_of_times_to_event(home):
         time, event, risk = (frame[f"{what}_{name}"].to_numpy() for what in ("time", "event", "p"))
         kept = np.isfinite(time)
         assert set(np.unique(event[kept])) <= {0, 1, 2}
-        found = survival.estimate_concordance(
+        found = survival_metrics.estimate_concordance(
             time[kept], event[kept], risk[kept], np.arange(kept.sum()), int(kept.sum())
         ).value
         assert one["c_index"]["value"] == (
@@ -209,7 +209,7 @@ def test_groups_of_risk_have_the_observed_incidence():
     time = np.where(draw.random(3000) < risk, draw.integers(1, 366, 3000), 365.5)
     event = (time < 365.5).astype(float)
     target = np.stack([time, event], 1)[:, None]
-    found = survival.describe_groups(target, risk[:, None], ["chf@365d"], 4)["chf"]
+    found = survival_metrics.describe_groups(target, risk[:, None], ["chf@365d"], 4)["chf"]
     assert [group.name for group in found.groups] == ["lowest", "middle", "highest"]
     for group, low, high in zip(found.groups, (0, 1, 2), (1, 2, 3), strict=True):
         own = (risk > np.quantile(risk, low / 3)) & (risk <= np.quantile(risk, high / 3))
@@ -242,7 +242,7 @@ def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
         [rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * day)) for day in (100, 365)], 1
     )
     target = np.repeat(np.stack([time, event], 1)[:, None], 2, 1)
-    found = survival.describe_groups(target, risk, ["chf@100d", "chf@365d"], 4)["chf"]
+    found = survival_metrics.describe_groups(target, risk, ["chf@100d", "chf@365d"], 4)["chf"]
     assert [group.n for group in found.deciles] == [300] * 10
     order = np.argsort(risk[:, 1])
     for k, group in enumerate(found.deciles):
@@ -265,7 +265,7 @@ def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
 def test_counts_between_thirds_and_tenths_are_withheld():
     _, rate, deadly, time, event = draw_times(1500, 3)
     risk = (rate / (rate + deadly))[:, None]
-    found = survival.describe_groups(
+    found = survival_metrics.describe_groups(
         np.stack([np.ceil(time), event], 1)[:, None], risk, ["chf@365d"], 4
     )["chf"]
     shown = protected_scores.protect_groups(found, 1500)
@@ -338,7 +338,7 @@ def test_where_all_events_are_on_one_day_the_single_code_has_the_largest_correla
 
 def test_no_interval_of_an_incidence_has_width_zero():
     time = np.full(8, 365.5)
-    value, lo, hi = survival.find_incidence_interval(time, np.zeros(8), 365)
+    value, lo, hi = survival_metrics.find_incidence_interval(time, np.zeros(8), 365)
     assert (value, lo) == (0, 0)
     assert hi == pytest.approx(1 - 0.025 ** (1 / 8))  # Clopper and Pearson
 

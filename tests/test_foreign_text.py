@@ -20,7 +20,7 @@ from bitimely_cli.main import main
 from bitimely_cli.screen import screen
 from bitimely_core.errors import quote_formula
 from bitimely_core.report.numbers import to_csv
-from bitimely_core.report.text import markdown_text
+from bitimely_core.report.page_text import markdown_text
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",

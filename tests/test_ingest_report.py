@@ -19,7 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report import ingest_page, recording_figures
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.types import Annotation
 
 RATE, SECONDS = 200, 120

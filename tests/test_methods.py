@@ -17,7 +17,7 @@ import bitimely
 from bitimely_cli.main import main
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
-from bitimely_core.methods import classifiers, contract, kernels, lengths, linear, rates
+from bitimely_core.methods import classifiers, kernels, lengths, linear, method_contract, rates
 from bitimely_core.records import read_result_table
 from bitimely_core.registry import methods
 from bitimely_core.schemas.runs import RunRecord
@@ -170,10 +170,10 @@ def test_a_number_alone_predicts_as_scikit_learn_does():
 
 
 def test_a_fitted_method_is_stored_as_arrays_and_text(tmp_path):
-    config = contract.validate(methods["features"].facts.config, {"name": "features"})
+    config = method_contract.validate(methods["features"].facts.config, {"name": "features"})
     arrays = {"weights": np.arange(6.0).reshape(2, 3), "bias": np.array([-np.inf, 0.1, 1.0])}
-    contract.FittedMethod(config, "classification", ("a", "b", "c"), arrays).save(tmp_path)
-    again = contract.load(tmp_path)
+    method_contract.FittedMethod(config, "classification", ("a", "b", "c"), arrays).save(tmp_path)
+    again = method_contract.load(tmp_path)
     assert (again.name, again.task, again.class_names) == (
         "features",
         "classification",
@@ -186,7 +186,7 @@ def test_a_fitted_method_is_stored_as_arrays_and_text(tmp_path):
     }
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError):
-        contract.load(tmp_path)
+        method_contract.load(tmp_path)
 
 
 # --- rates
@@ -219,10 +219,10 @@ class Beats:
 def test_rates_are_found_below_stronger_multiples_and_at_rates_between_those_of_the_training():
     few = Beats(np.repeat([40.0, 55.0, 85.0, 120.0], 50))
     new = Beats(np.linspace(45.0, 110.0, 60))
-    config = contract.make_config("rates", few)
-    rows = contract.MethodRows(few), contract.MethodRows(Beats(np.zeros(0)))
-    fitted = contract.fit_method(config, contract.MethodFit(*rows, 0))
-    errors = np.abs(fitted.predict(contract.MethodRows(new)) / new.labels - 1)
+    config = method_contract.make_config("rates", few)
+    rows = method_contract.MethodRows(few), method_contract.MethodRows(Beats(np.zeros(0)))
+    fitted = method_contract.fit_method(config, method_contract.MethodFit(*rows, 0))
+    errors = np.abs(fitted.predict(method_contract.MethodRows(new)) / new.labels - 1)
     assert np.median(errors) < 0.02
     assert np.mean(errors < 0.05) > 0.9
 
@@ -297,7 +297,7 @@ def test_new_recordings_and_exports_give_the_predictions_of_the_run(home, capsys
     frame = model.predict(home / "cache" / "synthetic")
     run = bitimely.Run.open(f"{method}-staging", home)
     every = run.windows()
-    scored = run.head().predict(contract.MethodRows(every))
+    scored = run.head().predict(method_contract.MethodRows(every))
     keys = zip(every.index["recording_id"], every.index["start"], strict=True)
     stored = dict(zip(keys, scored, strict=True))
     both = [
@@ -381,7 +381,7 @@ def test_histories_have_counts_trees_and_a_single_code(tmp_path, capsys, monkeyp
     assert scores["baselines"]["single_code"]["auprc"]["value"] == values["single"]
     run = bitimely.Run.open("trees-synthetic-claims", tmp_path)
     test = run.windows()["test"]
-    prediction = run.head().predict(contract.MethodRows(test))
+    prediction = run.head().predict(method_contract.MethodRows(test))
     found = score("multilabel", test.targets(None), prediction, test.subjects(),
         class_names=test.class_names, bootstrap=0)  # fmt: skip
     assert found.metrics["auroc"].value > 0.6

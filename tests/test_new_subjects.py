@@ -26,7 +26,7 @@ from bitimely_cli.main import main
 from bitimely_core.claims import codes
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.evaluate import risk_calibration
-from bitimely_core.evaluate.predict import Computation
+from bitimely_core.evaluate.prediction import Computation
 from bitimely_core.workflows import calibrate
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"

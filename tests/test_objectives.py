@@ -14,7 +14,7 @@ from bitimely_core import models, objectives, registry, workflows
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
 from bitimely_core.models.tokenizers import FIRST, IGNORE
-from bitimely_core.objectives.tokens import GapConfig
+from bitimely_core.objectives.token_objectives import GapConfig
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)

@@ -18,8 +18,8 @@ from engines import SPARK_ENGINE
 from test_other_codes import DRUG, LAB, MEASUREMENT, ODD, RARE, START, Row, write_meds, write_tables
 
 from bitimely_core import cache, workflows
-from bitimely_core.claims import ingest as claims_ingest
-from bitimely_core.claims import kind
+from bitimely_core.claims import event_kind
+from bitimely_core.claims import ingest_claims as claims_ingest
 
 SUBJECTS = 120
 CHOICES: dict[str, dict[str, Any]] = {
@@ -147,7 +147,7 @@ def make(root: Path, source: str, engine: str) -> dict[str, str]:
         "pophr", root / "raw", home / "cache" / "pophr", options=options, keep_dates=True
     )
     for name, choices in CHOICES.items():
-        kind.write_sequences(
+        event_kind.write_sequences(
             home / "cache" / "pophr",
             home / "tokens" / name,
             **{"select": False, "min_codes": 2, "engine": engine, **choices},

@@ -13,7 +13,7 @@ import pytest
 
 from bitimely_core import page
 from bitimely_core.report import numbers, score_blocks
-from bitimely_core.report.text import make_slug, to_json
+from bitimely_core.report.page_text import make_slug, to_json
 from bitimely_core.schemas.scores import MetricValue, NightScores, RiskGroup, RiskGroups, RiskPoint
 
 

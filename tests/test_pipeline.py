@@ -19,7 +19,7 @@ from small import SMALL_RECIPE
 
 from bitimely_core import catalog, pipeline, registry
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline import workers
+from bitimely_core.pipeline import stage_workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.train.devices import use_threads
@@ -559,9 +559,9 @@ def test_each_process_has_gpus_among_those_that_were_given(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    gpus = workers.list_gpus()
-    assert [workers.choose_gpus(gpus, number, devices) for number in range(1, 5)] == expected
-    assert workers.choose_gpus(["0"], 1, 1) == workers.choose_gpus([], 1, 1) == []
+    gpus = stage_workers.list_gpus()
+    assert [stage_workers.choose_gpus(gpus, number, devices) for number in range(1, 5)] == expected
+    assert stage_workers.choose_gpus(["0"], 1, 1) == stage_workers.choose_gpus([], 1, 1) == []
 
 
 @pytest.mark.parametrize(
@@ -574,7 +574,7 @@ def test_processes_beside_each_other_have_one_thread(
     if chosen is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     with use_threads(2):
-        with workers.limit_threads(jobs):
+        with stage_workers.limit_threads(jobs):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 2
 

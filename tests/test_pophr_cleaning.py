@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bitimely_core.claims import clean, codes, dates, labels, splits
+from bitimely_core.claims import clean, codes, dates, event_labels, subject_splits
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
@@ -198,22 +198,25 @@ def test_controls_near_the_disease_lose_their_label() -> None:
         codes.IcdCode("icd9", "790.2", ("250.4",), "exact"),
         codes.IcdCode("icd9", "496", ("496",), "exact"),
     ]
-    labelled = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people)
+    labelled = event_labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people)
     assert labelled["y_x"].to_list() == [1, None, None, None, 0]
-    assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people)[
+    assert event_labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people)[
         "y_x"
     ].to_list() == [1, None, 0, None, 0]
-    assert labels.exclude_controls(rows, found, {"x": frozenset()}, people)["y_x"].to_list() == [
-        1,
-        0,
-        0,
-        None,
-        0,
-    ]
+    assert event_labels.exclude_controls(rows, found, {"x": frozenset()}, people)[
+        "y_x"
+    ].to_list() == [1, 0, 0, None, 0]
 
 
 def test_the_bins_of_the_cache_keep_the_splits() -> None:
     names = [f"s{i}" for i in range(3000)]
-    kept = [splits.assign_split_of_bin(n) for n in splits.compute_bins(names, seed=3)]
-    assert kept == [splits.assign_split(splits.hash_subject(name, 3)) for name in names]
-    assert splits.hash_subject("a") == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64
+    kept = [
+        subject_splits.assign_split_of_bin(n) for n in subject_splits.compute_bins(names, seed=3)
+    ]
+    assert kept == [
+        subject_splits.assign_split(subject_splits.hash_subject(name, 3)) for name in names
+    ]
+    assert (
+        subject_splits.hash_subject("a")
+        == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64
+    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from bitimely_core.claims import prevalence, shortcut_baselines
-from bitimely_core.claims.choices import SequenceChoices
+from bitimely_core.claims.sequence_choices import SequenceChoices
 from bitimely_core.schemas.tokens import SequenceFunnel
 
 

@@ -19,11 +19,11 @@ from bitimely_core.claims import (
     label_rules,
     phecode_maps,
     prevalence,
-    splits,
     steps,
+    subject_splits,
 )
 from bitimely_core.claims.build import build_sequences
-from bitimely_core.claims.choices import SequenceChoices, parse_landmark
+from bitimely_core.claims.sequence_choices import SequenceChoices, parse_landmark
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -82,7 +82,7 @@ def test_3_a_subject_of_the_test_split_changes_nothing_for_others(seed: int) -> 
     new = next(
         name
         for name in (f"new{i}" for i in range(99))
-        if splits.assign_split(splits.hash_subject(name)) == "test"
+        if subject_splits.assign_split(subject_splits.hash_subject(name)) == "test"
     )
     rows = events.filter(pl.col("subject_id") == "s1").with_columns(subject_id=pl.lit(new))
     again = build_sequences(pl.concat([rows, events]), subjects, phemap, **params)
@@ -185,7 +185,8 @@ def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
     rows, _ = clean.clean_rows(events, book)
     cohort = rows.select("subject_id").unique().sort("subject_id")
     placed = [
-        splits.assign_split(splits.hash_subject(name), 0.6, 0.2) for name in cohort["subject_id"]
+        subject_splits.assign_split(subject_splits.hash_subject(name), 0.6, 0.2)
+        for name in cohort["subject_id"]
     ]
     unknown = [pl.lit(None, pl.Int32).alias(name) for name in ("birth_day", "obs_end")]
     cohort = cohort.with_columns(*unknown, pl.Series("split", placed))
@@ -206,7 +207,7 @@ def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
 
 def split_shard(shard: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard]:
     """Its subjects by their hash, each shard with its own numbers."""
-    place = splits.assign_shards(shard.cohort["subject_id"], shards).tolist()
+    place = subject_splits.assign_shards(shard.cohort["subject_id"], shards).tolist()
     found = []
     for k in range(shards):
         cohort = shard.cohort.filter(pl.Series(place) == k)

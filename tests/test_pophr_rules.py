@@ -193,7 +193,7 @@ def test_defining_phecodes_come_from_the_map() -> None:
 def test_a_stored_landmark_is_read() -> None:
     from dataclasses import asdict
 
-    from bitimely_core.claims.labels import Landmark
+    from bitimely_core.claims.event_labels import Landmark
     from bitimely_core.schemas.tokens import LandmarkOptions
 
     stored = asdict(Landmark(landmark_days=365))

@@ -173,7 +173,7 @@ def test_probabilities_are_those_of_evaluate_bit_for_bit(
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
-    from bitimely_core.evaluate.predict import predict
+    from bitimely_core.evaluate.prediction import predict
 
     opened_run = bitimely.Run.open("stager", home / "ws")
     windows, head = opened_run.windows(), opened_run.head()

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 
 from bitimely_core import data, models, report
-from bitimely_core.analyses import features
-from bitimely_core.analyses.features import VectorChoice, extract_vectors, list_choices
+from bitimely_core.analyses import plain_features
+from bitimely_core.analyses.plain_features import VectorChoice, extract_vectors, list_choices
 from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
 from bitimely_core.methods.linear import PENALTIES, extract_simple_features, fit_probe, standardise
@@ -208,7 +208,7 @@ def test_what_cannot_be_probed_is_refused():
 
 
 def test_subjects_are_numbered_without_telling_their_order():
-    numbers, count = features.number_subjects(np.array([f"s{k:02d}" for k in range(20)]), 0)
+    numbers, count = plain_features.number_subjects(np.array([f"s{k:02d}" for k in range(20)]), 0)
     assert count == 20
     assert sorted(numbers) == list(range(20))
     assert list(numbers) != list(range(20))

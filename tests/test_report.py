@@ -38,8 +38,8 @@ from bitimely_core.page import (
 from bitimely_core.report import LIMIT, write_report
 from bitimely_core.report.canvas import reduce_matrix, reduce_trace
 from bitimely_core.report.numbers import to_csv
+from bitimely_core.report.page_text import clean_text, format_number
 from bitimely_core.report.svg import draw_figure
-from bitimely_core.report.text import clean_text, format_number
 
 HOSTILE = (
     "<script>alert(1)</script>",

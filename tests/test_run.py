@@ -12,7 +12,7 @@ from bitimely_core import storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.run import Run, hash_subjects, mark_subject
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects, TrialRecord
 from bitimely_core.schemas.scores import Scores

@@ -15,12 +15,6 @@ from torch import Generator, nn
 from bitimely_core import data, heads, models, objectives, report
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
-from bitimely_core.insight.gradients import (
-    compute_saliency,
-    gradient_magnitudes,
-    loss_fn,
-    randomise_run,
-)
 from bitimely_core.insight.regions import (
     find_shapelet_windows,
     mean_over_subjects,
@@ -29,6 +23,12 @@ from bitimely_core.insight.regions import (
     share_ratios,
 )
 from bitimely_core.insight.saliency import saliency
+from bitimely_core.insight.saliency_maps import (
+    compute_saliency,
+    gradient_magnitudes,
+    loss_fn,
+    randomise_run,
+)
 from bitimely_core.insight.shapelet_mining import MiningOptions, mine_shapelets
 from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.page import Figure, Table
@@ -222,7 +222,7 @@ def test_two_passes_are_added():
     both = []
     for direction, which in (("forward", "next"), ("backward", "previous")):
         encoded = one.model()(batch, directions=(direction,) * 2)
-        from bitimely_core.objectives.tokens import _make_part
+        from bitimely_core.objectives.token_objectives import _make_part
 
         part = _make_part(one.model(), batch, encoded, encoded.hidden[-1], which)
         loss = (part.prediction - part.target).square().sum() / part.valid.sum()

@@ -13,7 +13,7 @@ from test_results import planted
 
 from bitimely_cli.main import main
 from bitimely_core.page import Figure, Link, Table
-from bitimely_core.report.comparison import comparison_page
+from bitimely_core.report.comparison_page import comparison_page
 from bitimely_core.report.dashboard_page import FolderEntry, identify_arm, pool_seeds
 from bitimely_core.schemas.runs import PooledRuns, RunRecord
 

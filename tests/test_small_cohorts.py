@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from bitimely_core import privacy
 from bitimely_core.claims import protected_scores
 from bitimely_core.claims.protected_scores import protect_groups
-from bitimely_core.evaluate.survival import describe_groups
+from bitimely_core.evaluate.survival_metrics import describe_groups
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import name_horizon
 

@@ -18,7 +18,15 @@ from engines import SPARK
 
 from bitimely_core import workflows
 from bitimely_core.cache.workers import StopFlag
-from bitimely_core.claims import cluster, engines, ingest, pass1_clean, pass2_write, splits, steps
+from bitimely_core.claims import (
+    cluster,
+    engines,
+    ingest_claims,
+    pass1_clean,
+    pass2_write,
+    steps,
+    subject_splits,
+)
 from bitimely_core.errors import Exit, UserError
 
 pytestmark = SPARK
@@ -66,7 +74,7 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "icd9,phecode\n428,428\n250,250.2\n496,496\n401,401.1\n585,585\n"
     )
     monkeypatch.setattr(cluster, "PART_BYTES", 100_000)
-    monkeypatch.setattr(ingest, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(ingest_claims, "SHARD_BYTES", 100_000)
     monkeypatch.setattr("bitimely_core.formats.table_text.BLOCK", 40_000)
     return folder
 
@@ -142,7 +150,7 @@ def test_finished_parts_and_shards_are_not_made_again(
 
 def test_errors_of_executors_are_those_of_the_command(executors: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError) as own:
-        engines.run_tasks(partial(splits.read_split_file, tmp_path / "absent.csv"), [1, 2])
+        engines.run_tasks(partial(subject_splits.read_split_file, tmp_path / "absent.csv"), [1, 2])
     assert own.value.exit_code == Exit.USAGE
     with pytest.raises(UserError, match="ZeroDivisionError") as other:
         engines.run_tasks(partial(operator.truediv, 1), [1, 0])

@@ -20,7 +20,7 @@ from sksurv.util import Surv
 from test_event_inputs import GRID, OWN
 
 from bitimely_core import evaluate, heads, models
-from bitimely_core.evaluate import survival
+from bitimely_core.evaluate import survival_metrics
 from bitimely_core.models import survival as hazards
 from bitimely_core.types import Batch, name_horizon
 
@@ -45,18 +45,22 @@ def test_curves_weights_and_metrics_are_those_of_scikit_survival(seed, days):
     time, event, risk = draw_times(seed, days=days)
     outcome = Surv.from_arrays(event == 1, time)
     x, y = kaplan_meier_estimator(event == 1, time, reverse=True)
-    assert survival.estimate_censoring(time, event).evaluate(x) == pytest.approx(y, abs=1e-12)
+    assert survival_metrics.estimate_censoring(time, event).evaluate(x) == pytest.approx(
+        y, abs=1e-12
+    )
     free = CensoringDistributionEstimator().fit(outcome)
-    assert survival.weigh_uncensored(time, event, np.inf) == pytest.approx(
+    assert survival_metrics.weigh_uncensored(time, event, np.inf) == pytest.approx(
         free.predict_ipcw(outcome), abs=1e-9
     )
     units = np.arange(len(time))
-    found = survival.estimate_concordance(time, event, risk, units, len(time))
+    found = survival_metrics.estimate_concordance(time, event, risk, units, len(time))
     assert found.value == pytest.approx(
         concordance_index_censored(event == 1, time, risk)[0], abs=1e-9
     )
     for horizon in np.quantile(time, [0.2, 0.5, 0.8]):
-        auroc, brier = survival.estimate_horizon(time, event, risk, horizon, units, len(time))
+        auroc, brier = survival_metrics.estimate_horizon(
+            time, event, risk, horizon, units, len(time)
+        )
         assert auroc.value == pytest.approx(
             cumulative_dynamic_auc(outcome, outcome, risk, [horizon])[0][0], abs=1e-9
         )
@@ -69,7 +73,7 @@ def test_incidence_under_competing_risks_is_that_of_scikit_survival():
     time, event, _ = draw_times(0, deaths=True, days=True)
     x, y, _ = cumulative_incidence_competing_risks(event, time, conf_type="log-log")
     swapped = np.where(event > 0, 3 - event, 0)  # death is the event
-    curves = [survival.estimate_incidence(time, causes) for causes in (event, swapped)]
+    curves = [survival_metrics.estimate_incidence(time, causes) for causes in (event, swapped)]
     for cause, curve in enumerate(curves, 1):
         assert curve.evaluate(x) == pytest.approx(y[cause], abs=1e-12)
     x, alive = kaplan_meier_estimator(event > 0, time)
@@ -89,7 +93,7 @@ def weigh_pairs(time, event, risk, weights):
 
 def test_influences_are_derivatives_and_death_leaves_a_subject_without_the_event():
     time, event, risk = draw_times(3, n=40, deaths=True)
-    found = survival.estimate_concordance(time, event, risk, np.arange(40), 40)
+    found = survival_metrics.estimate_concordance(time, event, risk, np.arange(40), 40)
     ones = np.ones(40)
     assert found.value == pytest.approx(weigh_pairs(time, event, risk, ones), abs=1e-12)
     assert abs(found.influence.sum()) < 1e-12
@@ -118,7 +122,9 @@ def test_scores_have_intervals_over_subjects_and_differences():
         train_target=target,
     )
     assert found.main == "c_index"
-    own = survival.estimate_concordance(time[7:], event[7:], risk[7:], np.arange(393), 393).value
+    own = survival_metrics.estimate_concordance(
+        time[7:], event[7:], risk[7:], np.arange(393), 393
+    ).value
     assert found.metrics["c_index"].value == pytest.approx(own, abs=1e-12)
     assert all(
         found.metrics[name].lo < found.metrics[name].value < found.metrics[name].hi
@@ -127,7 +133,9 @@ def test_scores_have_intervals_over_subjects_and_differences():
     assert found.baselines["noise"].metrics["c_index"].difference.lo > 0
     assert found.baselines["noise"].metrics["brier"].difference.hi < 0
     assert found.baselines["prior"].metrics["c_index"].value == 0.5
-    at_300 = survival.estimate_horizon(time[7:], event[7:], risk[7:] / 2, 300, np.arange(393), 393)
+    at_300 = survival_metrics.estimate_horizon(
+        time[7:], event[7:], risk[7:] / 2, 300, np.arange(393), 393
+    )
     assert (
         found.by_class["chf@300d"].auroc.value,
         found.by_class["chf@300d"].brier.value,
@@ -162,7 +170,9 @@ def test_a_horizon_that_nobody_is_observed_to_has_no_score():
         == "nobody is observed past day 365"
     )
     event[time > 300] = 1.0  # the last one has the event: everybody's state is known or stood for
-    found = survival.estimate_horizon(time, event, np.full(60, 0.5), 365, np.arange(60), 60)[1]
+    found = survival_metrics.estimate_horizon(
+        time, event, np.full(60, 0.5), 365, np.arange(60), 60
+    )[1]
     assert found.value == pytest.approx(0.25)
 
 
@@ -281,7 +291,7 @@ def test_heads_find_the_true_risk_and_censoring_does_not_bias_them(kind):
     assert risk.mean() == pytest.approx(true.mean(), abs=0.01)
     null = hazards.compute_incidence(start.reshape(1, 1, 2, -1), grid)
     assert float(null) == pytest.approx(
-        float(survival.estimate_incidence(time, event).evaluate(365.0)), abs=0.01
+        float(survival_metrics.estimate_incidence(time, event).evaluate(365.0)), abs=0.01
     )
 
 
@@ -337,7 +347,7 @@ def test_intervals_of_incidence_are_those_of_dinse_and_larson(days):
     compared = 0
     for day, value, low, high in zip(x, y[1], *bounds[1], strict=True):
         if 0 < value < 1:
-            found = survival.find_incidence_interval(time, event, day)
+            found = survival_metrics.find_incidence_interval(time, event, day)
             assert found == pytest.approx((value, low, high), abs=1e-9), day
             compared += 1
     assert compared > 15
@@ -347,21 +357,21 @@ def test_an_incidence_that_nobody_or_everybody_reaches_has_the_interval_of_a_sha
     from bitimely_core.evaluate.intervals import bound_share
 
     time, event = np.array([5.0, 7.0, 9.0, 9.0]), np.array([0, 2, 1, 0])
-    value, *bounds = survival.find_incidence_interval(time, event, 8.0)
+    value, *bounds = survival_metrics.find_incidence_interval(time, event, 8.0)
     # three are known on the day 8: the death and those who are seen later
     assert (value, *bounds) == (0.0, *bound_share(0.0, 3.0))
-    value, *bounds = survival.find_incidence_interval(time, event, 1.0)
+    value, *bounds = survival_metrics.find_incidence_interval(time, event, 1.0)
     assert (value, *bounds) == (0.0, *bound_share(0.0, 4.0))
     everybody = np.ones(4, np.int64)
-    value, *bounds = survival.find_incidence_interval(time, everybody, 9.0)
+    value, *bounds = survival_metrics.find_incidence_interval(time, everybody, 9.0)
     assert (value, *bounds) == (1.0, *bound_share(1.0, 4.0))
-    assert survival.find_incidence_interval(np.zeros(0), np.zeros(0), 9.0)[0] == 0.0
+    assert survival_metrics.find_incidence_interval(np.zeros(0), np.zeros(0), 9.0)[0] == 0.0
 
 
 def test_who_has_an_event_or_dies_on_a_day_is_not_at_risk_to_be_censored_on_it():
     time = np.array([1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 4.0])
     event = np.array([0, 1, 2, 0, 2, 0, 1])
-    found = survival.estimate_censoring(time, event)
+    found = survival_metrics.estimate_censoring(time, event)
     at_risk = {1.0: 7, 2.0: 4, 3.0: 2, 4.0: 1}  # without events and deaths of the day
     expected = np.cumprod(
         [
@@ -374,14 +384,14 @@ def test_who_has_an_event_or_dies_on_a_day_is_not_at_risk_to_be_censored_on_it()
 
 def test_an_event_on_the_day_on_which_all_others_are_censored_has_no_weight():
     time, event = np.array([1.0, 5.0, 5.0, 5.0]), np.array([1, 1, 0, 0])
-    weights = survival.weigh_uncensored(time, event, 6.0)
+    weights = survival_metrics.weigh_uncensored(time, event, 6.0)
     assert weights.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_leverage_of_a_concordance_is_the_larger_share_in_events_and_in_people():
     time, event, risk = draw_times(2, n=30)
     units = np.arange(30) % 6
-    found = survival.estimate_concordance(time, event, risk, units, 6).weights
+    found = survival_metrics.estimate_concordance(time, event, risk, units, 6).weights
     events = np.bincount(units, event == 1, 6) / (event == 1).sum()
     assert found.leverage == pytest.approx(np.maximum(events, 1 / 6))
     assert found.df == pytest.approx(found.leverage.sum() ** 2 / (found.leverage**2).sum() - 2)
@@ -393,7 +403,9 @@ def test_groups_are_thirds_and_tenths_of_the_risk_with_their_observed_incidence(
     target = np.repeat(np.stack([time, event], 1)[:, None], 2, axis=1)
     target[0] = np.nan  # not known: in no group
     prediction = np.stack([risk / 2, risk], 1)
-    (label, groups), *others = survival.describe_groups(target, prediction, names, 5).items()
+    (label, groups), *others = survival_metrics.describe_groups(
+        target, prediction, names, 5
+    ).items()
     assert (label, others) == ("d", [])
     assert groups.horizons == [100.0, 400.0]
     assert [group.name for group in groups.groups] == ["lowest", "middle", "highest"]
@@ -409,7 +421,9 @@ def test_groups_are_thirds_and_tenths_of_the_risk_with_their_observed_incidence(
             for point in group.points:
                 assert point.at_risk == (time[rows] > point.day).sum()
                 assert point.events == ((event[rows] == 1) & (time[rows] <= point.day)).sum()
-                expected = survival.find_incidence_interval(time[rows], event[rows], point.day)
+                expected = survival_metrics.find_incidence_interval(
+                    time[rows], event[rows], point.day
+                )
                 assert (point.incidence, point.lo, point.hi) == pytest.approx(expected)
     days = [point.day for point in groups.groups[0].points]
     assert days == [80.0, 100.0, 160.0, 240.0, 320.0, 400.0]
@@ -419,9 +433,9 @@ def test_groups_are_thirds_and_tenths_of_the_risk_with_their_observed_incidence(
 def test_people_of_one_risk_are_one_group():
     target = np.array([[[4.0, 1.0]], [[5.0, 0.0]], [[6.0, 1.0]]])
     names = [name_horizon("d", 10)]
-    same = survival.describe_groups(target, np.full((3, 1), 0.3), names, 2)["d"]
+    same = survival_metrics.describe_groups(target, np.full((3, 1), 0.3), names, 2)["d"]
     assert [(group.name, group.n) for group in same.groups] == [("all", 3)]
-    two = survival.describe_groups(target, np.array([[0.3], [0.3], [0.9]]), names, 2)["d"]
+    two = survival_metrics.describe_groups(target, np.array([[0.3], [0.3], [0.9]]), names, 2)["d"]
     assert [(group.name, group.n) for group in two.groups] == [("lower", 2), ("higher", 1)]
 
 
@@ -429,7 +443,7 @@ def score_by_weights(time, event, risk, horizon, weights):
     """AUROC and Brier score at a horizon by their definitions, of rows with weights beside those
     against censoring, which are held.
     """
-    inverse = survival.weigh_uncensored(time, event, horizon)
+    inverse = survival_metrics.weigh_uncensored(time, event, horizon)
     case = (event == 1) & (time <= horizon)
     brier = np.average(inverse * (case - risk) ** 2, weights=weights)
     w, v = inverse * weights * case, inverse * weights * ~case
@@ -442,7 +456,7 @@ def test_influences_at_a_horizon_are_derivatives():
     risk = np.round(risk, 1)  # with ties
     units = np.arange(50)
     for horizon in (100.0, 300.0):
-        found = survival.estimate_horizon(time, event, risk, horizon, units, 50)
+        found = survival_metrics.estimate_horizon(time, event, risk, horizon, units, 50)
         exact = score_by_weights(time, event, risk, horizon, np.ones(50))
         assert [estimate.value for estimate in found] == pytest.approx(exact, abs=1e-12)
         for u in range(50):

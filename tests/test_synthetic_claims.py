@@ -18,10 +18,10 @@ import pytest
 from samples import SAMPLES, require_sample
 
 from bitimely_core import registry
-from bitimely_core.claims import synthetic as module
+from bitimely_core.claims import synthetic_claims as module
 from bitimely_core.claims import synthetic_draws
-from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.synthetic import write_cohort
+from bitimely_core.claims.claims_reading import ClaimsOptions
+from bitimely_core.claims.synthetic_claims import write_cohort
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe

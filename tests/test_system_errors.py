@@ -227,9 +227,9 @@ ASKS = {
     "describe_failure",
 }
 ALLOWED = {  # file: functions that need not ask
-    "analyses/features.py": {"_is_default"},  # the model has no such vector
+    "analyses/plain_features.py": {"_is_default"},  # the model has no such vector
     "workflows/ingest.py": {"ingest", "add_tokens"},  # `_make_finding` raises it again
-    "evaluate/vectors.py": {"read_vectors"},  # raises it again with its file
+    "evaluate/vector_files.py": {"read_vectors"},  # raises it again with its file
     "datasets/epilepsy.py": {"parse_segment"},  # of bytes in memory, as the next two
     "datasets/physionet_2012.py": {"_parse_cells", "read_set"},
     "formats/nsrr_xml.py": {"_make_event"},  # a cell
@@ -243,14 +243,14 @@ ALLOWED = {  # file: functions that need not ask
     "claims/engines.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     # a pipe that the other side has closed
     "cache/workers.py": {"_receive", "_serve_tasks"},
-    "pipeline/workers.py": {"_run_process"},  # stored with the stage
+    "pipeline/stage_workers.py": {"_run_process"},  # stored with the stage
     "train/distributed.py": {"claim_report"},  # a store that has ended with its machine
     "train/batches.py": {"read_ahead", "read_batches"},
     # handed to out_of_memory_error, which asks
     "train/loop.py": {"_read_parts", "_run_step", "_sum_losses", "_measure_score"},
     # an unknown name; from here on nothing is opened in the block
     "recipe.py": {"check_stage_name"},
-    "recordings/tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
+    "recordings/folder_tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
     "recordings/sample_tables.py": {"_make_series_record"},
     "recordings/points.py": {"_parse_time"},  # a cell
     "recordings/mapping.py": {"search_groups"},  # of a text in memory

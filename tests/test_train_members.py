@@ -21,7 +21,7 @@ from bitimely_core.records import read_result_table
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens import splits
-from bitimely_core.tokens.folds import write_fold
+from bitimely_core.tokens.fold_tokens import write_fold
 from bitimely_core.workflows import tokenize
 from bitimely_core.workflows.train import RECOMMENDED, find_kind
 

@@ -67,7 +67,7 @@ ALLOWED = {  # place -> why
     "bitimely_core/claims/subjects.py:write_csv": "into a string",
     "bitimely_core/workflows/predict.py:write_csv": "into a string",
     "bitimely_core/workflows/new_subjects.py:write_csv": "into a string",
-    "bitimely_core/claims/new_subjects.py:symlink_to": "in a TemporaryDirectory of the system",
+    "bitimely_core/claims/new_histories.py:symlink_to": "in a TemporaryDirectory of the system",
     "bitimely_cli/main.py:open": "of the null device",
     "bitimely_cli/signals.py:write": "to a pipe",
     "bitimely_core/workflows/prepare.py:symlink_to": "in a TemporaryDirectory of the system",

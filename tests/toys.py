@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from bitimely_core import cache, manifests, registry, storage
-from bitimely_core.cache import units
+from bitimely_core.cache import unit_groups
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
 from bitimely_core.progress import show_progress
@@ -209,7 +209,7 @@ def same(one: Record, other: Record) -> bool:
 
 
 def start(
-    raw: Path, out: Path, *, jobs: int = 1, big: int = units.LARGE_UNIT, **limits: int
+    raw: Path, out: Path, *, jobs: int = 1, big: int = unit_groups.LARGE_UNIT, **limits: int
 ) -> subprocess.Popen[str]:
     """`ingest` of the toy data in a process group of its own; exits with the code of the report."""
     return subprocess.Popen(
@@ -237,7 +237,7 @@ def main() -> None:
         sys.stdout.flush()
 
     raw, out, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    jobs, units.LARGE_UNIT = options.pop("jobs"), options.pop("big")
+    jobs, unit_groups.LARGE_UNIT = options.pop("jobs"), options.pop("big")
     for name, value in options.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)

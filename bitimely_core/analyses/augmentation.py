@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitimely_core.augment.batches import augment_batches
+from bitimely_core.augment.augmented_batches import augment_batches
 from bitimely_core.data import batches
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import Line, LinePlot, Page, PageBuilder

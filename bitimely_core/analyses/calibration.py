@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses import features
-from bitimely_core.analyses.features import format_metric
+from bitimely_core.analyses import plain_features
+from bitimely_core.analyses.plain_features import format_metric
 from bitimely_core.analyses.reliability import (
     Reliability,
     ReliabilityByName,
@@ -37,9 +37,9 @@ from bitimely_core.analyses.reliability import (
 )
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import conformal
-from bitimely_core.evaluate.predict import predict_rows as predict_network
+from bitimely_core.evaluate.prediction import predict_rows as predict_network
 from bitimely_core.evaluate.verdicts import count_units
-from bitimely_core.methods.contract import FittedMethod, MethodRows
+from bitimely_core.methods.method_contract import FittedMethod, MethodRows
 from bitimely_core.page import (
     BarPlot,
     HeatMap,
@@ -102,13 +102,13 @@ def calibration(
     no_input without test rows.
     """
     run = runs[0]
-    windows = features.require_labels(run, "calibration")
+    windows = plain_features.require_labels(run, "calibration")
     head = _require_head(run)
     rows = {
-        split: features.draw_rows(windows, split, sequences, seed)
+        split: plain_features.draw_rows(windows, split, sequences, seed)
         for split in ("validation", "test")
     }
-    features.require_rows(windows, "test", rows["test"], "expected a test split with labels")
+    plain_features.require_rows(windows, "test", rows["test"], "expected a test split with labels")
     parts = {
         split: PredictedRows(
             drawn,
@@ -118,13 +118,15 @@ def calibration(
         for split, drawn in rows.items()
     }
     _, prediction, target = parts["test"]
-    test = features.TestSplit(windows, rows["test"], target, bootstrap)
+    test = plain_features.TestSplit(windows, rows["test"], target, bootstrap)
     train = windows["train"]
     scores = test.score(prediction, train_target=train.targets(None) if len(train) else None)
-    units, n_units = features.number_subjects(test.subjects, seed)
-    page = features.start_scored_page(f"Calibration of {run.name}", run, "test", n_units, seed)
+    units, n_units = plain_features.number_subjects(test.subjects, seed)
+    page = plain_features.start_scored_page(
+        f"Calibration of {run.name}", run, "test", n_units, seed
+    )
     page.notice(*scores.remarks)
-    features.describe_rows(page, windows, rows)
+    plain_features.describe_rows(page, windows, rows)
     page.fact("Subjects", f"{n_units}, numbered at random")
     page.fact("Bins", f"{bins} of equal width")
     page.fact("Bootstrap", f"{bootstrap:,} resamples of {n_units} subjects")

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses import features
+from bitimely_core.analyses import plain_features
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.heads import POOLS
@@ -198,7 +198,7 @@ def embedding(
     neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = features.require_labels(run, "embedding")
+    windows = plain_features.require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(
@@ -211,7 +211,7 @@ def embedding(
     perplexity = _limit_option("--perplexity", perplexity, 30.0, (len(rows) - 1) / 3, len(rows))
     choice = _choose_vector(run, readout, layers)
     labels = _group_labels(windows, rows, label)
-    units, n_units = features.number_subjects(
+    units, n_units = plain_features.number_subjects(
         windows.whole_index["subject_id"].to_numpy()[rows], seed
     )
     models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
@@ -221,8 +221,8 @@ def embedding(
         name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, counted)
         for name, x in spaces.items()
     }
-    page = features.start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
-    features.note_sample(page, len(rows), windows, split)
+    page = plain_features.start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
+    plain_features.note_sample(page, len(rows), windows, split)
     if windows.task == "regression":
         page.notice("The targets are numbers; tertiles of the target serve as labels.")
     page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
@@ -261,14 +261,14 @@ def _compute_spaces(
     models: Mapping[str, Any],
     windows: Windows,
     rows: Array,
-    choice: features.VectorChoice,
+    choice: plain_features.VectorChoice,
     device: str,
 ) -> dict[str, Array]:
     """Standardised vectors [n, D] of the models, and features that need none."""
     spaces = {}
     for name, model in models.items():
         label = f"{name} vectors"
-        vectors = features.extract_vectors(
+        vectors = plain_features.extract_vectors(
             model, windows, rows, [choice], device=device, label=label
         )
         spaces[name] = standardise(vectors[choice])[0]
@@ -289,9 +289,9 @@ def _limit_option(flag: str, value: float | None, default: float, most: float, r
     return min(default, most) if value is None else value
 
 
-def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice:
+def _choose_vector(run: Run, readout: str, layers: str) -> plain_features.VectorChoice:
     check_choice("readout", readout or None, POOLS)
-    default = features.default_choice(run)
+    default = plain_features.default_choice(run)
     depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
         raise usage_error(
@@ -299,7 +299,7 @@ def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice
         )
     if not readout and layers == "last":
         return default
-    return features.VectorChoice(readout or default.readout, layers)
+    return plain_features.VectorChoice(readout or default.readout, layers)
 
 
 HOW_TO_READ = (

@@ -41,7 +41,7 @@ from bitimely_core.models import Model
 from bitimely_core.models.factory import complete_config
 from bitimely_core.models.tokenizers import FIRST, IGNORE, samples_per_token
 from bitimely_core.objectives import Objective
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses, models

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses import features
+from bitimely_core.analyses import plain_features
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.errors import usage_error
@@ -59,8 +59,8 @@ class ProbeScores(NamedTuple):
 
     probes: dict[str, LinearProbe]
     scores: TaskScores
-    choices: list[features.VectorChoice]
-    default: features.VectorChoice
+    choices: list[plain_features.VectorChoice]
+    default: plain_features.VectorChoice
 
     @property
     def main(self) -> str:
@@ -154,7 +154,7 @@ def probing(
     2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = features.require_labels(run, "probing")
+    windows = plain_features.require_labels(run, "probing")
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}
@@ -164,19 +164,19 @@ def probing(
         models["random"] = draw_random_weights(run.model(), seed)
     probes = fit_model_probes(models, windows, rows, target, choices, device=device)
     probes["raw"] = fit_simple_features(windows, rows, target)
-    test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
+    test = plain_features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     baselines = {name: probe.prediction for name, probe in probes.items()}
-    default = features.default_choice(run)
+    default = plain_features.default_choice(run)
     first = baselines.pop(make_key("trained", default))
     scores = test.score(first, baselines, target["train"])
     probed = ProbeScores(probes, scores, choices, default)
     tuned = _score_fine_tuned(runs, test, probed, device)
     n_subjects = scores.n_subjects or 0
-    page = features.start_scored_page(f"Probes on {run.name}", run, "test", n_subjects, seed)
+    page = plain_features.start_scored_page(f"Probes on {run.name}", run, "test", n_subjects, seed)
     for other in runs[1:]:
-        page.notice(*features.start_scored_page("", other, "test", n_subjects, seed).notices)
+        page.notice(*plain_features.start_scored_page("", other, "test", n_subjects, seed).notices)
     page.notice(*scores.remarks)
-    features.describe_rows(page, windows, rows)
+    plain_features.describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
     page.fact("Intervals", f"over {scores.n_subjects} subjects")
@@ -190,11 +190,11 @@ def probing(
 
 def _list_choices(
     run: Run, windows: Windows, rows: Mapping[str, Array], readouts: str
-) -> list[features.VectorChoice]:
+) -> list[plain_features.VectorChoice]:
     """Layers of the named readouts, with the default of the run."""
     names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
-    choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
-    default = features.default_choice(run)
+    choices = plain_features.list_choices(run.model(), windows, int(rows["train"][0]), names)
+    default = plain_features.default_choice(run)
     return choices if default in choices else [default, *choices]
 
 
@@ -224,12 +224,12 @@ def draw_splits(windows: Windows, fitted: int, scored: int, seed: int) -> dict[s
     Raises UserError (no_input, exit 4) where train or test has none.
     """
     rows = {
-        split: features.draw_rows(windows, split, scored if split == "test" else fitted, seed)
+        split: plain_features.draw_rows(windows, split, scored if split == "test" else fitted, seed)
         for split in SPLITS
     }
     requirement = "a probe is fitted on the training split and scored on the test split"
     for split in ("train", "test"):
-        features.require_rows(windows, split, rows[split], requirement)
+        plain_features.require_rows(windows, split, rows[split], requirement)
     return rows
 
 
@@ -251,7 +251,7 @@ def fit_model_probes(
     windows: Windows,
     rows: Mapping[str, Array],
     target: Mapping[str, Array],
-    choices: Sequence[features.VectorChoice],
+    choices: Sequence[plain_features.VectorChoice],
     *,
     device: str = "cpu",
 ) -> dict[str, LinearProbe]:
@@ -261,7 +261,7 @@ def fit_model_probes(
     probes: dict[str, LinearProbe] = {}
     for name, model in models.items():
         x = {
-            split: features.extract_vectors(
+            split: plain_features.extract_vectors(
                 model, windows, drawn, choices, device=device, label=f"{name}: {split}"
             )
             for split, drawn in rows.items()
@@ -279,7 +279,7 @@ class FineTunedScores(NamedTuple):
     the frozen probe of its vector.
     """
 
-    choice: features.VectorChoice
+    choice: plain_features.VectorChoice
     metric: MetricValue
     difference: Difference | None
     frozen: float | None
@@ -301,7 +301,7 @@ class FineTunedScores(NamedTuple):
 
 
 def _score_fine_tuned(
-    runs: Sequence[Run], test: features.TestSplit, probed: ProbeScores, device: str
+    runs: Sequence[Run], test: plain_features.TestSplit, probed: ProbeScores, device: str
 ) -> dict[str, FineTunedScores]:
     """Scores of the fine-tuned ones of `runs`; the first that reads the default vector, else the
     first, is the reference of the differences.
@@ -309,7 +309,7 @@ def _score_fine_tuned(
     choices, predictions = {}, {}
     for run in runs:
         if run.head() is not None:
-            choices[run.name] = features.default_choice(run)
+            choices[run.name] = plain_features.default_choice(run)
             predictions[run.name] = predict_rows(
                 run.head(), test.windows, test.rows, f"predict {run.name}", device
             )
@@ -338,7 +338,7 @@ def _score_fine_tuned(
     return tuned
 
 
-def make_key(source: str, choice: features.VectorChoice) -> str:
+def make_key(source: str, choice: plain_features.VectorChoice) -> str:
     """The key of a probe; `source`: trained or random."""
     return f"{source} {choice.readout} {choice.layers}"
 
@@ -456,8 +456,8 @@ def _add_scores(
     page.figure("main-score", f"Probe: {name}", caption, bars)
     page.text(HOW_TO_READ)
     order = [
-        *(features.VectorChoice(readout, "last") for readout in PAPER_READOUTS),
-        *(features.VectorChoice(readout, "last-two") for readout in PAPER_READOUTS),
+        *(plain_features.VectorChoice(readout, "last") for readout in PAPER_READOUTS),
+        *(plain_features.VectorChoice(readout, "last-two") for readout in PAPER_READOUTS),
     ]
     paper = [choice for choice in order if choice in probed.choices]
     others = [choice for choice in probed.choices if choice not in order]
@@ -474,7 +474,7 @@ def _add_probes(
     title: str,
     caption: str,
     probed: ProbeScores,
-    choices: Sequence[features.VectorChoice],
+    choices: Sequence[plain_features.VectorChoice],
 ) -> None:
     """Add a table of probes, a row a choice, where there is any."""
     if not choices:
@@ -528,14 +528,14 @@ def _add_layers(page: PageBuilder, probed: ProbeScores) -> None:
     if not below:
         return
     depth = 1 + max(int(choice.layers) for choice in below)
-    readouts = sorted({choice.readout for choice in below}, key=list(features.WORDS).index)
+    readouts = sorted({choice.readout for choice in below}, key=list(plain_features.WORDS).index)
 
     def make_line(source: str, readout: str, suffix: str = "") -> Line:
         layers = [*map(str, range(1, depth)), "last"]
-        keys = [make_key(source, features.VectorChoice(readout, layer)) for layer in layers]
+        keys = [make_key(source, plain_features.VectorChoice(readout, layer)) for layer in layers]
         band = not suffix and readout == probed.default.readout
         return Line.from_metrics(
-            features.WORDS[readout] + suffix,
+            plain_features.WORDS[readout] + suffix,
             np.arange(1, depth + 1),
             map(probed.metric, keys),
             band=band,
@@ -569,7 +569,7 @@ def _verdict(probed: ProbeScores, data: str) -> str:
     if default.value is None:
         return f"{words}: {probed.name} is undefined here ({default.undefined_reason})."
     sentences = [
-        f"A probe on {words} reaches {probed.name} {features.format_metric(default)}.",
+        f"A probe on {words} reaches {probed.name} {plain_features.format_metric(default)}.",
         *(
             describe_difference(
                 (words, "features without a model" if key == "raw" else "random weights"),

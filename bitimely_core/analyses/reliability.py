@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
-from bitimely_core.analyses.features import make_metric
+from bitimely_core.analyses.plain_features import make_metric
 from bitimely_core.evaluate.risk_calibration import measure_calibration
 from bitimely_core.schemas.scores import (
     CorrectedDifference,

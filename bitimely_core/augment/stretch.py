@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from bitimely_core.augment.reading import read_at
+from bitimely_core.augment.interpolation import read_at
 from bitimely_core.registry import AugmentationFacts, augmentations
 from bitimely_core.types import AugmentationContext, LabelledRow
 

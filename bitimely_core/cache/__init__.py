@@ -16,9 +16,9 @@ All later steps read the cache, never a raw file. `ingest` fills the cache of on
       .progress/, .parts/ finished parts of an unfinished ingest: of recordings, of claims
 """
 
-from bitimely_core.cache.ingest import ingest
 from bitimely_core.cache.ingest_report import list_findings
 from bitimely_core.cache.ingest_run import PAGE
+from bitimely_core.cache.ingest_units import ingest
 from bitimely_core.cache.reading import Cache, open_cache, verify
 
 __all__ = ["PAGE", "Cache", "ingest", "list_findings", "open_cache", "verify"]

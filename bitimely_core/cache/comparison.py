@@ -16,7 +16,7 @@ from bitimely_core.cache import shards
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import find_unit_factor
-from bitimely_core.schemas.ingest import CachedPart, CachedUnit
+from bitimely_core.schemas.ingest_records import CachedPart, CachedUnit
 
 FACTOR = 300.0  # between two levels that follow each other: people differ by far less
 NAMES = 8  # channels in a line

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from bitimely_core import __version__
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.registry import DatasetFacts, Entry, find_versions
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     ErrorReport,
     FindingRecord,
     IngestReport,

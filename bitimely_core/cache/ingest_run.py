@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bitimely_core import __version__, storage
 from bitimely_core.cache import ingest_report, shards, source_use
-from bitimely_core.cache.units import describe_mismatch, describe_unreadable
+from bitimely_core.cache.unit_groups import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import (
     Exit,
@@ -25,7 +25,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
 from bitimely_core.registry import Choices, DatasetFacts, Entry
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedUnit,
     CacheSettings,
     ChecksumStatus,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
+from bitimely_core.cache.ingest_units import SUBJECTS_COPY
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -26,7 +26,7 @@ from bitimely_core.errors import (
     integrity_error,
 )
 from bitimely_core.records import BESIDE, STAGED_NAME
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedUnit,
     CacheManifest,
     EventsManifest,

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.formats.text import list_first
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedRecording,
     CachedUnit,
     DroppedRows,

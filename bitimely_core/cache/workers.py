@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any
 
-from bitimely_core.cache.units import IngestTask, ingest_group
+from bitimely_core.cache.unit_groups import IngestTask, ingest_group
 from bitimely_core.errors import (
     STOP_SIGNALS,
     Exit,
@@ -26,7 +26,7 @@ from bitimely_core.errors import (
     find_stop_code,
     replace_handlers,
 )
-from bitimely_core.schemas.ingest import CachedPart
+from bitimely_core.schemas.ingest_records import CachedPart
 from bitimely_core.system_errors import find_system_error
 
 # times that a unit is tried during which workers died: they may have been killed from outside

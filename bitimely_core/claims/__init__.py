@@ -41,7 +41,7 @@ from bitimely_core.registry import datasets
 if TYPE_CHECKING:
     from bitimely_core.claims.build import build_sequences
 
-datasets.provide("bitimely_core.claims.synthetic", "synthetic-claims")
+datasets.provide("bitimely_core.claims.synthetic_claims", "synthetic-claims")
 
 __all__ = ["build_sequences"]
 

@@ -23,10 +23,9 @@ from bitimely_core.claims import (
     phecode_maps,
     prevalence,
     sequence_builder,
-    splits,
     steps,
+    subject_splits,
 )
-from bitimely_core.claims.choices import SequenceChoices, check_value, parse_landmark
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.codes import FAMILIES, STEPS
 from bitimely_core.claims.label_rules import (
@@ -37,6 +36,7 @@ from bitimely_core.claims.label_rules import (
 )
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
+from bitimely_core.claims.sequence_choices import SequenceChoices, check_value, parse_landmark
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.tokens.sequences import SPECIAL
 
@@ -49,9 +49,9 @@ class HashSplit(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    seed: int = splits.SEED
-    train: Share = splits.TRAIN
-    validation: Share = splits.VALIDATION
+    seed: int = subject_splits.SEED
+    train: Share = subject_splits.TRAIN
+    validation: Share = subject_splits.VALIDATION
 
 
 class BuiltSequence(TypedDict):
@@ -253,12 +253,14 @@ def _assign_splits(
     subjects = list(map(str, cohort["subject_id"]))
     shares = HashSplit.model_validate(split or {})
     if override is None:
-        numbers = [splits.hash_subject(subject, shares.seed) for subject in subjects]
-        names = [splits.assign_split(u, shares.train, shares.validation) for u in numbers]
+        numbers = [subject_splits.hash_subject(subject, shares.seed) for subject in subjects]
+        names = [subject_splits.assign_split(u, shares.train, shares.validation) for u in numbers]
     else:
         if missing := [subject for subject in subjects if subject not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(subjects)} subjects")
-        names = [check_value("a split", override[subject], splits.SPLITS) for subject in subjects]
+        names = [
+            check_value("a split", override[subject], subject_splits.SPLITS) for subject in subjects
+        ]
     return cohort.with_columns(pl.Series("split", names, dtype=pl.String))
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.disclosure import CountDisclosure, Key
+from bitimely_core.claims.sequence_choices import SequenceChoices
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.errors import Finding, Reason, input_warning

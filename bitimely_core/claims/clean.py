@@ -23,7 +23,7 @@ from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, RowFaul
 from bitimely_core.claims.distinct import count_integers, number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
-from bitimely_core.schemas.ingest import ClaimsFunnel
+from bitimely_core.schemas.ingest_records import ClaimsFunnel
 
 GRACE_DAYS = 90  # days after death in which claims are still valid
 SILENT_DAYS = 3653  # days without a single row after which dates are in the future of the data

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from bitimely_core.claims import code_cells, codes
 from bitimely_core.claims.code_cells import EXACT, CodeForm
 from bitimely_core.claims.codes import FAMILIES, PhecodeTable, list_shapes, shape_text
-from bitimely_core.claims.sources.survey import EventReader
+from bitimely_core.claims.sources.source_survey import EventReader
 from bitimely_core.claims.unknown_dates import count_days
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
 

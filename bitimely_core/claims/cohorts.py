@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bitimely_core.claims import dates, label_rules, labels, periods
+from bitimely_core.claims import dates, event_labels, label_rules, periods
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule
 
@@ -197,16 +197,16 @@ def apply_cohort(
         if rule.name in {rules.outcome.rule, rules.index.rule}
     ]
     for rule in wanted:
-        marked = labels.select_rule_rows(rows, codes, rule, subjects["birth_day"])
-        met = labels.find_met_days(rule, marked)
-        first = labels.find_first_days(met, subjects.height)
+        marked = event_labels.select_rule_rows(rows, codes, rule, subjects["birth_day"])
+        met = event_labels.find_met_days(rule, marked)
+        first = event_labels.find_first_days(met, subjects.height)
         if rule.name == rules.index.rule:
             subjects = subjects.with_columns(event_day=first)
         if rule.name == rules.outcome.rule:
             outcomes = met
             doubtful = pl.col("birth_day").is_null() & first.is_not_null()
             subjects = subjects.with_columns(
-                diagnosis_day=labels.find_first_days(marked, subjects.height),
+                diagnosis_day=event_labels.find_first_days(marked, subjects.height),
                 doubtful=doubtful & (rule.min_age_years is not None),
             )
     return select_subjects(rules, subjects, outcomes, data_end)
@@ -315,9 +315,9 @@ def _list_index_tests(index: CohortIndex, frame: pl.DataFrame) -> dict[str, pl.E
     }
     least, most = index.min_age_years, index.max_age_years
     if least is not None or most is not None:
-        outside = day < pl.Series(labels.find_birthdays(frame["birth_day"], least or 0))
+        outside = day < pl.Series(event_labels.find_birthdays(frame["birth_day"], least or 0))
         if most is not None:
-            outside |= day >= pl.Series(labels.find_birthdays(frame["birth_day"], most + 1))
+            outside |= day >= pl.Series(event_labels.find_birthdays(frame["birth_day"], most + 1))
         tests["age"] = pl.col("birth_day").is_null() | outside
     if index.sex is not None:
         tests["sex"] = pl.col("sex").fill_null(0) != SEXES[index.sex]

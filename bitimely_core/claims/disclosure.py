@@ -17,8 +17,8 @@ import polars as pl
 from bitimely_core import privacy
 from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
-from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas.ingest import AgreementCell
+from bitimely_core.claims.subject_splits import SPLITS
+from bitimely_core.schemas.ingest_records import AgreementCell
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     PrevalenceCount,

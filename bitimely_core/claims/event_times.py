@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from bitimely_core.claims.labels import Landmark
+from bitimely_core.claims.event_labels import Landmark
 
 END_OF_DAY = 0.5
 

@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core.claims.clean import RULE_REASONS
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
-from bitimely_core.claims.sources.options import parse_label_columns
+from bitimely_core.claims.sources.source_options import parse_label_columns
 from bitimely_core.claims.subjects import SubjectCounts
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 

@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field
 
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule, RuleTable
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.phecode_maps import PhecodeMap
 from bitimely_core.claims.sources import ClaimsSource
 

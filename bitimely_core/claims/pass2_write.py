@@ -23,8 +23,8 @@ from bitimely_core import storage
 from bitimely_core.claims import (
     cluster,
     engines,
+    event_labels,
     label_rules,
-    labels,
     phecode_maps,
     shortcut_baselines,
     spill,
@@ -142,7 +142,7 @@ def _write_subject_files(job: ClaimsJob, shard: ClaimsShard, number: int) -> Non
     heads = np.frombuffer(b"".join(hashes), ">u4")[::8].astype(np.int64)
     frames = {
         "subjects": shard.cohort.select(name for name in columns if name in shard.cohort.columns),
-        "labels": labels.to_long_labels(shard.cohort, job.names),
+        "labels": event_labels.to_long_labels(shard.cohort, job.names),
         "contents": pl.DataFrame({"head": heads, "content": pl.Series(hashes, dtype=pl.Binary)}),
     }
     for kind, frame in frames.items():
@@ -274,7 +274,7 @@ def _apply_labels(shard: ClaimsShard, job: ClaimsJob) -> ClaimsShard:
     if job.options.control_exclusions and job.ruled:
         defining = label_rules.find_defining_phecodes(job.rules, job.codemap.tables)
         related = phecode_maps.related_phecodes(job.codemap, defining)
-        cohort = labels.exclude_controls(shard.rows, shard.codes, related, cohort)
+        cohort = event_labels.exclude_controls(shard.rows, shard.codes, related, cohort)
     rows = shard.rows.filter(~pl.col("late")).drop("late")
     return replace(shard, cohort=cohort, rows=rows)
 

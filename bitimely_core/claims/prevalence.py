@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from bitimely_core.claims import codes
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import sort_distinct
+from bitimely_core.claims.sequence_choices import SequenceChoices
 
 Z = 1.96  # of a 95 % interval
 

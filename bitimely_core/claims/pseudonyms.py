@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims import splits
+from bitimely_core.claims import subject_splits
 from bitimely_core.claims.distinct import number_texts, sort_stably
 from bitimely_core.claims.job import ClaimsJob
 
@@ -74,8 +74,8 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
             "digest": pl.Series(
                 [hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary
             ),
-            "split_bin": splits.compute_bins(names, job.options.seed),
-            "shard": splits.assign_shards(names, job.shards),
+            "split_bin": subject_splits.compute_bins(names, job.options.seed),
+            "shard": subject_splits.assign_shards(names, job.shards),
         }
     )
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import find_starts, sort_distinct
+from bitimely_core.claims.sequence_choices import SequenceChoices
 from bitimely_core.tokens.sequences import SPECIAL
 
 UNKNOWN = SPECIAL.index("[UNK]")

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from bitimely_core import storage
-from bitimely_core.claims import code_values, codes, engines, splits, steps
+from bitimely_core.claims import code_values, codes, engines, steps, subject_splits
 from bitimely_core.claims.label_rules import parse_rules
 from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.sequence_plan import SequencePlan
@@ -178,12 +178,12 @@ def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
 
     Raises UserError (config, exit 2) where the split file misses subjects.
     """
-    names = pl.Enum(splits.SPLITS)
+    names = pl.Enum(subject_splits.SPLITS)
     if plan.external and not plan.split_file:
         return cohort.with_columns(split=pl.lit("test", names)).drop("split_bin")
     if plan.split_file:
         path = Path(plan.split_file)
-        placed = splits.read_split_file(path, "as in subjects.parquet", numbers=True)
+        placed = subject_splits.read_split_file(path, "as in subjects.parquet", numbers=True)
         placed = placed.with_columns(pl.col("split").cast(names))
         cohort = cohort.drop("split", "split_bin", strict=False).join(
             placed, on="subject_id", how="left", maintain_order="left"
@@ -194,7 +194,7 @@ def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
         return cohort
     bins = sorted(cohort["split_bin"].unique().to_list())
     split = pl.col("split_bin").replace_strict(
-        bins, list(map(splits.assign_split_of_bin, bins)), return_dtype=names
+        bins, list(map(subject_splits.assign_split_of_bin, bins)), return_dtype=names
     )
     if "split" in cohort.columns:
         split = pl.col("split").cast(names).fill_null(split)

@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from bitimely_core.claims.distinct import find_starts
-from bitimely_core.claims.splits import SPLITS
+from bitimely_core.claims.subject_splits import SPLITS
 from bitimely_core.schemas.tokens import (
     BestCode,
     PartScores,

@@ -17,13 +17,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from bitimely_core.claims import codes, event_times, labels, prevalence, sequence_builder
-from bitimely_core.claims.choices import SequenceChoices
+from bitimely_core.claims import codes, event_labels, event_times, prevalence, sequence_builder
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.distinct import number_texts
 from bitimely_core.claims.label_rules import LabelRule
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
+from bitimely_core.claims.sequence_choices import SequenceChoices
 
 PhecodesOfCodes = dict[str, Sequence[str]]
 """Code, as in a cache -> its PheCodes."""
@@ -124,9 +124,9 @@ def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32
 
 def label_shard(shard: ClaimsShard) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
-    first = labels.find_first_days(shard.rows, shard.cohort.height)
+    first = event_labels.find_first_days(shard.rows, shard.cohort.height)
     cohort = shard.cohort.with_columns(first_day=first)
-    cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
+    cohort = event_labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
     made = frozenset(rule.name for rule in shard.rules)
     return replace(shard, cohort=cohort, rule_labels=shard.rule_labels | made)
 
@@ -139,11 +139,11 @@ def set_index_days(
     """
     cohort, landmark, names = shard.cohort, choices.landmark, sorted(shard.rule_labels)
     if "first_day" not in cohort.columns:
-        first = labels.find_first_days(shard.rows, cohort.height)
+        first = event_labels.find_first_days(shard.rows, cohort.height)
         cohort = cohort.with_columns(first_day=first)
     if landmark is None:
         return replace(shard, cohort=cohort)
-    indexed = labels.apply_landmark(cohort, names, landmark, data_end)
+    indexed = event_labels.apply_landmark(cohort, names, landmark, data_end)
     if choices.time_to_event:
         indexed = event_times.add_event_times(indexed, cohort, names, landmark, data_end)
     return replace(shard, cohort=indexed)

@@ -20,8 +20,8 @@ import polars as pl
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import code_values, sequence_builder, sequence_plan, steps
-from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.prevalence import CodeSelection
+from bitimely_core.claims.sequence_choices import SequenceChoices
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Finding, Place, Reason, input_error, input_warning, usage_error
@@ -29,7 +29,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile, refuse_other_manifest, write_results
-from bitimely_core.schemas.ingest import FindingRecord
+from bitimely_core.schemas.ingest_records import FindingRecord
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import (

@@ -19,7 +19,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
-from bitimely_core.datasets.reading import (
+from bitimely_core.datasets.raw_files import (
     list_paths,
     make_unit,
     report_count,

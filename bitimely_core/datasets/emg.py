@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 
-from bitimely_core.datasets.reading import (
+from bitimely_core.datasets.raw_files import (
     is_constant,
     list_paths,
     list_rejected,

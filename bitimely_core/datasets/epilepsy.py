@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.datasets.reading import (
+from bitimely_core.datasets.raw_files import (
     list_paths,
     list_rejected,
     make_unit,
@@ -44,7 +44,7 @@ from bitimely_core.formats.source import (
     require_source,
 )
 from bitimely_core.formats.text import decode_table
-from bitimely_core.recordings.tables import account_rows, parse_rows
+from bitimely_core.recordings.folder_tables import account_rows, parse_rows
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import (
     Attributes,

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from bitimely_core.datasets import physiology, tser
-from bitimely_core.datasets.reading import list_paths, make_unit, report_count, two_forms_error
+from bitimely_core.datasets.raw_files import list_paths, make_unit, report_count, two_forms_error
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.datasets.reading import (
+from bitimely_core.datasets.raw_files import (
     list_paths,
     list_rejected,
     make_unit,
@@ -41,7 +41,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.text import decode_table
-from bitimely_core.recordings.tables import account_rows
+from bitimely_core.recordings.folder_tables import account_rows
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Records, Signal, SourceRows
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.claims.options import LABELS, ClaimsOptions
+from bitimely_core.claims.claims_reading import LABELS, ClaimsOptions
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestUnit

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.datasets.reading import list_rejected, make_unit, two_forms_error
+from bitimely_core.datasets.raw_files import list_rejected, make_unit, two_forms_error
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source

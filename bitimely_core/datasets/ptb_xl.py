@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from bitimely_core.datasets import physiology
-from bitimely_core.datasets.reading import (
+from bitimely_core.datasets.raw_files import (
     is_constant,
     list_paths,
     list_rejected,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.datasets.reading import list_paths, list_rejected, make_unit, report_count
+from bitimely_core.datasets.raw_files import list_paths, list_rejected, make_unit, report_count
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header
 from bitimely_core.formats.source import Source, locate_errors, require_source

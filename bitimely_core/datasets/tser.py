@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core.datasets.reading import make_unit
+from bitimely_core.datasets.raw_files import make_unit
 from bitimely_core.errors import (
     Finding,
     Reason,

@@ -14,7 +14,7 @@ groups of equal scores.
 
 from __future__ import annotations
 
-from bitimely_core.evaluate import survival  # it registers its metrics
+from bitimely_core.evaluate import survival_metrics  # it registers its metrics
 from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS, average_over_units
 from bitimely_core.evaluate.metrics import (
@@ -54,7 +54,7 @@ from bitimely_core.evaluate.paired import (
     parse_predictions,
     predictions_frame,
 )
-from bitimely_core.evaluate.scores import (
+from bitimely_core.evaluate.scoring import (
     ConstantBaseline,
     constant_baselines,
     describe_units,
@@ -106,6 +106,6 @@ __all__ = [
     "score",
     "score_figure",
     "significance_sign",
-    "survival",
+    "survival_metrics",
     "to_probabilities",
 ]

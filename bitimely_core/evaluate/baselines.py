@@ -20,7 +20,13 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import UserError, clean
 from bitimely_core.methods import hazards, window_counts
-from bitimely_core.methods.contract import Array, MethodFit, MethodRows, fit_method, make_config
+from bitimely_core.methods.method_contract import (
+    Array,
+    MethodFit,
+    MethodRows,
+    fit_method,
+    make_config,
+)
 from bitimely_core.methods.signal import list_measures
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord

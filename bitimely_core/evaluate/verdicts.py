@@ -16,7 +16,7 @@ from bitimely_core.evaluate.multiple import (
     find_margin_test,
     significance_sign,
 )
-from bitimely_core.evaluate.scores import name_unit
+from bitimely_core.evaluate.scoring import name_unit
 from bitimely_core.page import rename_units
 from bitimely_core.schemas.scores import (
     Baseline,

@@ -29,7 +29,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.evaluate.intervals import explain_few
 from bitimely_core.insight import regions
-from bitimely_core.insight.gradients import SaliencyMaps, compute_saliency, randomise_run
+from bitimely_core.insight.saliency_maps import SaliencyMaps, compute_saliency, randomise_run
 from bitimely_core.insight.shapelets import name_shapelets
 from bitimely_core.models.tokenizers import samples_per_token
 from bitimely_core.page import (

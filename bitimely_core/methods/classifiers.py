@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.methods.contract import Array, Arrays
+from bitimely_core.methods.method_contract import Array, Arrays
 
 BLOCK = 4096  # rows that walk down the trees at a time
 

@@ -14,7 +14,8 @@ from pydantic import Field
 from bitimely_core.claims.shortcut_baselines import average_precision
 from bitimely_core.methods import hazards, window_counts
 from bitimely_core.methods.classifiers import pack_classifiers, unpack_classifiers
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.lengths import LengthModel, fit_lengths, predict_lengths
+from bitimely_core.methods.method_contract import (
     Array,
     Arrays,
     FittedMethod,
@@ -22,7 +23,6 @@ from bitimely_core.methods.contract import (
     MethodFit,
     MethodRows,
 )
-from bitimely_core.methods.lengths import LengthModel, fit_lengths, predict_lengths
 from bitimely_core.registry import MethodFacts, methods
 from bitimely_core.types import group_columns
 

@@ -6,19 +6,19 @@ Legend: n rows, D features, K classes or labels.
 from __future__ import annotations
 
 from bitimely_core.errors import usage_error
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.linear import (
+    LinearModel,
+    extract_simple_features,
+    fit_linear,
+    predict_linear,
+)
+from bitimely_core.methods.method_contract import (
     Array,
     Arrays,
     FittedMethod,
     MethodConfig,
     MethodFit,
     MethodRows,
-)
-from bitimely_core.methods.linear import (
-    LinearModel,
-    extract_simple_features,
-    fit_linear,
-    predict_linear,
 )
 from bitimely_core.registry import MethodFacts, methods
 

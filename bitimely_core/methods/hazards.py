@@ -25,8 +25,8 @@ from bitimely_core.methods.classifiers import (
     predict_chance,
     unpack_classifiers,
 )
-from bitimely_core.methods.contract import Array, Arrays
 from bitimely_core.methods.linear import MIN_PROBABILITY
+from bitimely_core.methods.method_contract import Array, Arrays
 from bitimely_core.types import group_columns
 
 if TYPE_CHECKING:

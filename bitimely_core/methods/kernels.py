@@ -20,14 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from bitimely_core.methods.contract import (
-    Array,
-    Arrays,
-    FittedMethod,
-    MethodConfig,
-    MethodFit,
-    MethodRows,
-)
 from bitimely_core.methods.linear import (
     DEFAULT_PENALTY,
     MIN_PROBABILITY,
@@ -35,6 +27,14 @@ from bitimely_core.methods.linear import (
     LinearModel,
     measure_moments,
     share_out,
+)
+from bitimely_core.methods.method_contract import (
+    Array,
+    Arrays,
+    FittedMethod,
+    MethodConfig,
+    MethodFit,
+    MethodRows,
 )
 from bitimely_core.registry import MethodFacts, methods
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.methods.classifiers import extract_logistic
-from bitimely_core.methods.contract import Array
+from bitimely_core.methods.method_contract import Array
 
 
 class LengthModel(NamedTuple):

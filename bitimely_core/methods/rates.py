@@ -23,7 +23,7 @@ from bitimely_core.methods.classifiers import (
     predict_chance,
     unpack_classifiers,
 )
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.method_contract import (
     Array,
     Arrays,
     FittedMethod,

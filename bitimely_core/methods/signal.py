@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from bitimely_core.errors import check_choice, usage_error
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.linear import LinearModel, fit_linear, predict_linear
+from bitimely_core.methods.method_contract import (
     Array,
     Arrays,
     FittedMethod,
@@ -20,7 +21,6 @@ from bitimely_core.methods.contract import (
     MethodFit,
     MethodRows,
 )
-from bitimely_core.methods.linear import LinearModel, fit_linear, predict_linear
 from bitimely_core.registry import DatasetBaseline, MethodFacts, datasets, methods
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bitimely_core.methods import hazards, window_counts
 from bitimely_core.methods.classifiers import pack_classifiers, unpack_classifiers
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.method_contract import (
     Array,
     Arrays,
     FittedMethod,

@@ -25,7 +25,7 @@ from bitimely_core.config import (
 )
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import config_error
-from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
+from bitimely_core.objectives.token_objectives import LossPart, Result, make_result, refuse_overlap
 from bitimely_core.preparation import list_conditions
 from bitimely_core.registry import Entry, ObjectiveFacts, models, objectives
 from bitimely_core.schemas.tokens import SamplePreparation

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
 from bitimely_core.errors import Exit, unknown_name_error, usage_error
-from bitimely_core.pipeline import costs, families, graph, workers
+from bitimely_core.pipeline import costs, families, graph, stage_workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
@@ -155,7 +155,7 @@ def run(
     if dry_run:
         return head | costs.list_stages(plan, selected)
     same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
-    with workers.limit_threads(jobs), workers.start_processes(jobs, same_run, devices):
+    with stage_workers.limit_threads(jobs), stage_workers.start_processes(jobs, same_run, devices):
         states = graph.execute(
             plan.nodes,
             home,

@@ -27,6 +27,14 @@ from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
 from bitimely_core.recordings.channels import list_choices, list_plain
+from bitimely_core.recordings.folder_tables import (
+    PARTICIPANTS,
+    ReferenceTable,
+    find_reference_table,
+    read_annotations,
+    read_attributes,
+    read_participants,
+)
 from bitimely_core.recordings.joining import (
     describe_part,
     find_channel_folders,
@@ -58,14 +66,6 @@ from bitimely_core.recordings.sniffed_tables import (
     is_sample_table,
     is_timed_table,
     sniff_file,
-)
-from bitimely_core.recordings.tables import (
-    PARTICIPANTS,
-    ReferenceTable,
-    find_reference_table,
-    read_annotations,
-    read_attributes,
-    read_participants,
 )
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import (

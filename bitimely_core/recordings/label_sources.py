@@ -23,8 +23,8 @@ from bitimely_core.formats.stage_texts import DIGITS, EPOCH, STAGE_OF, fold_text
 from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.recordings.channels import STAGES, group_segments, holds_labels, read_states
+from bitimely_core.recordings.folder_tables import read_bids_events
 from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules, RecordingInfo
-from bitimely_core.recordings.tables import read_bids_events
 from bitimely_core.types import Annotation, Signal
 
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date

@@ -20,6 +20,7 @@ from bitimely_core.formats.label_files import STAGE_NAMES
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.text import decode_table, list_names
+from bitimely_core.recordings.folder_tables import EVENT_TEXTS
 from bitimely_core.recordings.label_names import LabelNames
 from bitimely_core.recordings.mapping import (
     FileRule,
@@ -32,7 +33,6 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.sessions import Session, find_sessions, report_events
 from bitimely_core.recordings.sidecars import find_all_events, is_bids
-from bitimely_core.recordings.tables import EVENT_TEXTS
 from bitimely_core.system_errors import raise_system_error
 
 HEAD = 1 << 16  # bytes by which the form of a file is known

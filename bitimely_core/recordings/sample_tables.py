@@ -22,9 +22,9 @@ from bitimely_core.formats.text import list_names, sanitize_label
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
+from bitimely_core.recordings.folder_tables import account_rows, is_missing, parse_rows
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.recordings.selection import make_record, report_missing
-from bitimely_core.recordings.tables import account_rows, is_missing, parse_rows
 from bitimely_core.types import Annotation, AttributeValue, Record, Records, Signal
 
 # numbers that programs write for a missing value

@@ -15,8 +15,8 @@ from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.stage_texts import name_stage
+from bitimely_core.recordings.folder_tables import PARTICIPANTS, is_missing
 from bitimely_core.recordings.mapping import ChannelFacts, LabelFile, strip_suffix
-from bitimely_core.recordings.tables import PARTICIPANTS, is_missing
 from bitimely_core.system_errors import raise_system_error
 
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bitimely_core.report.numbers import Array
-from bitimely_core.report.text import clean_text
+from bitimely_core.report.page_text import clean_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -39,8 +39,8 @@ from bitimely_core.page import (
     make_tables,
 )
 from bitimely_core.records import describe_changes, has_result
-from bitimely_core.report.text import text_cell
-from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
+from bitimely_core.report.page_text import text_cell
+from bitimely_core.schemas.ingest_records import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import BestBaseline, MetricValue, Scores

@@ -16,7 +16,7 @@ from bitimely_core.evaluate import verdicts
 from bitimely_core.evaluate.multiple import find_margin_test
 from bitimely_core.evaluate.result_table import Key, ResultTable
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, Table, make_table, make_tables
-from bitimely_core.report.text import scale_number, text_cell
+from bitimely_core.report.page_text import scale_number, text_cell
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue
 
 DESCRIBED = 3  # differences that are described one by one

@@ -11,7 +11,7 @@ from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.evaluate.verdicts import PrintedMetric
 from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder, make_tables
 from bitimely_core.report.differences import scale_fields
-from bitimely_core.report.text import scale_number
+from bitimely_core.report.page_text import scale_number
 from bitimely_core.schemas.scores import RegisteredResult
 
 COLUMNS = (

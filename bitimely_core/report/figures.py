@@ -27,8 +27,8 @@ from bitimely_core.report.canvas import (
     set_plain_ticks,
 )
 from bitimely_core.report.numbers import Array, fill_missing, matrix_panels, to_array, to_texts
+from bitimely_core.report.page_text import clean_text, format_number
 from bitimely_core.report.plain_matrices import ColourScale, choose_scale
-from bitimely_core.report.text import clean_text, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

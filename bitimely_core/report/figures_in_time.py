@@ -21,8 +21,8 @@ from bitimely_core.report.canvas import (
     set_plain_ticks,
 )
 from bitimely_core.report.numbers import join_field, join_parts, to_array, to_texts
+from bitimely_core.report.page_text import clean_text
 from bitimely_core.report.plain_figures import TimeUnit, choose_unit
-from bitimely_core.report.text import clean_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

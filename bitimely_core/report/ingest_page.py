@@ -25,10 +25,10 @@ from bitimely_core.report.channel_blocks import (
     measure_recordings,
     quality_blocks,
 )
+from bitimely_core.report.page_text import format_duration
 from bitimely_core.report.recording_figures import draw_recording, label_blocks
 from bitimely_core.report.renderer import render_html
-from bitimely_core.report.text import format_duration
-from bitimely_core.schemas.ingest import FindingRecord, IngestReport, TableReport
+from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport, TableReport
 from bitimely_core.system_errors import find_system_error, format_size
 
 MAX_UNITS = 200  # listed

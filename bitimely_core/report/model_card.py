@@ -9,6 +9,7 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import format_count
+from bitimely_core.report.page_text import markdown_row, markdown_text
 from bitimely_core.report.run_page import (
     ORDER,
     baseline_values,
@@ -17,7 +18,6 @@ from bitimely_core.report.run_page import (
     show_split,
     stamp_text,
 )
-from bitimely_core.report.text import markdown_row, markdown_text
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import Scores
 

@@ -15,6 +15,7 @@ import numpy as np
 from bitimely_core.page import NightPlot
 from bitimely_core.report.canvas import COLUMNS
 from bitimely_core.report.numbers import Array, stage_indices
+from bitimely_core.report.page_text import clean_text
 from bitimely_core.report.plain_figures import (
     BELOW,
     PAD,
@@ -32,7 +33,6 @@ from bitimely_core.report.plain_figures import (
     list_ticks,
     start_drawing,
 )
-from bitimely_core.report.text import clean_text
 
 PANEL = 100.0  # points, height of each part
 GAP = 12.0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bitimely_core import page
 from bitimely_core.errors import quote_formula
 from bitimely_core.page import HeatMap, Link, StageTrack, Table
-from bitimely_core.report.text import clean_text, is_numeric
+from bitimely_core.report.page_text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]

@@ -35,7 +35,7 @@ from bitimely_core.report.numbers import (
     stage_indices,
     to_array,
 )
-from bitimely_core.report.text import clean_text, format_power
+from bitimely_core.report.page_text import clean_text, format_power
 
 SVG = "http://www.w3.org/2000/svg"
 WIDTH = 540.0

@@ -23,6 +23,7 @@ from bitimely_core.report.canvas import (
     format_tick,
 )
 from bitimely_core.report.numbers import Array, matrix_panels, to_array, to_texts
+from bitimely_core.report.page_text import clean_text, format_number
 from bitimely_core.report.plain_figures import (
     LINE,
     PAD,
@@ -42,7 +43,6 @@ from bitimely_core.report.plain_figures import (
     stroke,
     trace_line,
 )
-from bitimely_core.report.text import clean_text, format_number
 
 CELL = 32.0  # side of a cell with its number, at most
 NARROW = 4.8 * 72  # width of a single panel of points

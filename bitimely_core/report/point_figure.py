@@ -10,6 +10,7 @@ import numpy as np
 from bitimely_core.page import PointPlot
 from bitimely_core.report.canvas import INK, MUTED, RULE, SERIES, reduce_trace
 from bitimely_core.report.numbers import Array, to_array
+from bitimely_core.report.page_text import clean_text
 from bitimely_core.report.plain_figures import (
     BELOW,
     LINE,
@@ -30,7 +31,6 @@ from bitimely_core.report.plain_figures import (
     trace_line,
 )
 from bitimely_core.report.plain_matrices import trace_glyphs
-from bitimely_core.report.text import clean_text
 
 PANEL = 80.0  # height of the signal
 ROW = 15.0  # height of a class

@@ -25,7 +25,7 @@ from bitimely_core.page import (
     TimelinePlot,
     make_tables,
 )
-from bitimely_core.report.text import format_number
+from bitimely_core.report.page_text import format_number
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration

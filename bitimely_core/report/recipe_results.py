@@ -40,6 +40,7 @@ from bitimely_core.page import (
     rename_units,
 )
 from bitimely_core.report import differences, result_blocks, run_page
+from bitimely_core.report.page_text import is_number, scale_number
 from bitimely_core.report.recipe_tables import (
     MISSING_COLUMNS,
     MissingCell,
@@ -54,7 +55,6 @@ from bitimely_core.report.recipe_tables import (
     write_long_csv,
 )
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.text import is_number, scale_number
 from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import find_run_folder

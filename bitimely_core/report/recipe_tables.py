@@ -14,7 +14,13 @@ from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, S
 from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.page import Table, make_table
 from bitimely_core.report.numbers import table_data, to_csv
-from bitimely_core.report.text import markdown_row, markdown_text, scale_number, tex_text, text_cell
+from bitimely_core.report.page_text import (
+    markdown_row,
+    markdown_text,
+    scale_number,
+    tex_text,
+    text_cell,
+)
 from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
 
 EVENT_BASELINES = ("length_only", "single_code")  # shortcut baselines of claims, with labels

@@ -26,9 +26,9 @@ from bitimely_core.page import (
 )
 from bitimely_core.registry import View
 from bitimely_core.report.channel_blocks import MAX_BARS
+from bitimely_core.report.page_text import format_duration
 from bitimely_core.report.plain_figures import DEPTH
-from bitimely_core.report.text import format_duration
-from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.types import Record, Signal
 
 EXCERPT = 30.0  # seconds of the first figure

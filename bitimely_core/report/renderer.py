@@ -40,8 +40,8 @@ from bitimely_core.report.numbers import (
     to_array,
     to_parquet,
 )
+from bitimely_core.report.page_text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
-from bitimely_core.report.text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.schemas.reports import ReportInfo, Summary
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.wording import fit_number, shorten_answer

@@ -32,7 +32,7 @@ from bitimely_core.page import (
     make_tables,
 )
 from bitimely_core.privacy import show_count
-from bitimely_core.report.text import scale_number
+from bitimely_core.report.page_text import scale_number
 from bitimely_core.schemas.scores import (
     ClassScores,
     Comparison,

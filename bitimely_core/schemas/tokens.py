@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from bitimely_core.config import Filtering, Normalise, Resampling, Split, WindowConfig
 from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
 from bitimely_core.registry import Task
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     AgreementCell,
     ClaimsFunnel,
     CodeCount,

@@ -20,7 +20,7 @@ from bitimely_core.config import validate
 from bitimely_core.errors import Finding, UserError, raise_differences
 from bitimely_core.records import FORMAT, StoredFile, store_file, store_hashed
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import FindingRecord
+from bitimely_core.schemas.ingest_records import FindingRecord
 from bitimely_core.schemas.tokens import (
     ChannelStatistics,
     SplitCounts,

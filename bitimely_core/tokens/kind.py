@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitimely_core import registry
-from bitimely_core.cache.ingest import ingest_recordings
+from bitimely_core.cache.ingest_units import ingest_recordings
 from bitimely_core.formats.text import list_names
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, View, data_kinds
 from bitimely_core.tokens import building

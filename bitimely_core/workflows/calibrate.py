@@ -15,8 +15,8 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
-from bitimely_core.evaluate.predict import Computation
-from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.evaluate.prediction import Computation
+from bitimely_core.evaluate.prediction import predict as predict_windows
 from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import has_result, read_result_table, write_results
@@ -29,7 +29,7 @@ from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head
-    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.tokens import Windows
 
 CALIBRATION = "calibration.json"

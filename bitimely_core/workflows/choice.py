@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.evaluate import LOWER_IS_BETTER, MAIN
-from bitimely_core.evaluate.predict import measure_task
+from bitimely_core.evaluate.prediction import measure_task
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.train.tuning import TrainValidation
 

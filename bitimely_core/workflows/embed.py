@@ -11,7 +11,7 @@ import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.errors import check_choice
-from bitimely_core.evaluate.predict import map_batches
+from bitimely_core.evaluate.prediction import map_batches
 from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT, Run, mark_subject
 from bitimely_core.workflows.prepare import open_run

@@ -20,9 +20,10 @@ from bitimely_core.evaluate.baselines import (
     draw_windows,
     predict_baselines,
 )
-from bitimely_core.evaluate.predict import EVALUATION_BATCH, Computation, predict
+from bitimely_core.evaluate.prediction import EVALUATION_BATCH, Computation, predict
+from bitimely_core.evaluate.scoring import ABOUT
 from bitimely_core.methods import hazards
-from bitimely_core.methods.contract import MethodFit, MethodRows, fit_method, make_config
+from bitimely_core.methods.method_contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import EXACT, is_small
 from bitimely_core.progress import report_progress
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.heads import Head
-    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
@@ -532,7 +533,7 @@ def score_endpoints(
     names, options = windows.class_names, windows.options
     if windows.task == "survival":
         points = EXACT_POINTS if options.small_counts else CURVE_POINTS
-        groups = scoring.survival.describe_groups(target, prediction, names, points)
+        groups = scoring.survival_metrics.describe_groups(target, prediction, names, points)
         return {"risk_groups": groups}
     if windows.task != "classification" or windows.vocabulary or options.points:
         return {}  # points are scored one by one
@@ -581,8 +582,7 @@ def predict_shortcuts(windows: Any, rows: Any) -> Predictions:
 def _describe_shortcuts(*predictions: np.ndarray) -> Predictions:
     """Predictions from the length and, of events, from a single code, by their names."""
     names = ("length_only", "single_code")
-    about = scoring.scores.ABOUT
-    return {name: (about[name], values) for name, values in zip(names, predictions, strict=False)}
+    return {name: (ABOUT[name], values) for name, values in zip(names, predictions, strict=False)}
 
 
 def _compare_runs(

@@ -13,7 +13,7 @@ import numpy as np
 from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
-from bitimely_core.evaluate.predict import measure_task
+from bitimely_core.evaluate.prediction import measure_task
 from bitimely_core.recipe import Recipe
 from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
@@ -135,7 +135,7 @@ def complete_settings(settings: Settings, model: Model, windows: Windows) -> Set
     Raises UserError: as `resolve_augmentation`.
     """
     from bitimely_core import heads
-    from bitimely_core.augment.batches import resolve_augmentation
+    from bitimely_core.augment.augmented_batches import resolve_augmentation
 
     tuned = resolve_augmentation(heads.choose_head(settings.finetune, model.config), windows)
     if tuned.context:
@@ -162,7 +162,7 @@ def make_job(
     the settings ask for one.
     """
     from bitimely_core import heads
-    from bitimely_core.augment.batches import augment_batches
+    from bitimely_core.augment.augmented_batches import augment_batches
     from bitimely_core.data import batch_sequences
     from bitimely_core.data import batches as make_batches
 

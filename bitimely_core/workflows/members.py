@@ -28,17 +28,17 @@ from bitimely_core.evaluate.result_table import (
     compare_column,
     read_scored_run,
 )
-from bitimely_core.evaluate.scores import ConstantBaseline
+from bitimely_core.evaluate.scoring import ConstantBaseline
 from bitimely_core.page import Page
 from bitimely_core.progress import announce, show_lines
 from bitimely_core.records import has_result
-from bitimely_core.report.comparison import comparison_page
+from bitimely_core.report.comparison_page import comparison_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import folds_page
 from bitimely_core.run import FORMAT, claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import PooledRuns, RunData, RunRecord, SplitCount
 from bitimely_core.schemas.scores import Difference, MetricValue, Scores
-from bitimely_core.tokens.folds import name_fold, write_fold
+from bitimely_core.tokens.fold_tokens import name_fold, write_fold
 from bitimely_core.tokens.windows import Windows
 from bitimely_core.types import SPLITS
 from bitimely_core.workflows.evaluate import evaluate, predict_shortcuts, score_endpoints

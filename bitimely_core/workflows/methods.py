@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import storage
 from bitimely_core.config import RESUME_EXEMPT, FinetuneConfig, Settings, TrainConfig, TuneConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.methods.contract import (
+from bitimely_core.methods.method_contract import (
     MethodConfig,
     MethodFit,
     MethodRows,

@@ -15,21 +15,21 @@ import numpy.typing as npt
 from bitimely_core import manifests, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import new_subjects
+from bitimely_core.claims import new_histories
+from bitimely_core.claims.claims_report import round_reason
 from bitimely_core.claims.disclosure import is_open_source
-from bitimely_core.claims.ingest_report import round_reason
 from bitimely_core.claims.sources.claims import SUBJECT_NAMES
 from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
-from bitimely_core.evaluate.predict import Computation, map_batches
-from bitimely_core.evaluate.predict import predict as predict_rows
+from bitimely_core.evaluate.prediction import Computation, map_batches
+from bitimely_core.evaluate.prediction import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
 from bitimely_core.registry import Choices
 from bitimely_core.report.new_subjects_page import SharedCounts, SubjectsSummary, new_subjects_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas.ingest import FindingRecord, IngestReport
+from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bitimely_core.heads import Head
-    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.tokens import Windows
     from bitimely_core.types import Batch
 
@@ -97,7 +97,7 @@ class SubjectsPrediction(NamedTuple):
 class ReadHistories(NamedTuple):
     """Histories of new people with how they were read."""
 
-    made: new_subjects.NewHistories
+    made: new_histories.NewHistories
     cache: Cache
     findings: list[FindingRecord]  # of the ingest
     exit_code: int
@@ -201,7 +201,7 @@ class HistoryPredictor:
             probabilities = predict_rows(
                 self.head, cast("Windows", made.sequences), **place._asdict()
             )
-            rows = new_subjects.mark_deaths(made.people, people.cache)
+            rows = new_histories.mark_deaths(made.people, people.cache)
             frame = self._make_frame(rows, probabilities, dated=made.manifest.clock == "calendar")
             frame = people.name_rows(frame)
         layout = made.manifest.settings.options.get("source")
@@ -225,12 +225,12 @@ class HistoryPredictor:
                 options = {**options, "keep_ids": str(home / "ids.csv")}
             cache = folder
             if not (folder / manifests.MANIFEST).is_file():
-                cache, account = new_subjects.ingest_new_subjects(
+                cache, account = new_histories.ingest_new_subjects(
                     folder, self.run.folder, home / "workspace", options
                 )
                 report = IngestReport.parse(account, Path("ingest_report.json"))
                 findings, exit_code = _list_findings(report), report.exit_code
-            made = new_subjects.build_new_histories(
+            made = new_histories.build_new_histories(
                 cache, self.prepared, home / "sequences", request.as_of
             )
             opened = open_cache(cache, verify=False)
@@ -258,7 +258,7 @@ class HistoryPredictor:
         frame = people.select(
             "subject_id", **day, **{name: name for name in ("status", "events")}
         ).with_columns(people["rows"], people["unknown_rows"])
-        died = people["status"] == new_subjects.DEAD
+        died = people["status"] == new_histories.DEAD
         columns = {}
         for prefix, values in (("risk", risks), ("p", probabilities)):
             for k, name in enumerate(self.class_names):

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from bitimely_core import __version__, storage
 from bitimely_core.analyses.reliability import apply_temperature
-from bitimely_core.cache.units import describe_failure
+from bitimely_core.cache.unit_groups import describe_failure
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
-from bitimely_core.evaluate.predict import Computation
-from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.evaluate.prediction import Computation
+from bitimely_core.evaluate.prediction import predict as predict_windows
 from bitimely_core.evaluate.spectrogram import compute_spectrogram
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from bitimely_core.heads import Head
-    from bitimely_core.methods.contract import FittedMethod
+    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.tokens import Windows
 
 LEVELS = {

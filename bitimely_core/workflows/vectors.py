@@ -16,14 +16,18 @@ from bitimely_core import evaluate as scoring
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import clean, usage_error
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.predict import predict
-from bitimely_core.evaluate.vectors import EncoderVectors, count_declared_subjects, read_vectors
+from bitimely_core.evaluate.prediction import predict
+from bitimely_core.evaluate.vector_files import (
+    EncoderVectors,
+    count_declared_subjects,
+    read_vectors,
+)
 from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.privacy import EXACT, is_small, round_rows
 from bitimely_core.records import refuse_other_manifest
 from bitimely_core.report.encoder_page import encoder_page
+from bitimely_core.report.page_text import make_slug
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.text import make_slug
 from bitimely_core.run import SPLITS, Run, flatten_compared
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import ComparedRow, EncoderRecord, EvaluationSettings, Scores
@@ -333,10 +337,10 @@ def _predict_by_run(
     """The probe of a run's vectors and, of a fine-tuned one, its own predictions; and the probe of
     random weights.
     """
-    from bitimely_core.analyses import features
+    from bitimely_core.analyses import plain_features
     from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes, make_key
 
-    choice, models = features.default_choice(run), {"trained": run.model()}
+    choice, models = plain_features.default_choice(run), {"trained": run.model()}
     if probed.settings.baselines == "all":
         models["random"] = draw_random_weights(models["trained"], SEED)
     probes = fit_model_probes(models, *probed[:3], [choice], device=device)
@@ -359,7 +363,7 @@ def _predict_without_run(probed: ProbedWindows, device: str) -> Predictions:
     windows.
     """
     from bitimely_core import models
-    from bitimely_core.analyses.features import VectorChoice
+    from bitimely_core.analyses.plain_features import VectorChoice
     from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes
 
     windows, codes = probed.windows, len(probed.windows.vocabulary)

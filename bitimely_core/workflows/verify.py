@@ -359,7 +359,7 @@ def _check_raw(folder: Path) -> tuple[list[Finding], int]:
     """A raw folder with SHA256SUMS.txt: files that differ, that cannot be read, that are listed or
     here alone; how many were compared.
     """
-    from bitimely_core.cache.units import describe_mismatch
+    from bitimely_core.cache.unit_groups import describe_mismatch
 
     source = scan_folder(folder)
     try:

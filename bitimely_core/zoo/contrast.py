@@ -35,7 +35,7 @@ from bitimely_core.models.contract import Direction, Which, objective_error, ref
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import normalise_map
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before, take_steps
-from bitimely_core.objectives.tokens import Result, pack_result
+from bitimely_core.objectives.token_objectives import Result, pack_result
 from bitimely_core.ops.fused import widen
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import BatchNorm, refuse_directions

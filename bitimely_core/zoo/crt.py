@@ -45,7 +45,7 @@ from bitimely_core.models.tokenizers import (
     require_channels,
     take_steps,
 )
-from bitimely_core.objectives.tokens import Generators, LossPart, Result, make_result
+from bitimely_core.objectives.token_objectives import Generators, LossPart, Result, make_result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.patchtst import BatchNorm, apply_layers, refuse_directions

@@ -40,7 +40,12 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import config_error
-from bitimely_core.objectives.tokens import Generators, Result, find_target_scale, pack_result
+from bitimely_core.objectives.token_objectives import (
+    Generators,
+    Result,
+    find_target_scale,
+    pack_result,
+)
 from bitimely_core.ops.fused import widen
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives

@@ -31,7 +31,7 @@ from bitimely_core.models.base import Adapter, Model, extend_positions, require_
 from bitimely_core.models.contract import Direction, objective_error, require_divisible
 from bitimely_core.models.layers import Attention, Positions, normalise_tokens
 from bitimely_core.models.tokenizers import average_tokens, get_observed
-from bitimely_core.objectives.tokens import (
+from bitimely_core.objectives.token_objectives import (
     Generators,
     MaskedConfig,
     Result,

@@ -56,7 +56,7 @@ from bitimely_core.models.stack import (
     place_times,
 )
 from bitimely_core.models.tokenizers import average_tokens, take_state
-from bitimely_core.objectives.tokens import (
+from bitimely_core.objectives.token_objectives import (
     Generators,
     Result,
     cycle_directions,

@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Model, require_learned_positions
 from bitimely_core.models.tokenizers import find_row_ends, mask_before
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.ops.fused import widen
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded

@@ -27,7 +27,7 @@ from bitimely_core.models.adapters import count_channels
 from bitimely_core.models.base import Model, PlainAdapter
 from bitimely_core.models.convolution import Conv1d, convolve
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, get_observed, take_steps
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo.contrast import (

@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import require_divisible
 from bitimely_core.models.layers import PreNormLayer
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 from bitimely_core.zoo import contrast

@@ -23,7 +23,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.base import Model
 from bitimely_core.models.tokenizers import CodeTokenizer
-from bitimely_core.objectives.tokens import (
+from bitimely_core.objectives.token_objectives import (
     Generators,
     MaskedConfig,
     Result,

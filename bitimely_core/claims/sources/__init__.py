@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
-from bitimely_core.claims.sources.options import check_options as check_layout_options
+from bitimely_core.claims.sources.source_options import check_options as check_layout_options
 from bitimely_core.errors import UserError, check_choice
 from bitimely_core.formats.source import Source
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import polars as pl
 
 from bitimely_core.claims import dates, reversals
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.code_columns import (
@@ -48,14 +48,6 @@ from bitimely_core.claims.sources.observation_tables import (
     separate_spells,
     span_spells,
 )
-from bitimely_core.claims.sources.options import (
-    LabelColumn,
-    parse_date_forms,
-    parse_label_columns,
-    parse_pairs,
-    parse_switch_day,
-    parse_vocabularies,
-)
 from bitimely_core.claims.sources.plain_files import (
     MAP_FILE,
     PERIOD_COLUMNS,
@@ -67,6 +59,15 @@ from bitimely_core.claims.sources.plain_files import (
     list_partitions,
     report_unread,
 )
+from bitimely_core.claims.sources.source_options import (
+    LabelColumn,
+    parse_date_forms,
+    parse_label_columns,
+    parse_pairs,
+    parse_switch_day,
+    parse_vocabularies,
+)
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -81,7 +82,6 @@ from bitimely_core.claims.sources.subject_tables import (
     parse_labels,
     report_unread_dates,
 )
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.source import Source

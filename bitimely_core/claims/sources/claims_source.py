@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from bitimely_core.claims.sources.columns import warn_of_rows
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, hash_ids
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey, hash_ids
 from bitimely_core.errors import Finding, Reason
 from bitimely_core.types import SourceRows
 

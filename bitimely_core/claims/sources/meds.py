@@ -18,12 +18,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.codes import FAMILIES, OTHER
 from bitimely_core.claims.label_rules import SOURCES as KINDS
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table, warn_of_rows
-from bitimely_core.claims.sources.options import parse_date_forms
+from bitimely_core.claims.sources.source_options import parse_date_forms
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -31,9 +32,8 @@ from bitimely_core.claims.sources.source_table import (
     count_dropped,
 )
 from bitimely_core.claims.sources.subject_tables import TableAccounts, make_subjects
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.words import LAYOUTS
-from bitimely_core.claims.splits import MEDS_SPLITS
+from bitimely_core.claims.subject_splits import MEDS_SPLITS
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source

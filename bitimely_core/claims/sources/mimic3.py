@@ -9,13 +9,13 @@ from functools import partial
 
 import polars as pl
 
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
-from bitimely_core.claims.sources.options import parse_date_forms
+from bitimely_core.claims.sources.source_options import parse_date_forms
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source

@@ -13,18 +13,18 @@ from functools import partial
 import polars as pl
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
-from bitimely_core.claims.sources.options import parse_date_forms
+from bitimely_core.claims.sources.source_options import parse_date_forms
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.source_table import EventBlock, OpenTable, SourceTable
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey
 from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.formats.source import Source
 

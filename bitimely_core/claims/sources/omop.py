@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.codes import MARK, OTHER
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
@@ -27,11 +27,12 @@ from bitimely_core.claims.sources.columns import (
     warn_of_rows,
 )
 from bitimely_core.claims.sources.observation_tables import join_periods
-from bitimely_core.claims.sources.options import (
+from bitimely_core.claims.sources.source_options import (
     parse_date_forms,
     parse_switch_day,
     parse_vocabularies,
 )
+from bitimely_core.claims.sources.source_survey import EXAMPLES, EventReader, SourceSurvey
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -43,7 +44,6 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EXAMPLES, EventReader, SourceSurvey
 from bitimely_core.errors import Finding, Reason, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source

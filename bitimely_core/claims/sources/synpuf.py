@@ -18,10 +18,15 @@ from typing import NamedTuple
 
 import polars as pl
 
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table, warn_of_rows
-from bitimely_core.claims.sources.options import LabelColumn, parse_date_forms, parse_label_columns
+from bitimely_core.claims.sources.source_options import (
+    LabelColumn,
+    parse_date_forms,
+    parse_label_columns,
+)
+from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -33,7 +38,6 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.claims.sources.survey import EventReader, SourceSurvey, unpivot_codes
 from bitimely_core.claims.sources.words import LAYOUTS
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables

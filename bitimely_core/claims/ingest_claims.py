@@ -28,13 +28,13 @@ import polars as pl
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import ingest_report as cache_report
-from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
+from bitimely_core.cache.ingest_units import PART_LOCK_WAIT, load_previous
 from bitimely_core.claims import (
+    claims_report,
     cluster,
     code_forms,
     gaps,
-    ingest_report,
     label_rules,
     map_files,
     pass1_clean,
@@ -42,19 +42,19 @@ from bitimely_core.claims import (
     phecode_maps,
     sources,
     spill,
-    splits,
+    subject_splits,
     subjects,
     unknown_dates,
 )
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.codebook import Codebook
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.subjects import CleanedSource, SubjectCounts
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     AgreementCell,
     CacheManifest,
     CodeCount,
@@ -90,7 +90,7 @@ def ingest_events(
         if part is not None and part.parts_missing:
             return part
         wait = max(wait, PART_LOCK_WAIT)
-    with locks.lock_folder(run.out, wait), ingest_report.round_refusal():
+    with locks.lock_folder(run.out, wait), claims_report.round_refusal():
         storage.remove_temporary_files(run.out)
         return _build_cache(run, parts, force_new=force_new)
 
@@ -150,7 +150,7 @@ def _enter_refusal(run: IngestRun, error: UserError) -> None:
     file = f"/{error.file or ''}"
     name = next((name for name in run.sizes if file.endswith(f"/{name}")), None)
     if name and error.exit_code == Exit.REFUSED:
-        ingest_report.add_unit(run, name, [replace(error.finding, file=name)], None)
+        claims_report.add_unit(run, name, [replace(error.finding, file=name)], None)
 
 
 def ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> IngestPart | None:
@@ -307,7 +307,7 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     claims = sources.read_source(run.source, options, once=once)
     placed = claims.splits
     if options.split_file:
-        placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
+        placed = subject_splits.read_split_file(Path(options.split_file), "the ids of the source")
     codemap = _read_map(run.source, claims, options)
     sample = code_forms.sample_columns(claims.events, claims.survey.vocab)
     forms = code_forms.judge_forms(
@@ -386,7 +386,7 @@ def _write_cache(job: ClaimsJob, parts: int) -> tuple[EventsManifest, UserError 
     content = pass2_write.hash_content(job, findings, slices)
     unusable = _find_gaps(job, findings, counts, run.out / merged["labels"][0])
     codemap_file = _write_codemap(run.out, codemap)
-    ingest_report.write_ingest_report(job, findings, content)
+    claims_report.write_ingest_report(job, findings, content)
     keep_dates, span = run.options["keep_dates"], findings.span
     manifest = EventsManifest(
         dataset=run.dataset.name,

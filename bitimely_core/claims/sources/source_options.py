@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.map_files import is_map_path, locate_map
-from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS
 from bitimely_core.claims.sources.words import NO_DIAGNOSIS
 from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error

@@ -39,7 +39,7 @@ from bitimely_core.errors import (
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedPart,
     CachedRecording,
     CachedUnit,

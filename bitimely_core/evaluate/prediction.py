@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from bitimely_core.methods.contract import FittedMethod, MethodRows
+from bitimely_core.methods.method_contract import FittedMethod, MethodRows
 from bitimely_core.progress import report_progress
 from bitimely_core.types import Batch, Record
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
+from bitimely_cli.claims_options import (
+    ClaimsBuildOptions,
+    ClaimsReadOptions,
+    TaskOptions,
+    shortcut_rows,
+)
 from bitimely_cli.completion import complete
 from bitimely_cli.options import (
     VIEWS,
@@ -33,7 +38,12 @@ from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.registry import Choices
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport, TableReport, UnitReport
+    from bitimely_core.schemas.ingest_records import (
+        IngestPart,
+        IngestReport,
+        TableReport,
+        UnitReport,
+    )
 
 UNITS_SHOWN = 30
 FEW_SUBJECTS = 50  # a tenth of fewer is too small a test split to rely on
@@ -189,7 +199,7 @@ def _show_splits(audit: Choices, class_names: Sequence[str]) -> None:
 
 
 def _parse_report(result: Choices, where: Path) -> IngestReport | IngestPart:
-    from bitimely_core.schemas.ingest import IngestPart, IngestReport
+    from bitimely_core.schemas.ingest_records import IngestPart, IngestReport
 
     return (IngestPart if "parts_missing" in result else IngestReport).parse(result, where)
 
@@ -387,7 +397,7 @@ def tokenize(
     """
     from bitimely_core import workflows
     from bitimely_core.formats.text import use_encoding
-    from bitimely_core.schemas.ingest import FindingRecord
+    from bitimely_core.schemas.ingest_records import FindingRecord
     from bitimely_core.schemas.tokens import WindowUse
     from bitimely_core.tokens.survey import describe_use
 

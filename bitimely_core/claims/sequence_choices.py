@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bitimely_core.claims import codes, dates, event_times
-from bitimely_core.claims.labels import Landmark
+from bitimely_core.claims.event_labels import Landmark
 
 T = TypeVar("T")
 

@@ -16,8 +16,15 @@ import numpy as np
 import polars as pl
 
 from bitimely_core.cache import Cache, ingest, open_cache
-from bitimely_core.claims import dates, prevalence, sequence_builder, sequence_plan, steps, tokenize
-from bitimely_core.claims.options import ClaimsOptions
+from bitimely_core.claims import (
+    dates,
+    event_tokens,
+    prevalence,
+    sequence_builder,
+    sequence_plan,
+    steps,
+)
+from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
@@ -27,7 +34,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import EventsManifest
+from bitimely_core.schemas.ingest_records import EventsManifest
 from bitimely_core.schemas.tokens import (
     HistoryPreparation,
     PredictionStatistics,
@@ -262,7 +269,7 @@ def _publish(
         out,
         manifest,
         shards=files,
-        vocabulary=tokenize.make_vocabulary(prepared, np.zeros((2, size), np.int64)),
+        vocabulary=event_tokens.make_vocabulary(prepared, np.zeros((2, size), np.int64)),
         ratios=pl.DataFrame(),
         statistics=statistics,
         values=plan.fitted,

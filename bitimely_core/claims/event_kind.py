@@ -10,12 +10,13 @@ from typing import Any
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import (
     build_findings,
+    event_tokens,
     meds_export,
     sequence_plan,
     subjects,
     tasks,
-    tokenize,
 )
+from bitimely_core.claims.claims_report import round_reason, round_refusal, round_report
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import (
     CountDisclosure,
@@ -24,15 +25,14 @@ from bitimely_core.claims.disclosure import (
     open_disclosure,
     shortcut_table,
 )
-from bitimely_core.claims.ingest import ingest_events, pin_options
-from bitimely_core.claims.ingest_report import round_reason, round_refusal, round_report
+from bitimely_core.claims.ingest_claims import ingest_events, pin_options
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.privacy import EXACT, choose_counts, format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
-from bitimely_core.schemas.ingest import IngestAccount, IngestPart, IngestReport
+from bitimely_core.schemas.ingest_records import IngestAccount, IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
 
@@ -114,7 +114,7 @@ def write_sequences(
     With `task`, a folder of MEDS labels (and `ids`): up to its prediction times, of the codes of
     the sequences called as the data set.
 
-    Raises UserError: as `resolve_plan`, `tokenize.write_sequences` and
+    Raises UserError: as `resolve_plan`, `event_tokens.write_sequences` and
     `tasks.write_task_sequences`.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
@@ -125,7 +125,7 @@ def write_sequences(
             tasks.write_task_sequences(opened, base, out=out, **how, **choices)
         else:
             plan = sequence_plan.resolve_plan(opened, **choices)
-            tokenize.write_sequences(plan, out, **how)
+            event_tokens.write_sequences(plan, out, **how)
 
 
 def write_extras(cache: Path, folder: Path) -> Path | None:

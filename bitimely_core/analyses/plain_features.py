@@ -17,7 +17,7 @@ from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
 from bitimely_core.errors import Reason, UserError, check_choice, input_error, usage_error
 from bitimely_core.evaluate.intervals import explain_few
-from bitimely_core.evaluate.predict import map_batches
+from bitimely_core.evaluate.prediction import map_batches
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.heads import POOLS, average_channels, find_readout, pool
 from bitimely_core.page import PageBuilder

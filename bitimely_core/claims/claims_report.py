@@ -22,7 +22,7 @@ from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.unknown_dates import describe_days
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedUnit,
     FindingRecord,
     IngestPart,

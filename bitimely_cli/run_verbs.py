@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer import Argument, Option
 
-from bitimely_cli.claims import ClaimsFileOptions
+from bitimely_cli.claims_options import ClaimsFileOptions
 from bitimely_cli.completion import complete
 from bitimely_cli.following import name_next
 from bitimely_cli.options import (
@@ -503,7 +503,7 @@ def _show_baselines(scores: Scores, main: str) -> None:
 def _show_calibration(scores: Scores) -> None:
     """Print the calibration of the risks of each label, where they are risks."""
     if scores.risk_calibration:
-        from bitimely_core.analyses.features import format_metric  # with torch
+        from bitimely_core.analyses.plain_features import format_metric  # with torch
         from bitimely_core.report.score_blocks import list_calibration
 
         names, labels = list_calibration(scores.risk_calibration)
@@ -598,7 +598,7 @@ def predict(
     if not any(path.exists() for path in files):
         check_exists(files[0])  # before torch is imported, which takes seconds
     from bitimely_core import workflows
-    from bitimely_core.schemas.ingest import FindingRecord
+    from bitimely_core.schemas.ingest_records import FindingRecord
 
     options = score.collect()
     # no checksums of data are there to compare; those of the model always are

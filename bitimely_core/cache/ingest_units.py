@@ -19,7 +19,7 @@ from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.comparison import compare_levels, summarize_left_out
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.cache.units import IngestTask, find_copies, group_units
+from bitimely_core.cache.unit_groups import IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import catch_signals, run_tasks
 from bitimely_core.errors import (
     Reason,
@@ -35,7 +35,7 @@ from bitimely_core.formats.text import use_encoding
 from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import (
+from bitimely_core.schemas.ingest_records import (
     CachedPart,
     CachedUnit,
     CacheManifest,

@@ -40,7 +40,7 @@ from bitimely_core.errors import Reason, input_error, raise_differences, usage_e
 from bitimely_core.progress import report_progress
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest import CodeMap, FindingRecord
+from bitimely_core.schemas.ingest_records import CodeMap, FindingRecord
 from bitimely_core.schemas.tokens import (
     CohortFlow,
     FlowStep,

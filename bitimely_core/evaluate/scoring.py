@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.evaluate import survival
+from bitimely_core.evaluate import survival_metrics
 from bitimely_core.evaluate.intervals import (
     build_class_scores,
     build_difference,
@@ -107,7 +107,7 @@ def _estimate_incidences(target: Array, names: Sequence[str]) -> Array:
     for k, day in enumerate(find_days(names).tolist()):
         times = target[select_known(target[:, k]), k]
         if times.size:
-            incidences[k] = survival.estimate_incidence(*times.T).evaluate(day)
+            incidences[k] = survival_metrics.estimate_incidence(*times.T).evaluate(day)
     return incidences
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from bitimely_core import data, heads, objectives
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.insight import regions
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.run import Run
 from bitimely_core.types import Batch, Encoded
 

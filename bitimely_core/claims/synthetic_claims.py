@@ -29,7 +29,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.claims.options import LABELS, ClaimsOptions
+from bitimely_core.claims.claims_reading import LABELS, ClaimsOptions
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.claims.synthetic_draws import (
     BLOCK,
