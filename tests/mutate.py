@@ -121,7 +121,7 @@ AREAS = {
         (
             "bitimely_core/claims/**/*.py",
             "bitimely_core/tokens/sequences.py",
-            "!*/splits.py",
+            "!*/subject_splits.py",
             "!*/synthetic*.py",
         ),
         (

@@ -23,6 +23,11 @@ SOURCES = [
 HEAVY = {"torch", "polars", "pyarrow", "mne", "sklearn", "pandas", "scipy", "matplotlib"}
 
 
+def test_no_two_modules_have_one_name() -> None:
+    names = [path.stem for path in SOURCES if not path.stem.startswith("__")]
+    assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
+
+
 def test_imports_follow_the_contracts() -> None:
     done = subprocess.run(
         [
