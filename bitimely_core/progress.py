@@ -41,6 +41,23 @@ def show_lines(show: Show) -> Iterator[None]:
         _SHOW.reset(token)
 
 
+@contextmanager
+def show_lines_once(earlier: set[str]) -> Iterator[None]:
+    """Show the lines that are announced inside, but for those in `earlier`, which gets them."""
+    outer = _SHOW.get()
+    if outer is None:
+        yield
+        return
+
+    def show(line: str) -> None:
+        if line not in earlier:
+            outer(line)
+        earlier.add(line)
+
+    with show_lines(show):
+        yield
+
+
 def report_progress(what: str, done: int, total: int | None) -> None:
     """Say that `done` of `total` are finished."""
     draw = _DRAW.get()

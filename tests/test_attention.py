@@ -279,7 +279,7 @@ def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
 def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
     (one,), windows = sleepers("bitimelygpt")
     page = attention([one], windows=5, lengths="1", bootstrap=10)
-    stretches, but, _ = load_shapelets(windows, "", "1", 0, None)
+    stretches, but, _ = load_shapelets(windows, "", "1", 0)
     chosen = find_shapelet_windows(windows, stretches, 5, 0, but)
     found = []
     for row, start, length in zip(chosen.rows, chosen.start, chosen.length, strict=True):

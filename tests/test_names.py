@@ -129,7 +129,7 @@ def test_the_suggested_name_is_good(name: str) -> None:
     [
         '[[block]]\nname = "{}"',
         '[[arm]]\nname = "{}"',
-        '[matrix]\ndevice = ["{}"]\n[tokenize]\nchannels = "{}"',
+        '[matrix]\ndevice = ["{}"]\n[tokenize]\nsplit = "{}"',
     ],
 )
 def test_names_in_recipes_stay_inside(

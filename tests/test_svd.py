@@ -202,7 +202,7 @@ def test_orderings_at_equal_queries_keys_and_decay():
 
 def test_spectra_are_those_of_the_model():
     one = run()
-    found = collect_spectra(one, 3, 0, "none", None)
+    found = collect_spectra(one, 3, 0, "none")
     assert (found.sequences, found.split, found.tokens, found.key_width) == (
         3,
         "test",
@@ -270,7 +270,7 @@ def test_rows_may_be_rescaled():
 
 
 def test_softmax_models_and_their_mask():
-    found = collect_spectra(run("gpt-baar"), 2, 0, "sqrt-decay", None)
+    found = collect_spectra(run("gpt-baar"), 2, 0, "sqrt-decay")
     assert found.directions == ["forward", "backward"] * 2
     assert found.layers[4]["combined"].table()["effective_rank"] > 0
     n = found.tokens[0]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -357,15 +356,21 @@ def split_slopes(target: Tensor, record: TokenRecord, forbidden: Tensor) -> tupl
     """
     tokens = [part for part in record.tokens if part.requires_grad]
     inputs = [part for part in record.inputs if part.requires_grad]
-    # of what is not read zeros
-    differentiate = partial(
-        torch.autograd.grad, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    slopes = differentiate(target, tokens)
+    slopes = torch.autograd.grad(target, tokens, retain_graph=True, allow_unused=True)
+    read = [pair for pair in zip(tokens, slopes, strict=True) if pair[1] is not None]
 
     def pass_on(chosen: Tensor) -> Tensor:
-        weights = [slope * chosen[..., None] for slope in slopes]
-        return torch.stack(differentiate(tokens, inputs, weights)).sum(0).abs()
+        total = torch.zeros_like(inputs[0])
+        if not read:
+            return total
+        used, weights = zip(
+            *((part, slope * chosen[..., None]) for part, slope in read), strict=True
+        )
+        for slope in torch.autograd.grad(
+            used, inputs, weights, retain_graph=True, allow_unused=True
+        ):
+            total = total if slope is None else total + slope
+        return total.abs()
 
     return pass_on(~forbidden), pass_on(forbidden)
 

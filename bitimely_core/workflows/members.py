@@ -30,7 +30,7 @@ from bitimely_core.evaluate.result_table import (
 )
 from bitimely_core.evaluate.scoring import ConstantBaseline
 from bitimely_core.page import Page
-from bitimely_core.progress import announce, show_lines
+from bitimely_core.progress import announce, show_lines_once
 from bitimely_core.records import has_result
 from bitimely_core.report.comparison_page import comparison_page
 from bitimely_core.report.renderer import write_report
@@ -258,13 +258,7 @@ def _train_group(
 ) -> Iterator[TrainingResult]:
     """Train and score the members of a group one after another."""
     assert group.record.members is not None, "a group has members"
-    by, said = group.record.members.by, set[str]()
-
-    def announce_once(line: str) -> None:  # each caveat for the first run alone
-        if line not in said:
-            announce(line)
-        said.add(line)
-
+    by, announced = group.record.members.by, set[str]()
     for number, (name, member) in enumerate(
         zip(group.record.members.runs, group.members, strict=True), 1
     ):
@@ -274,7 +268,7 @@ def _train_group(
             continue
         if by == "fold":
             _write_fold(windows, number, len(group.members), execution)
-        with show_lines(announce_once):
+        with show_lines_once(announced):  # each caveat for the first run alone
             result = train_plan(member, name, execution)
         if result["writer"]:
             _score_member(Path(result["folder"]), member, execution)
