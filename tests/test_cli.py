@@ -202,6 +202,7 @@ def test_dry_run_writes_nothing(
     assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     scratch = loaded(
         capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace

@@ -324,6 +324,7 @@ def test_two_processes_are_one(task: dict[str, Any], forge: Forge, tmp_path: Pat
         agree(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "curve", [*CURVES.items(), *EVENT_CURVES.items()], ids=lambda curve: f"{curve[0]} {curve[1][0]}"
 )

@@ -55,6 +55,7 @@ def draw_waves(
     return 50 + 20 * waves + draw.normal(size=waves.shape), y, groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_checks_of_scikit_learn_hold(task: str) -> None:
     failed = {}

@@ -262,8 +262,10 @@ def test_the_share_of_hidden_tokens_is_exact(objective, ratio, count):
 
 
 def test_the_share_is_not_rounded_down_by_its_digits():
-    assert objectives.tokens.count_share(0.29, 100) == 29  # 0.29 * 100 is 28.999999999999996
-    assert objectives.tokens.count_share(0.4, 7) == 2
+    assert (
+        objectives.token_objectives.count_share(0.29, 100) == 29
+    )  # 0.29 * 100 is 28.999999999999996
+    assert objectives.token_objectives.count_share(0.4, 7) == 2
 
 
 def test_masked_input_is_zero_and_its_target_is_not():
@@ -291,7 +293,7 @@ def test_gaps_are_spans():
     config = GapConfig(name="gap", ratio=0.4, span=5)
     lengths = []
     for seed in range(200):
-        hidden = sorted(objectives.tokens._draw_spans(100, config, seeded(seed)).tolist())
+        hidden = sorted(objectives.token_objectives._draw_spans(100, config, seeded(seed)).tolist())
         assert len(set(hidden)) == 40
         assert 0 <= hidden[0] <= hidden[-1] < 100
         runs = [b - a for a, b in itertools.pairwise(hidden)]

@@ -34,6 +34,7 @@ def make_large_page(headline: bool) -> Page:
     return page.finish(f"{'A long sentence about a result ' * 20}. {'And another one. ' * 30}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headline", [True, False])
 def test_a_page_of_any_length_opens_below_the_limit(headline: bool) -> None:
     html = report.render_html(make_large_page(headline), alone=True)
@@ -44,6 +45,7 @@ def test_a_page_of_any_length_opens_below_the_limit(headline: bool) -> None:
     assert measure(flat).height > 5 * HIGHEST, "the measure sees what is folded"
 
 
+@pytest.mark.slow
 def test_what_is_folded_is_there_and_named() -> None:
     page = make_large_page(headline=True)
     html = report.render_html(page, alone=True)
@@ -68,6 +70,7 @@ def test_one_caveat_is_one_line_and_none_is_no_line() -> None:
     assert '<p class="notices"><b>Caveat.</b> Few people.</p>' in html
 
 
+@pytest.mark.slow
 def test_pages_of_a_workspace_open_below_the_limit(tmp_path) -> None:
     home = copy_workspace(tmp_path / "home")
     assert main(["dashboard", "-w", str(home)]) == 0

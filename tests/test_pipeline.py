@@ -471,6 +471,7 @@ def test_a_recipe_runs_at_the_papers_preset_under_a_name_of_its_own(tmp_path: Pa
             pipeline.run(recipe, workspace=tmp_path, dry_run=True, preset=preset)
 
 
+@pytest.mark.slow
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(

@@ -334,6 +334,7 @@ def paper_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     stamps.make_config.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "model"), PAIRS)
 def test_the_stamp_of_every_view_is_what_changed_samples_show(
     objective: str, model: str, paper_tokens: None

@@ -66,7 +66,7 @@ class Cache:
     def events(self) -> Iterator[pl.DataFrame]:
         """Of claims: the rows of one shard of subjects after another, in MEDS columns.
 
-        `claims.ingest` describes the columns.
+        `claims.ingest_claims` describes the columns.
         """
         for number in range(len(self.events_manifest.shards)):
             yield self.shard(number)
