@@ -332,6 +332,14 @@ def parse_frequencies(value: Any) -> Any:
         raise ValueError("expected numbers of Hz, separated by commas") from None
 
 
+def parse_band(value: Any) -> Any:
+    """Two frequencies as `parse_frequencies` reads them. Raises ValueError."""
+    edges = parse_frequencies(value)
+    if isinstance(edges, list | tuple) and len(edges) != 2:
+        raise ValueError("expected LOW,HIGH in Hz; one of them may be left out")
+    return edges
+
+
 def parse_names(value: Any) -> Any:
     """`"stretch,gain"` as a tuple of names; `"none"`, alone or among others, is no name.
 
@@ -381,12 +389,12 @@ class WindowConfig(BaseModel):
         description="Attribute of recordings, such as the label, "
         "whose values are spread evenly over the folds.",
     )
-    bandpass: Annotated[
-        tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)
-    ] = Field(
-        None,
-        description="Band-pass filter in Hz, without phase shift; one side may be empty.",
-        json_schema_extra={"metavar": "LOW,HIGH"},
+    bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(parse_band)] = (
+        Field(
+            None,
+            description="Band-pass filter in Hz, without phase shift; one side may be empty.",
+            json_schema_extra={"metavar": "LOW,HIGH"},
+        )
     )
     notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = Field(
         None,
