@@ -109,8 +109,6 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _find_columns(schema: pa.Schema) -> list[str]:
     """The columns of the vectors: one of lists, or v0, v1 ... Raises UserError (schema, exit 4)."""
-    import pyarrow as pa
-
     lists = [name for name in schema.names if name in LISTS]
     numbered = sorted(filter(NUMBERED.fullmatch, schema.names), key=lambda name: int(name[1:]))
     if len(set(schema.names)) < len(schema.names) or len(lists) + bool(numbered) != 1:
@@ -121,14 +119,23 @@ def _find_columns(schema: pa.Schema) -> list[str]:
         if name != f"v{k}":
             wanted = f"expected v0 to {numbered[-1]}"
             raise input_error(Reason.SCHEMA, f"v{k} is missing", wanted)
-    for name in lists or numbered:
+    _check_types(schema, lists or numbered, in_lists=bool(lists))
+    return lists or numbered
+
+
+def _check_types(schema: pa.Schema, names: list[str], *, in_lists: bool) -> None:
+    """Raises UserError (schema, exit 4) for columns of the vectors that are no lists of numbers, or
+    no numbers.
+    """
+    import pyarrow as pa
+
+    for name in names:
         kind = schema.field(name).type
         is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-        if is_list != bool(lists) or not _is_number(kind.value_type if is_list else kind):
+        if is_list != in_lists or not _is_number(kind.value_type if is_list else kind):
             problem = f"has the type {clean(str(kind), 60)}"
-            wanted = "expected lists of numbers" if lists else "expected numbers"
+            wanted = "expected lists of numbers" if in_lists else "expected numbers"
             raise input_error(Reason.SCHEMA, problem, wanted, field=name)
-    return lists or numbered
 
 
 def _read_ids(file: pq.ParquetFile, windows: Windows) -> Array:

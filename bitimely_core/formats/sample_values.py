@@ -191,25 +191,42 @@ def _read_parquet(
     """The columns of a Parquet file; texts are read as cells of csv."""
     import polars as pl
 
-    clock = facts.clock
-    timed = clock.places if clock else ()
     result: dict[str, pl.Series] = {}
+    careful = []
     for place in columns.places:
-        series = _load_column(path, facts.columns[place].header)
-        if clock and clock.form == "stored" and place in timed:
-            result[str(place)] = pl.Series(sniffer.to_seconds(series))
-        elif place in columns.texts:
-            result[str(place)] = series.cast(pl.String)
-        elif series.dtype.is_numeric() or series.dtype == pl.Boolean:
-            numbers = series.cast(pl.Float64).fill_nan(None)
-            if _are_finite(numbers, math.inf if place in timed else LARGEST):
-                result[str(place)] = numbers
-    careful = [place for place in columns.places if str(place) not in result]
+        series = _convert_column(
+            _load_column(path, facts.columns[place].header), place, facts, columns
+        )
+        if series is None:
+            careful.append(place)
+        else:
+            result[str(place)] = series
     if careful:
-        names = [facts.columns[i].header for i in careful]
+        names = [facts.columns[place].header for place in careful]
         table = tables.read_number_table(path, names, missing=table_layout.MISSING)
         result |= {str(place): pl.Series(table[:, k]) for k, place in enumerate(careful)}
     return pl.DataFrame(result)
+
+
+def _convert_column(
+    series: pl.Series, place: int, facts: table_facts.TableFacts, columns: WantedColumns
+) -> pl.Series | None:
+    """A column as its type gives it: seconds, texts, or numbers with null for the missing ones.
+
+    None: its cells are read as those of csv.
+    """
+    import polars as pl
+
+    clock = facts.clock
+    is_timed = clock is not None and place in clock.places
+    if is_timed and clock and clock.form == "stored":
+        return pl.Series(sniffer.to_seconds(series))
+    if place in columns.texts:
+        return series.cast(pl.String)
+    if not (series.dtype.is_numeric() or series.dtype == pl.Boolean):
+        return None
+    numbers = series.cast(pl.Float64).fill_nan(None)
+    return numbers if _are_finite(numbers, math.inf if is_timed else LARGEST) else None
 
 
 def _load_column(path: Path, header: str) -> pl.Series:

@@ -6,6 +6,7 @@ Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L l
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -165,7 +166,7 @@ class Adapter(nn.Module):
         )
 
 
-class PlainAdapter(Adapter):
+class PlainAdapter(Adapter, ABC):
     """An adapter without the embedding and the output projection of `Adapter`; a subclass adds what
     depends on the channels in `build`.
     """
@@ -174,9 +175,9 @@ class PlainAdapter(Adapter):
         nn.Module.__init__(self)
         self.build(config)
 
+    @abstractmethod
     def build(self, config: ModelConfig) -> None:
         """Make the tokenizer and all weights."""
-        raise NotImplementedError
 
 
 class Model(nn.Module):
