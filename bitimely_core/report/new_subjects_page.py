@@ -91,7 +91,8 @@ class SubjectsSummary(NamedTuple):
 
 def _count_status(made: SubjectsPredictionLike) -> tuple[dict[str, int], frozenset[tuple[str]]]:
     """People by status, and the counts that are withheld; `all` is their sum."""
-    counts = dict(made.frame["status"].value_counts(sort=True).iter_rows())
+    rows = made.frame["status"].value_counts().sort(["count", "status"], descending=[True, False])
+    counts = dict(rows.iter_rows())
     return counts, _find_hidden(made, counts)
 
 
