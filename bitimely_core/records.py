@@ -66,7 +66,7 @@ def describe_invalid(error: ValidationError) -> tuple[str, str, str]:
 class Part(BaseModel):
     """A part of a stored record."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True, defer_build=True)
 
     def __getitem__(self, key: str) -> Any:
         """A field by name, as in the JSON file. Raises KeyError."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar
 
 from bitimely_core.errors import (
     Finding,
@@ -30,6 +30,9 @@ from bitimely_core.errors import (
 )
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import NativeWindow
+
+if TYPE_CHECKING:
+    from bitimely_core.page import Page
 
 HERE = Path(__file__).parent
 # installed, else a checkout
@@ -123,18 +126,31 @@ class Registry(Mapping[str, Item]):
         return len(self._items)
 
     def _load(self, key: object = None) -> None:
-        """Import the providers that are left; where one of them adds `key` alone, that one."""
+        """Import the providers that are left; where one of them adds `key` alone, that one, and
+        where a module of a package has the name `key`, that module.
+        """
         if self._loading:  # a module that is being imported looks a name up
             return
         self._loading = True
         try:
             load_plugins()
             modules = [module for module, name in self._providers.items() if name == key]
-            for module in modules if key is not None and modules else list(self._providers):
+            alone = key is not None and bool(modules)
+            if isinstance(key, str) and not alone and self._import_namesake(key):
+                return
+            for module in modules if alone else list(self._providers):
                 import_members(module)
                 del self._providers[module]
         finally:
             self._loading = False
+
+    def _import_namesake(self, key: str) -> bool:
+        """Import the module of a package that has the name `key`; whether that adds it."""
+        for provider in (module for module, name in self._providers.items() if name is None):
+            module = f"{provider}.{key.replace('-', '_')}"
+            if module in list_members(provider):
+                importlib.import_module(module)
+        return key in self._items
 
 
 class FunctionRegistry(Registry[Entry[Facts]]):
@@ -214,11 +230,16 @@ _refused: dict[str, Finding] = {}  # plug-ins that could not be imported, by nam
 broken_plugins: dict[str, Finding] = {}  # those that the command line has not shown yet
 
 
+def list_members(name: str) -> list[str]:
+    """The modules directly in a package; of a module none. It is imported."""
+    folders = getattr(importlib.import_module(name), "__path__", ())
+    return [f"{name}.{member.name}" for member in pkgutil.iter_modules(folders)]
+
+
 def import_members(name: str) -> None:
     """Import a module, and every module directly in a package: each registers what it offers."""
-    module = importlib.import_module(name)
-    for member in pkgutil.iter_modules(getattr(module, "__path__", ())):
-        importlib.import_module(f"{name}.{member.name}")
+    for member in list_members(name):
+        importlib.import_module(member)
 
 
 def is_own(point: EntryPoint) -> bool:
@@ -395,6 +416,10 @@ def find_subject_unit(dataset: str, index: Any = None) -> str:
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
 
 
+def _refuse_operation(*_: object, **__: object) -> Never:
+    raise NotImplementedError("this kind of data has no such operation")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataKind:
     """The operations of one kind of data, which verbs look up here."""
@@ -420,14 +445,22 @@ class DataKind:
     plan_tokens: Callable[..., Choices]
     # (cache, out, verify=, force_new=, **choices); not again with the same choices
     write_tokens: Callable[..., None]
-    # exports and page beside new tokens -> the page
-    write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None
+    # writes exports beside new tokens (cache, tokens) -> their page, if they have one
+    write_extras: Callable[[Path, Path], Page | None] = lambda cache, tokens: None
     open_tokens: Callable[..., Any]  # (folder, verify=) -> windows or sequences
     summarize_tokens: Callable[[Path], Choices]  # folder -> result of the verb
     # that result -> a line for the screen, the next verb
     describe_tokens: Callable[[Choices], tuple[str, str]]
     # (facts, view, cache or None, window, rate) -> windows, channels, length, codes
     estimate_size: Callable[..., Choices]
+    # scores, windows -> the scores as they are printed
+    protect_scores: Callable[[Any, Any], Any] = lambda scores, windows: scores
+    # token folder -> whether a label has counts that are withheld
+    has_withheld_labels: Callable[[Path], bool] = lambda folder: False
+    # (file, rows, probabilities, table of ids): predictions up to prediction times
+    write_predictions: Callable[..., Any] = _refuse_operation
+    # (source, run folder, preparation, home, as_of=, options=) -> `tokens.sequences.NewHistories`
+    read_subjects: Callable[..., Any] = _refuse_operation
 
 
 # kind of a token set -> kind of its data

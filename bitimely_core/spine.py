@@ -1,6 +1,5 @@
 """Where the spine's own models, objectives, augmentations, analyses and kinds of data are
-found. Wings say so in
-their `__init__`, plug-ins when they are imported.
+found. Wings say so in their `__init__`, plug-ins when they are imported.
 
 This module is the first entry point of `bitimely.plugins`, see `pyproject.toml`.
 """
@@ -21,5 +20,4 @@ objectives.provide("bitimely_core.objectives.token_objectives")
 augmentations.provide("bitimely_core.augment")
 analyses.provide("bitimely_core.analyses")
 data_kinds.provide("bitimely_core.tokens.kind", "recordings")
-data_kinds.provide("bitimely_core.claims.event_kind", "events")
 row_readers.provide("bitimely_core.data", "tensors")

@@ -66,6 +66,19 @@ def shorten_name(parts: list[str]) -> str:
     return f"{'-'.join(parts[:2])[:75]}-and-{len(parts) - 2}-more-{storage.fingerprint(parts)[:8]}"
 
 
+def refuse_inside_workspace(path: Path, workspace: Path) -> None:
+    """Raises UserError (config, exit 2) for a path inside the workspace: only its owner may see raw
+    ids.
+    """
+    if path.resolve().is_relative_to(workspace.resolve()):
+        raise usage_error(
+            "is in the workspace",
+            "expected a folder that is not shared with caches and reports",
+            file=str(path),
+            field="--keep-ids",
+        )
+
+
 def parse_view(data: str) -> tuple[str, str]:
     """`sleep-edf/staging` -> (`sleep-edf`, `staging`).
 

@@ -53,6 +53,32 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("registry", "name", "room"),
+    [
+        ("datasets", "sleep-edf", "datasets"),
+        ("models", "inceptiontime", "zoo"),
+        ("methods", "features", "methods"),
+        ("analyses", "saliency", "insight"),
+        ("data_kinds", "recordings", "claims"),
+    ],
+)
+def test_a_name_imports_only_the_module_that_has_it(registry: str, name: str, room: str) -> None:
+    code = (
+        f"import sys\nfrom bitimely_core.registry import {registry} as names\n"
+        f"names[{name!r}]\n"
+        f"print([m for m in sys.modules if m.startswith('bitimely_core.{room}.')])\n"
+        f"assert {name!r} in list(names) and len(names) > 1"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    members = {path.stem for path in (ROOT / "bitimely_core" / room).glob("*.py")}
+    imported = {
+        module.rpartition(".")[2] for module in ast.literal_eval(done.stdout.splitlines()[-1])
+    }
+    assert len(imported & members) <= len(members) / 2, imported
+
+
 def test_the_library_is_imported_on_first_use() -> None:
     code = f"import sys, bitimely\nassert not {sorted(HEAVY)!r} or not set({sorted(HEAVY)!r}) & set(sys.modules)\nprint(bitimely.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

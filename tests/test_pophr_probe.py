@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
+from bitimely_core.average_precision import average_precision
 from bitimely_core.claims import prevalence, shortcut_baselines
 from bitimely_core.claims.sequence_choices import SequenceChoices
 from bitimely_core.schemas.tokens import SequenceFunnel
@@ -20,7 +21,7 @@ from bitimely_core.schemas.tokens import SequenceFunnel
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))
 def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, bool]]) -> None:
     score, positive = (np.array([row[i] for row in rows]) for i in (0, 1))
-    found = shortcut_baselines.average_precision(score, positive)
+    found = average_precision(score, positive)
     if not positive.any():
         assert found is None
     else:
@@ -87,12 +88,10 @@ def test_every_figure_equals_that_of_the_subjects_themselves(seed: int) -> None:
     for part in ("train", "validation", "test", "all"):
         own = (y >= 0) & ((split == part) | (part == "all"))
         assert found.prevalence[part] == pytest.approx(y[own].mean())
-        assert found.length[part] == pytest.approx(
-            shortcut_baselines.average_precision(np.diff(offsets)[own], y[own])
-        )
+        assert found.length[part] == pytest.approx(average_precision(np.diff(offsets)[own], y[own]))
         for code, name in names.items():
             assert found.own[name][part] == pytest.approx(
-                shortcut_baselines.average_precision(counts[code][own], y[own])
+                average_precision(counts[code][own], y[own])
             )
     on_train = {name: found.own[name]["train"] for name in names.values()}
     assert found.best is not None

@@ -36,11 +36,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.registry import datasets
+from bitimely_core.registry import data_kinds, datasets
 
 if TYPE_CHECKING:
     from bitimely_core.claims.build import build_sequences
 
+data_kinds.provide("bitimely_core.claims.event_kind", "events")
 datasets.provide("bitimely_core.claims.synthetic_claims", "synthetic-claims")
 
 __all__ = ["build_sequences"]

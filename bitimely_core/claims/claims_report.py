@@ -22,13 +22,7 @@ from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.unknown_dates import describe_days
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.schemas.ingest_records import (
-    CachedUnit,
-    FindingRecord,
-    IngestPart,
-    IngestReport,
-    TableReport,
-)
+from bitimely_core.schemas.ingest_records import CachedUnit, IngestPart, IngestReport, TableReport
 from bitimely_core.types import IngestUnit
 
 Report = TypeVar("Report", IngestReport, IngestPart)
@@ -137,26 +131,15 @@ def round_report(report: Report) -> Report:
     Totals are sums of rounded counts, so that seen = used + dropped + quarantined still holds.
     """
     units = [
-        unit.model_copy(update={"reasons": list(map(round_reason, unit.reasons))})
+        unit.model_copy(update={"reasons": [reason.round_counts() for reason in unit.reasons]})
         for unit in report.units
     ]
     return report.model_copy(
         update={
             "rows": [_round_table(table) for table in report.rows if table.kind != SUBJECTS],
             "units": units,
-            "reasons": list(map(round_reason, report.reasons)),
+            "reasons": [reason.round_counts() for reason in report.reasons],
             "reason_counts": _round_counts(report.reason_counts),
-        }
-    )
-
-
-def round_reason(reason: FindingRecord) -> FindingRecord:
-    """A finding without exact counts of rows and subjects."""
-    return reason.model_copy(
-        update={
-            "message": privacy.round_message(reason.message),
-            "count": privacy.round_rows(reason.count),
-            "examples": [] if privacy.is_small(reason.count) else reason.examples,
         }
     )
 

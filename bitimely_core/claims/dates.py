@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from bitimely_core.claims.distinct import map_texts
 
 EPOCH = date(1970, 1, 1).toordinal()
-MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
 AGE_MONTH = 30  # days of the "age months" of the released code
 CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"

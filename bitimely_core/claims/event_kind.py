@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,18 @@ from bitimely_core.claims import (
     build_findings,
     event_tokens,
     meds_export,
+    new_histories,
+    protected_scores,
     sequence_plan,
-    subjects,
     tasks,
 )
-from bitimely_core.claims.claims_report import round_reason, round_refusal, round_report
+from bitimely_core.claims.claims_page import claims_page, open_examples
+from bitimely_core.claims.claims_report import round_refusal, round_report
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import (
     CountDisclosure,
     flow_table,
+    has_withheld_labels,
     is_open_source,
     open_disclosure,
     shortcut_table,
@@ -30,13 +32,14 @@ from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
+from bitimely_core.page import Page
 from bitimely_core.privacy import EXACT, choose_counts, format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest_records import IngestAccount, IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
+from bitimely_core.workspace import refuse_inside_workspace
 
-PAGE = "bitimely_core.report.claims_page"  # in a layer above: imported on use
 PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
 
 
@@ -65,7 +68,7 @@ def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
     cohort = load_cohort(choices["cohort"]) if choices.get("cohort") else None
     sequence_plan.check_choices(preset, chosen, cohort, dated=dated, ignored=ignored)
     if keep_ids := arguments.get("keep_ids"):
-        subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
+        refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
         if (arguments.get("shard") or (1, 1))[1] > 1:
             problem = "raw ids are in several processes"
             raise usage_error("--keep-ids with --shard", problem, "Ingest without --shard")
@@ -128,17 +131,16 @@ def write_sequences(
             event_tokens.write_sequences(plan, out, **how)
 
 
-def write_extras(cache: Path, folder: Path) -> Path | None:
-    """The page of sequences, and where dates are true an export as MEDS; neither of those of a
-    task.
+def write_extras(cache: Path, folder: Path) -> Page | None:
+    """An export as MEDS where dates are true; returns the page of the sequences. Those of a task
+    have neither.
     """
     if SequenceManifest.read(folder).base:
         return None
-    path: Path = importlib.import_module(PAGE).write_claims_page(folder)
     opened = open_cache(cache, verify=False)
     if opened.events_manifest.clock == "calendar":
         meds_export.write_meds(folder / "meds", opened, open_sequences(folder, verify=False))
-    return path
+    return claims_page(open_examples(folder))
 
 
 def summarize_sequences(folder: Path) -> Choices:
@@ -198,7 +200,7 @@ def _list_findings(
     if disclosure.exact:
         return [finding.model_dump() for finding in manifest.findings]
     if statistics is None:
-        return [round_reason(finding).model_dump() for finding in manifest.findings]
+        return [finding.round_counts().model_dump() for finding in manifest.findings]
     stored = manifest.options.cohort
     choices = sequence_plan.judge_choices(
         sequence_plan.read_choices(manifest.options),
@@ -283,6 +285,10 @@ KIND = DataKind(
     summarize_tokens=summarize_sequences,
     describe_tokens=describe_sequences,
     estimate_size=estimate_sequences,
+    protect_scores=protected_scores.protect_scores,
+    has_withheld_labels=has_withheld_labels,
+    write_predictions=tasks.write_predictions,
+    read_subjects=new_histories.read_subjects,
 )
 
 data_kinds.add("events", KIND)

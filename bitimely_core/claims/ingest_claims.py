@@ -66,6 +66,7 @@ from bitimely_core.schemas.ingest_records import (
 from bitimely_core.schemas.tokens import HistoryPreparation
 from bitimely_core.system_errors import translate_system_errors
 from bitimely_core.tokens.sequences import HISTORIES
+from bitimely_core.workspace import refuse_inside_workspace
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels|codemap)-[0-9a-f]{16}\.(parquet|json)")
 RAW, PARTS = ".raw", ".parts"
@@ -303,7 +304,7 @@ def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
     options = ClaimsOptions(**run.given_options)
     assert run.source is not None
     if options.keep_ids:
-        subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
+        refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
     claims = sources.read_source(run.source, options, once=once)
     placed = claims.splits
     if options.split_file:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from bitimely_core import manifests
 from bitimely_core.cache import Cache, ingest, open_cache
 from bitimely_core.claims import (
     dates,
@@ -25,16 +26,19 @@ from bitimely_core.claims import (
     steps,
 )
 from bitimely_core.claims.claims_reading import ClaimsOptions
+from bitimely_core.claims.disclosure import is_open_source
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.sources import recognize_layout
+from bitimely_core.claims.sources.claims import SUBJECT_NAMES
+from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
-from bitimely_core.schemas.ingest_records import EventsManifest
+from bitimely_core.schemas.ingest_records import EventsManifest, IngestReport
 from bitimely_core.schemas.tokens import (
     HistoryPreparation,
     PredictionStatistics,
@@ -47,6 +51,7 @@ from bitimely_core.tokens.sequences import (
     HISTORIES,
     SPECIAL,
     EventSequences,
+    NewHistories,
     open_sequences,
     publish_sequences,
     write_shard,
@@ -77,15 +82,61 @@ UNMAPPED = "no PheCode in the map of the run"
 ABSENT = "not in the vocabulary of the run"
 
 
-class NewHistories(NamedTuple):
-    """Histories of new people, row by row, and the codes that are not understood."""
+class BuiltHistories(NamedTuple):
+    """Histories of new people, row by row, and the codes that are not understood; fields as of
+    `NewHistories`.
+    """
 
     sequences: EventSequences
-    # subject_id, index_day (on the clock of the cache), status, events (known codes), rows and
-    # unknown_rows (up to the index day), in the order of the sequences
     people: pl.DataFrame
-    unknown: pl.DataFrame  # code, reason, rows, people
+    unknown: pl.DataFrame
     manifest: EventsManifest
+
+
+def read_subjects(
+    source: str | Path | pl.DataFrame,
+    run: Path,
+    prepared: HistoryPreparation,
+    home: Path,
+    *,
+    as_of: str | None,
+    options: Choices,
+) -> NewHistories:
+    """The histories of the people in a folder of claims, in a cache or in a table, as the run in
+    the folder `run` reads them; what is made for it stands in `home`.
+
+    `as_of`: as `build_new_histories`; `options`: as `ingest_new_subjects`. Raises UserError: as
+    both.
+    """
+    table = source if isinstance(source, pl.DataFrame) else None
+    if isinstance(source, pl.DataFrame):
+        folder = make_folder(home / "table")
+        source.write_parquet(folder / "claims.parquet")
+        options = {**options, "keep_ids": str(home / "ids.csv")}
+    else:
+        folder = Path(source)
+    cache, report = folder, None
+    if not (folder / manifests.MANIFEST).is_file():
+        cache, account = ingest_new_subjects(folder, run, home / "workspace", options)
+        report = IngestReport.parse(account, Path("ingest_report.json"))
+    made = build_new_histories(cache, prepared, home / "sequences", as_of)
+    return NewHistories(
+        sequences=made.sequences,
+        people=_mark_deaths(made.people, open_cache(cache, verify=False)),
+        unknown=made.unknown,
+        dated=made.manifest.clock == "calendar",
+        exact=is_open_source(made.manifest.dataset, made.manifest.settings.options.get("source")),
+        report=report,
+        ids=None if table is None else _read_ids(home / "ids.csv", table, options),
+    )
+
+
+def _read_ids(path: Path, table: pl.DataFrame, options: Choices) -> pl.DataFrame:
+    """Raw ids, in the type that the table has, and new ones: the table of `--keep-ids`."""
+    stated = dict(text.split("=", 1) for text in options.get("col") or ())
+    name = stated.get("subject") or find_names(table.columns, SUBJECT_NAMES)[0]
+    ids = pl.read_csv(path, schema_overrides={"subject_id": pl.String})
+    return ids.select(pl.col("subject_id").cast(table[name].dtype).alias("raw"), "new")
 
 
 def ingest_new_subjects(
@@ -115,7 +166,7 @@ def ingest_new_subjects(
 
 def build_new_histories(
     cache: Path, prepared: HistoryPreparation, out: Path, as_of: str | None = None
-) -> NewHistories:
+) -> BuiltHistories:
     """The histories of all subjects of a cache up to their index days, written to `out`.
 
     The index day is `as_of` (YYYY-MM-DD); else that of the source; else, for a run whose training
@@ -140,7 +191,9 @@ def build_new_histories(
     _publish(plan, out, files, pl.concat(people))
     counts = pl.concat(unknown).group_by("code", "reason").agg(pl.sum("rows", "people"))
     counts = counts.sort("people", "rows", "code", descending=[True, True, False])
-    return NewHistories(open_sequences(out, verify=False), pl.concat(people), counts, plan.manifest)
+    return BuiltHistories(
+        open_sequences(out, verify=False), pl.concat(people), counts, plan.manifest
+    )
 
 
 def _make_plan(cache: Cache, prepared: HistoryPreparation) -> SequencePlan:
@@ -276,9 +329,10 @@ def _publish(
     )
 
 
-def mark_deaths(people: pl.DataFrame, cache: Cache) -> pl.DataFrame:
-    """The people with the status of those who died before their index day."""
+def _mark_deaths(people: pl.DataFrame, cache: Cache) -> pl.DataFrame:
+    """The people with `died`, and the status of those who died before their index day."""
     deaths = cache.cohort(("subject_id", "death_day"))
-    died = people.join(deaths, on="subject_id", how="left", maintain_order="left")
-    status = pl.when(died["death_day"] < died["index_day"]).then(pl.lit(DEAD)).otherwise("status")
-    return people.with_columns(status=status)
+    marked = people.join(deaths, on="subject_id", how="left", maintain_order="left")
+    died = (pl.col("death_day") < pl.col("index_day")).fill_null(value=False)
+    marked = marked.with_columns(died.alias("died")).drop("death_day")
+    return marked.with_columns(status=pl.when("died").then(pl.lit(DEAD)).otherwise("status"))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import find_starts, sort_distinct
 from bitimely_core.claims.sequence_choices import SequenceChoices
-from bitimely_core.tokens.sequences import SPECIAL
+from bitimely_core.tokens.sequences import MONTH, SPECIAL
 
 UNKNOWN = SPECIAL.index("[UNK]")
 DAY_MINUTES = 1440
@@ -225,12 +225,12 @@ def _compute_times(
     lengths, firsts = np.diff(offsets), offsets[:-1]
     if time == "months":
         exact: Array = day if minute is None else day + minute / DAY_MINUTES
-        times = (exact - np.repeat(exact[firsts], lengths)) / dates.MONTH
+        times = (exact - np.repeat(exact[firsts], lengths)) / MONTH
         if "index_day" in cohort.columns:
             index = cohort["index_day"].gather(subjects).to_numpy()
             if minute is not None:
                 index = index + (DAY_MINUTES - 1) / DAY_MINUTES
-            return times, (index - exact[firsts]) / dates.MONTH
+            return times, (index - exact[firsts]) / MONTH
     elif time == "calendar_month":
         months = dates.to_calendar_months(day)
         times = (months - np.repeat(months[firsts], lengths)).astype(np.float64)

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from bitimely_core.average_precision import average_groups
 from bitimely_core.claims.distinct import find_starts
 from bitimely_core.claims.subject_splits import SPLITS
 from bitimely_core.schemas.tokens import (
@@ -44,24 +45,6 @@ ShortcutRow = dict[str, float | int | str | None]
 
 Prevalence = dict[str, dict[str, PrevalenceCount]]
 """Label -> split -> subjects with a label, cases, prevalence."""
-
-
-def average_precision(score: Array, positive: Array) -> float | None:
-    """Step-wise sum of precision over the steps of recall, tied scores as one step; None without
-    positives.
-    """
-    value, place = np.unique(score, return_inverse=True)
-    n = np.bincount(place, minlength=len(value))
-    cases = np.bincount(place, weights=positive, minlength=len(value))
-    return _average_grouped(n[::-1], cases[::-1])
-
-
-def _average_grouped(n: Array, cases: Array) -> float | None:
-    """Average precision of groups of tied scores in falling order: subjects and cases of each."""
-    total = cases.sum()
-    if not total:
-        return None
-    return float(np.sum(cases / total * np.cumsum(cases) / np.maximum(np.cumsum(n), 1)))
 
 
 def count_shortcuts(
@@ -170,7 +153,7 @@ def _score_feature(rows: Ints, feature: int, total: Ints) -> float | None:
     """Average precision of a feature; subjects without a row have the value 0."""
     first, last = np.searchsorted(rows[:, 0], [feature, feature + 1])
     counted = rows[first:last, 2:][::-1]
-    return _average_grouped(*np.concatenate([counted, [total - counted.sum(0)]]).T)
+    return average_groups(*np.concatenate([counted, [total - counted.sum(0)]]).T)
 
 
 def count_prevalence(rows: pl.DataFrame, names: Iterable[str]) -> Prevalence:

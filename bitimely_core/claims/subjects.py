@@ -177,19 +177,6 @@ def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> tuple[np.ndarra
     return keys, counts
 
 
-def refuse_inside_workspace(path: Path, workspace: Path) -> None:
-    """Raises UserError (config, exit 2) for a path inside the workspace: only its owner may see raw
-    ids.
-    """
-    if path.resolve().is_relative_to(workspace.resolve()):
-        raise usage_error(
-            "is in the workspace",
-            "expected a folder that is not shared with caches and reports",
-            file=str(path),
-            field="--keep-ids",
-        )
-
-
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
     """Write raw and new ids to `--keep-ids`, if it is given; the source is read once more."""
     if not job.options.keep_ids:

@@ -22,11 +22,12 @@ import numpy as np
 
 from bitimely_core.claims.synthetic_config import CohortConfig
 from bitimely_core.errors import Reason
+from bitimely_core.tokens.sequences import MONTH
 
 BLOCK = 1000  # subjects drawn together
 # key, which no seed can be, and blocks of the draw on which hazards and base rate are solved
 FIXED = (2**64 - 1, 12)
-MONTH, YEAR = 30.4375, 365.25  # days
+YEAR = 365.25  # days
 NO_DAY = -50_000  # of a row without a date, before all others
 SOURCES = ("inpatient", "physician", "outpatient", "emergency")
 INPATIENT, PHYSICIAN = 0, 1

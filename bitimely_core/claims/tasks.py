@@ -28,7 +28,7 @@ from bitimely_core.errors import Finding, Place, Reason, input_error, input_warn
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.progress import report_progress
-from bitimely_core.records import StoredFile, refuse_other_manifest, write_results
+from bitimely_core.records import StoredFile, write_results
 from bitimely_core.schemas.ingest_records import FindingRecord
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
 from bitimely_core.system_errors import raise_system_error
@@ -286,17 +286,6 @@ def _build_task_shard(
     columns = ("subject_id", "split", f"y_{name}", "prediction_time")
     table = sequence_builder.add_silent_subjects(table, cohort, built.subjects, columns)
     return table.sort("subject_id", "prediction_time", maintain_order=True)
-
-
-def check_task_run(windows: TokenSet, kind: str, folder: Path) -> None:
-    """Raises UserError (config, exit 2) where `write_predictions` cannot apply: other token sets, a
-    run that is not fine-tuned, a `folder` of data.
-    """
-    refuse_other_manifest(folder)
-    if kind != "finetune" or getattr(windows.options, "asked", None) is None:
-        problem = "no prediction times" if kind == "finetune" else "a run without a head"
-        expected = "expected a fine-tuned run and sequences of tokenize --task"
-        raise usage_error(problem, expected, file=str(windows.folder), field="--predictions")
 
 
 def write_predictions(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from bitimely_core.claims.shortcut_baselines import average_precision
+from bitimely_core.average_precision import average_precision
 from bitimely_core.methods import hazards, window_counts
 from bitimely_core.methods.classifiers import pack_classifiers, unpack_classifiers
 from bitimely_core.methods.lengths import LengthModel, fit_lengths, predict_lengths

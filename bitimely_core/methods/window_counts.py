@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.claims.dates import MONTH
 from bitimely_core.methods.classifiers import (
     Classifier,
     extract_classifier,
@@ -23,11 +22,10 @@ from bitimely_core.methods.classifiers import (
     predict_chance,
 )
 from bitimely_core.methods.linear import MIN_PROBABILITY
+from bitimely_core.tokens.sequences import MONTH, EventSequences
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-
-    from bitimely_core.tokens.sequences import EventSequences
 
 Array = npt.NDArray[Any]
 

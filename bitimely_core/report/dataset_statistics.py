@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bitimely_core import registry
 from bitimely_core.page import Page, PageBuilder
-from bitimely_core.tokens import EventSequences, Windows
+from bitimely_core.tokens import Windows
 from bitimely_core.workspace import parse_view
 
 COLUMNS = ("channels", "timesteps", "sequences", "length", "classes")
@@ -53,22 +53,15 @@ def count_view(data: str, windows: Windows | None, problem: str = "") -> ViewSta
     counts: dict[str, int | None] = dict.fromkeys(COLUMNS)
     subjects, note = None, problem
     if windows is not None:
-        n, note = _count_sequences(windows), paper.get("note", "")
+        # of histories None where it is withheld
+        n = windows.data_kind.summarize_tokens(windows.folder)["windows"]
+        note = paper.get("note", "")
         timesteps = None if n is None else n * windows.length
         sizes = (windows.channels, timesteps, n, windows.length, windows.classes or None)
         counts = dict(zip(COLUMNS, sizes, strict=True))
         subjects = None if n is None else len(set(windows.subjects()))
     printed = {name: printed.get(name) for name in COLUMNS}
     return ViewStatistics(data, counts, printed, subjects, note)
-
-
-def _count_sequences(windows: Windows) -> int | None:
-    """Windows of all splits; of histories None where the number is withheld."""
-    from bitimely_core.claims.disclosure import open_disclosure
-
-    if not isinstance(windows, EventSequences):
-        return len(windows)
-    return open_disclosure(windows.folder).get(len(windows), "out", "all")
 
 
 def statistics_page(views: Sequence[ViewStatistics], title: str, description: str) -> Page:

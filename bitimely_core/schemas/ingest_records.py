@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
+from bitimely_core import privacy
 from bitimely_core.errors import Exit, Finding, Level
 from bitimely_core.records import Manifest, Part, StoredFile, StoredRecord, omit_none, write_results
 
@@ -29,6 +30,16 @@ class FindingRecord(Part):
     def from_finding(cls, finding: Finding) -> Self:
         """`finding` as it is stored."""
         return cls(**finding.as_dict())
+
+    def round_counts(self) -> Self:
+        """This finding without exact counts of rows and subjects."""
+        return self.model_copy(
+            update={
+                "message": privacy.round_message(self.message),
+                "count": privacy.round_rows(self.count),
+                "examples": [] if privacy.is_small(self.count) else self.examples,
+            }
+        )
 
 
 class UnitReport(Part):

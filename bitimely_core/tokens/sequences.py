@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from bitimely_core.schemas.ingest_records import IngestReport
+
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
 VALUES = "values.parquet"  # cut points and moments of the numbers of codes
@@ -44,6 +46,7 @@ HISTORIES = "histories.json"  # `HistoryPreparation`
 COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
 # bytes of codes and times up to which they are all in memory; more are mapped from the disk
 IN_MEMORY = 1 << 28
+MONTH = 30.4375  # days of the clock of sequences: 365.25 / 12 = 487 / 16
 MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
@@ -194,6 +197,29 @@ class EventSequences(TokenSet):
         has_age, sex = ~np.isnan(years), self.sex[rows]
         columns = (np.where(has_age, (years - 50) / 10, 0.0), has_age, sex == 1, sex == 2)
         return np.stack(columns, axis=1).astype(np.float32)
+
+
+class NewHistories(NamedTuple):
+    """Histories of new people as a run reads them, with what of them it does not understand."""
+
+    sequences: EventSequences
+    # subject_id, index_day (on the clock of the cache), status, died (before the index day), events
+    # (known codes), rows and unknown_rows (up to the index day), in the order of the sequences
+    people: pl.DataFrame
+    unknown: pl.DataFrame  # code, reason, rows, people
+    dated: bool  # index days are dates
+    exact: bool  # whether pages show small counts: the people are synthetic
+    report: IngestReport | None  # of their ingest; None: a cache was there
+    ids: pl.DataFrame | None  # of people in a table: raw and new ids
+
+    def name_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with the ids of the table, in rising order, in the place of those of the
+        cache.
+        """
+        if self.ids is None:
+            return frame
+        named = self.ids.join(frame, left_on="new", right_on="subject_id")
+        return named.drop("new").rename({"raw": "subject_id"}).sort("subject_id")
 
 
 def _release_pages(mapped: np.ndarray | None) -> None:

@@ -85,6 +85,11 @@ class TokenSet(ABC, MapDataset):
         """Values of a timestep."""
 
     @property
+    def data_kind(self) -> registry.DataKind:
+        """The operations on this kind of data."""
+        return registry.data_kinds[registry.TOKEN_KINDS[self.manifest.kind]]
+
+    @property
     def name(self) -> str:
         """The folder's name."""
         return self.folder.name

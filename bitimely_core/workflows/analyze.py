@@ -208,9 +208,7 @@ def _share_page(entry: registry.Entry[Any], page: Page, runs: list[Run]) -> Page
     events = [run.windows() for run in runs if hides_counts(run.windows())]
     if not events:
         return page
-    from bitimely_core.claims.disclosure import has_withheld_labels
-
-    withheld = any(has_withheld_labels(windows.folder) for windows in events)
+    withheld = any(windows.data_kind.has_withheld_labels(windows.folder) for windows in events)
     shared = protect_page(page, withhold=entry.facts.scores and withheld)
     return _name_unit(shared, {run.windows().subject_unit for run in runs})
 

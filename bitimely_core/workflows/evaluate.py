@@ -27,7 +27,12 @@ from bitimely_core.methods.method_contract import MethodFit, MethodRows, fit_met
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import EXACT, is_small
 from bitimely_core.progress import report_progress
-from bitimely_core.records import describe_changes, has_result, read_result_table
+from bitimely_core.records import (
+    describe_changes,
+    has_result,
+    read_result_table,
+    refuse_other_manifest,
+)
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -48,7 +53,7 @@ from bitimely_core.schemas.scores import (
 )
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
-from bitimely_core.tokens.sequences import EXTERNAL, EventSequences
+from bitimely_core.tokens.sequences import EXTERNAL
 from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
@@ -142,9 +147,7 @@ def evaluate(
     opened.adapter_for(windows)
     storage.refuse_link(folder)
     if predictions is not None:
-        from bitimely_core.claims import tasks
-
-        tasks.check_task_run(windows, record.kind, predictions.parent)
+        _check_prediction_times(windows, record.kind, predictions.parent)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
     n_subjects = len(set(rows.subjects()))
@@ -192,9 +195,8 @@ def evaluate(
             )
             files["predictions.parquet"] = storage.encode_parquet(frame)
             if predictions is not None:
-                from bitimely_core.claims import tasks
-
-                tasks.write_predictions(predictions, rows, columns["prediction"], ids)
+                write = windows.data_kind.write_predictions
+                write(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
             scores = scores.model_copy(update={"comparison": comparison})
@@ -302,6 +304,17 @@ def _check_arguments(
         find_run_folder(compare, workspace)
 
 
+def _check_prediction_times(windows: Windows, kind: str, folder: Path) -> None:
+    """Raises UserError (config, exit 2) where no predictions up to prediction times can be written:
+    for other tokens, a run that is not fine-tuned, a `folder` of data.
+    """
+    refuse_other_manifest(folder)
+    if kind != "finetune" or getattr(windows.options, "asked", None) is None:
+        problem = "no prediction times" if kind == "finetune" else "a run without a head"
+        expected = "expected a fine-tuned run and sequences of tokenize --task"
+        raise usage_error(problem, expected, file=str(windows.folder), field="--predictions")
+
+
 def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list[str]:
     """Sentences on the altered files of both runs."""
     changes = describe_changes(find_run_folder(run, workspace), SOURCES)
@@ -336,11 +349,9 @@ def _recalibrate(
 
 def protect_scores(scores: Scores, windows: Windows) -> Scores:
     """The scores as they are printed."""
-    if not isinstance(windows, EventSequences):
+    printed: Scores = windows.data_kind.protect_scores(scores, windows)
+    if printed is scores:
         return scores
-    from bitimely_core.claims import protected_scores  # with polars
-
-    printed = protected_scores.protect_scores(scores, windows)
     return printed.model_copy(update={"lift": verdicts.find_lift(printed)})
 
 

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core import manifests, storage
+from bitimely_core import registry, storage
 from bitimely_core.analyses.reliability import apply_temperature
-from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import new_histories
-from bitimely_core.claims.claims_report import round_reason
-from bitimely_core.claims.disclosure import is_open_source
-from bitimely_core.claims.sources.claims import SUBJECT_NAMES
-from bitimely_core.claims.sources.columns import find_names
-from bitimely_core.claims.subjects import refuse_inside_workspace
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
 from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.evaluate.prediction import predict as predict_rows
@@ -31,6 +24,8 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
+from bitimely_core.tokens.sequences import NewHistories
+from bitimely_core.workspace import refuse_inside_workspace
 
 if TYPE_CHECKING:
     import polars as pl
@@ -94,25 +89,6 @@ class SubjectsPrediction(NamedTuple):
     exact: bool  # whether pages show small counts: the people are synthetic
 
 
-class ReadHistories(NamedTuple):
-    """Histories of new people with how they were read."""
-
-    made: new_histories.NewHistories
-    cache: Cache
-    findings: list[FindingRecord]  # of the ingest
-    exit_code: int
-    ids: pl.DataFrame | None  # of a table: raw and new ids
-
-    def name_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with the ids of the table, in rising order, in the place of those of the
-        cache.
-        """
-        if self.ids is None:
-            return frame
-        named = self.ids.join(frame, left_on="new", right_on="subject_id")
-        return named.drop("new").rename({"raw": "subject_id"}).sort("subject_id")
-
-
 @dataclass(frozen=True, eq=False)
 class HistoryPredictor:
     """A fine-tuned model with what turns histories of new people into its sequences."""
@@ -155,7 +131,7 @@ class HistoryPredictor:
         in a table with columns of people, dates and codes (`SubjectsPrediction.frame`); writes
         nothing. Of a table `subject_id` is the id that it has.
 
-        `as_of`: index day, YYYY-MM-DD (default: `claims.new_subjects.build_new_histories`);
+        `as_of`: index day, YYYY-MM-DD (default: `claims.new_histories.build_new_histories`);
         `options`: of the ingest, in the place of those of the run.
         """
         request = SubjectsRequest(as_of, options or {})
@@ -183,59 +159,40 @@ class HistoryPredictor:
         def compute(batch: Batch) -> Tensor:
             return compute_vectors(head.model, batch, head.readout, head.layers, head.layer_merge)
 
-        with self._read(source, SubjectsRequest(as_of, options or {}), place) as people:
-            sequences = cast("Windows", people.made.sequences)
+        with self._read(source, SubjectsRequest(as_of, options or {})) as people:
+            sequences = cast("Windows", people.sequences)
             vectors = np.concatenate(
                 map_batches(head, compute, sequences, "embed", **place._asdict())
             )
             column = pl.Series(vectors, dtype=pl.Array(pl.Float32, vectors.shape[1]))
-            frame = people.made.people.select("subject_id").with_columns(embedding=column)
+            frame = people.people.select("subject_id").with_columns(embedding=column)
             return people.name_rows(frame)
 
     def predict_subjects(
         self, source: People, request: SubjectsRequest, place: Computation
     ) -> SubjectsPrediction:
         """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
-        with self._read(source, request, place) as people:
-            made = people.made
-            probabilities = predict_rows(
-                self.head, cast("Windows", made.sequences), **place._asdict()
-            )
-            rows = new_histories.mark_deaths(made.people, people.cache)
-            frame = self._make_frame(rows, probabilities, dated=made.manifest.clock == "calendar")
-            frame = people.name_rows(frame)
-        layout = made.manifest.settings.options.get("source")
-        exact = is_open_source(made.manifest.dataset, layout)
-        return SubjectsPrediction(frame, made.unknown, people.findings, people.exit_code, exact)
+        with self._read(source, request) as people:
+            sequences = cast("Windows", people.sequences)
+            probabilities = predict_rows(self.head, sequences, **place._asdict())
+            frame = people.name_rows(self._make_frame(people, probabilities))
+        findings = _list_findings(people.report) if people.report else []
+        exit_code = people.report.exit_code if people.report else int(Exit.OK)
+        return SubjectsPrediction(frame, people.unknown, findings, exit_code, people.exact)
 
     @contextmanager
-    def _read(
-        self, source: People, request: SubjectsRequest, place: Computation
-    ) -> Iterator[ReadHistories]:
+    def _read(self, source: People, request: SubjectsRequest) -> Iterator[NewHistories]:
         """The histories of the people, in a folder that is there within the block."""
+        read = registry.data_kinds["events"].read_subjects
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as name:
-            home, options = Path(name), request.choose_options()
-            findings, exit_code = list[FindingRecord](), int(Exit.OK)
-            table = None if isinstance(source, str | Path) else source
-            if isinstance(source, str | Path):
-                folder = Path(source)
-            else:
-                folder = storage.make_folder(home / "table")
-                source.write_parquet(folder / "claims.parquet")
-                options = {**options, "keep_ids": str(home / "ids.csv")}
-            cache = folder
-            if not (folder / manifests.MANIFEST).is_file():
-                cache, account = new_histories.ingest_new_subjects(
-                    folder, self.run.folder, home / "workspace", options
-                )
-                report = IngestReport.parse(account, Path("ingest_report.json"))
-                findings, exit_code = _list_findings(report), report.exit_code
-            made = new_histories.build_new_histories(
-                cache, self.prepared, home / "sequences", request.as_of
+            yield read(
+                source,
+                self.run.folder,
+                self.prepared,
+                Path(name),
+                as_of=request.as_of,
+                options=request.choose_options(),
             )
-            opened = open_cache(cache, verify=False)
-            ids = None if table is None else _read_ids(home / "ids.csv", table, options)
-            yield ReadHistories(made, opened, findings, exit_code, ids)
 
     def _calibrate(self, probabilities: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The risks [n, K] of the probabilities that the model gives."""
@@ -247,34 +204,21 @@ class HistoryPredictor:
             return apply_temperature("multilabel", probabilities, fitted.temperature)
         return probabilities.astype(np.float64)
 
-    def _make_frame(
-        self, people: pl.DataFrame, probabilities: npt.NDArray[Any], *, dated: bool
-    ) -> pl.DataFrame:
+    def _make_frame(self, made: NewHistories, probabilities: npt.NDArray[Any]) -> pl.DataFrame:
         import polars as pl
 
-        risks = self._calibrate(probabilities)
+        people, died = made.people, made.people["died"]
         index = pl.col("index_day").cast(pl.Int32)
-        day = {"index_date": index.cast(pl.Date)} if dated else {"index_day": index}
-        frame = people.select(
-            "subject_id", **day, **{name: name for name in ("status", "events")}
-        ).with_columns(people["rows"], people["unknown_rows"])
-        died = people["status"] == new_histories.DEAD
-        columns = {}
-        for prefix, values in (("risk", risks), ("p", probabilities)):
+        day = {"index_date": index.cast(pl.Date)} if made.dated else {"index_day": index}
+        columns: dict[str, pl.Series] = {}
+        for prefix, values in (("risk", self._calibrate(probabilities)), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
                 column = pl.Series(values[:, k])
                 columns[f"{prefix}_{name}"] = column.set(died, None) if prefix == "risk" else column
-        return frame.with_columns(**columns)
-
-
-def _read_ids(path: Path, table: pl.DataFrame, options: Choices) -> pl.DataFrame:
-    """Raw ids, in the type that the table has, and new ones: the table of `--keep-ids`."""
-    import polars as pl
-
-    stated = dict(text.split("=", 1) for text in options.get("col") or ())
-    name = stated.get("subject") or find_names(table.columns, SUBJECT_NAMES)[0]
-    ids = pl.read_csv(path, schema_overrides={"subject_id": pl.String})
-    return ids.select(pl.col("subject_id").cast(table[name].dtype).alias("raw"), "new")
+        counted = ("status", "events", "rows", "unknown_rows")
+        return people.select("subject_id", **day, **{name: name for name in counted}).with_columns(
+            **columns
+        )
 
 
 def _list_findings(report: IngestReport) -> list[FindingRecord]:
@@ -331,7 +275,7 @@ def predict_subjects(
         _add_risks(ids, made.frame)
     summary = SubjectsSummary.describe(made)
     exact = [finding.model_dump() for finding in made.findings]
-    shared = [round_reason(finding).model_dump() for finding in made.findings]
+    shared = [finding.round_counts().model_dump() for finding in made.findings]
     return {
         **result,
         "n": summary.protected["people"],

@@ -15,6 +15,7 @@ from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.records import list_results, read_result, write_results
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
+from bitimely_core.report.renderer import render_html
 from bitimely_core.run import Run
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
@@ -135,11 +136,14 @@ def write_tokens(
     verify: bool,
     force_new: bool = False,
 ) -> Path | None:
-    """Write the tokens of a cache, with what stands beside them; returns their page where they have
-    one.
+    """Write the tokens of a cache, with what stands beside them; returns the path of their page
+    where they have one.
     """
     kind.write_tokens(source, out=out, verify=verify, force_new=force_new, **choices)
-    return kind.write_extras(source, out)
+    if (page := kind.write_extras(source, out)) is None:
+        return None
+    write_results(out, {"report.html": render_html(page, alone=True).encode()}, beside=True)
+    return out / "report.html"
 
 
 def make_scratch_workspace(workspace: Path, dataset: str) -> Path:

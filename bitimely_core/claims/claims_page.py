@@ -22,8 +22,6 @@ from bitimely_core.claims.disclosure import (
 from bitimely_core.claims.shortcut_baselines import ShortcutRow, list_attrition
 from bitimely_core.page import FlowPlot, Page, PageBuilder, Timeline, TimelinePlot, make_tables
 from bitimely_core.privacy import show_count
-from bitimely_core.records import write_results
-from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas.tokens import CohortFlow, SequenceStatistics
 
 if TYPE_CHECKING:
@@ -62,13 +60,6 @@ def open_examples(out: Path) -> EventSequences:
         if len(sequences["train"]) >= DRAWN or shards >= len(sequences.manifest.shards):
             return sequences
         shards *= 2
-
-
-def write_claims_page(folder: Path) -> Path:
-    """Write `report.html` of the sequences in `folder`."""
-    text = render_html(claims_page(open_examples(folder)), alone=True)
-    write_results(folder, {"report.html": text.encode()}, beside=True)
-    return folder / "report.html"
 
 
 def claims_page(sequences: EventSequences) -> Page:
