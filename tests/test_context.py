@@ -15,7 +15,7 @@ from bitimely_cli.main import main
 from bitimely_core import models
 from bitimely_core.data import batch_sequences, collate, order_sequences
 from bitimely_core.errors import UserError
-from bitimely_core.evaluate.prediction import predict, predict_rows
+from bitimely_core.evaluate.prediction import Computation, predict, predict_rows
 from bitimely_core.heads import Head, losses
 from bitimely_core.models.context import Context, choose_distances, find_sides
 from bitimely_core.run import Run
@@ -134,7 +134,7 @@ def test_batch_size_order_and_the_rows_beside_it_do_not_matter(home: Path) -> No
     run, head = open_head(home)
     test = run.windows()["test"]
     whole = predict(head, test)
-    np.testing.assert_allclose(predict(head, test, batch_size=5), whole, atol=1e-6)
+    np.testing.assert_allclose(predict(head, test, Computation(5)), whole, atol=1e-6)
     draw = np.random.default_rng(0).permutation(len(test))[:9]
     np.testing.assert_allclose(
         predict_rows(head, test, test.rows[draw], "p"), whole[draw], atol=1e-6

@@ -806,7 +806,6 @@ def test_only_a_training_waits_for_other_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A container may export the number of processes to every command."""
-    from bitimely_core.config import DataConfig
     from bitimely_core.workflows import prepare
 
     set_group(monkeypatch, RANK="", MASTER_ADDR="", MASTER_PORT="")
@@ -814,13 +813,13 @@ def test_only_a_training_waits_for_other_processes(
     monkeypatch.setattr(
         prepare, "_open_or_build", lambda data, *args, **options: built.append(data) or "windows"
     )
-    assert prepare.prepare_windows("a", tmp_path, DataConfig()) == "windows"
+    assert prepare.prepare_windows("a", prepare.Execution(tmp_path)) == "windows"
     assert (
-        prepare.prepare_windows("b", tmp_path, DataConfig(), dry_run=True, together=True)
+        prepare.prepare_windows("b", prepare.Execution(tmp_path, dry_run=True), together=True)
         == "windows"
     )
     with pytest.raises(UserError, match="RANK"):
-        prepare.prepare_windows("c", tmp_path, DataConfig(), together=True)
+        prepare.prepare_windows("c", prepare.Execution(tmp_path), together=True)
     assert built == ["a", "b"]  # refused before the minutes that windows take
 
 

@@ -173,13 +173,13 @@ def test_probabilities_are_those_of_evaluate_bit_for_bit(
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
-    from bitimely_core.evaluate.prediction import predict
+    from bitimely_core.evaluate.prediction import Computation, predict
 
     opened_run = bitimely.Run.open("stager", home / "ws")
     windows, head = opened_run.windows(), opened_run.head()
-    every = predict(head, windows, batch_size=16)
+    every = predict(head, windows, Computation(16))
     keep = np.random.default_rng(0).random(len(windows)) < 0.3
-    assert np.array_equal(predict(head, windows.subset(keep), batch_size=16), every[keep])
+    assert np.array_equal(predict(head, windows.subset(keep), Computation(16)), every[keep])
 
 
 def test_labels_beside_the_recordings_are_never_opened(

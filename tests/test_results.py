@@ -773,9 +773,9 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_stored(tmp_path, mon
     """
     from bitimely_core.config import DataConfig
     from bitimely_core.run import describe_data
-    from bitimely_core.workflows.prepare import prepare_windows
+    from bitimely_core.workflows.prepare import Execution, prepare_windows
 
-    windows = prepare_windows("synthetic/staging", tmp_path, DataConfig(rate=20))
+    windows = prepare_windows("synthetic/staging", Execution(tmp_path), DataConfig(rate=20))
     planted(tmp_path, "a", windows.name)
     record = RunRecord.load(tmp_path / "runs/a/run.json").model_copy(
         update={"data": (describe_data(windows),)}

@@ -37,6 +37,7 @@ from bitimely_core.analyses.reliability import (
 )
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import conformal
+from bitimely_core.evaluate.prediction import Computation
 from bitimely_core.evaluate.prediction import predict_rows as predict_network
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.methods.method_contract import FittedMethod, MethodRows
@@ -71,7 +72,7 @@ def predict_rows(head: Any, windows: Windows, rows: Array, label: str, device: s
     if isinstance(head, FittedMethod):
         part = windows.subset(np.isin(windows.rows, rows))
         return head.predict(MethodRows(part))[np.searchsorted(part.rows, rows)]
-    return predict_network(head, windows, rows, label, device=device)
+    return predict_network(head, windows, rows, label, Computation(device=device))
 
 
 @analyses(

@@ -17,7 +17,7 @@ from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
 from bitimely_core.errors import Reason, UserError, check_choice, input_error, usage_error
 from bitimely_core.evaluate.intervals import explain_few
-from bitimely_core.evaluate.prediction import map_batches
+from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.heads import POOLS, average_channels, find_readout, pool
 from bitimely_core.page import PageBuilder
@@ -150,7 +150,7 @@ def extract_vectors(
         widths[:] = [vector.shape[1] for vector in vectors]
         return torch.cat(vectors, 1)
 
-    parts = map_batches(model, compute, windows, label, device=device, rows=rows)
+    parts = map_batches(model, compute, windows, label, Computation(device=device), rows)
     if not parts:
         return {choice: np.zeros((0, 1), np.float32) for choice in choices}
     columns = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)

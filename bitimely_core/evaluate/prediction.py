@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,18 +26,14 @@ EVALUATION_BATCH = 64
 CPU_BATCH = 32
 
 
-class PredictionSettings(TypedDict, total=False):
-    """How predictions are computed, as keywords of `map_batches` and of what calls it."""
-
-    batch_size: int | None
-    device: str
-
-
 class Computation(NamedTuple):
     """How predictions are computed."""
 
-    batch_size: int | None = None
+    batch_size: int | None = None  # windows; None: what the device is given
     device: str = "auto"
+
+
+ANYWHERE = Computation()
 
 
 def map_batches(
@@ -45,9 +41,7 @@ def map_batches(
     call: Callable[[Batch], Tensor],
     windows: Windows,
     action: str,
-    *,
-    batch_size: int | None = None,
-    device: str = "auto",
+    place: Computation = ANYWHERE,
     rows: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """`call` of each batch of the windows (of `rows`, positions in the full index) on the device,
@@ -61,17 +55,17 @@ def map_batches(
     from bitimely_core import data
     from bitimely_core.train.devices import select_device
 
-    place = select_device(device)
-    model.to(place).eval()
+    device = select_device(place.device)
+    model.to(device).eval()
     out: list[np.ndarray] = []
-    size = batch_size or (CPU_BATCH if place.type == "cpu" else EVALUATION_BATCH)
+    size = place.batch_size or (CPU_BATCH if device.type == "cpu" else EVALUATION_BATCH)
     every = windows.rows if rows is None else rows
     steps = -(-len(every) // size)
     with torch.inference_mode():
         for step in range(steps):
             part = every[step * size : (step + 1) * size]
             batch = data.collate(windows, np.pad(part, (0, size - len(part)), mode="edge"))
-            out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(part)])
+            out.append(call(data.to_device(batch, device)).float().cpu().numpy()[: len(part)])
             report_progress(
                 action if rows is not None else f"{action} {windows.name}", step + 1, steps
             )
@@ -79,26 +73,18 @@ def map_batches(
 
 
 def predict(
-    model: Any,
-    windows: Windows,
-    *,
-    record: Record | None = None,
-    **settings: Unpack[PredictionSettings],
+    model: Any, windows: Windows, place: Computation = ANYWHERE, record: Record | None = None
 ) -> np.ndarray:
     """Predictions of a fine-tuned model or fitted method, in the order of the rows: probabilities
     [n, K], or values [n] in the target's unit. `record`: the recording of windows of no cache.
     """
     if isinstance(model, FittedMethod):
         return model.predict(MethodRows(windows, None if record is None else (record,)))
-    return predict_rows(model, windows, None, "predict", **settings)
+    return predict_rows(model, windows, None, "predict", place)
 
 
 def predict_rows(
-    head: Any,
-    windows: Windows,
-    rows: np.ndarray | None,
-    action: str,
-    **settings: Unpack[PredictionSettings],
+    head: Any, windows: Windows, rows: np.ndarray | None, action: str, place: Computation = ANYWHERE
 ) -> np.ndarray:
     """As `predict`, of the windows at `rows`, positions in the full index (None: all), by a network
     `head`; `action` names it on the screen.
@@ -108,7 +94,7 @@ def predict_rows(
     """
     if not len(windows.rows if rows is None else rows):
         return np.zeros((0, max(windows.classes, 1)), np.float32)
-    compute = partial(map_batches, head, action=action, **settings)
+    compute = partial(map_batches, head, action=action, place=place)
     if head.context is None:
         return np.concatenate(compute(head.predict, windows, rows=rows))
     return _predict_in_context(head, windows, windows.rows if rows is None else rows, compute)
@@ -157,7 +143,7 @@ def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "aut
     scores = evaluate.score(
         rows.task,
         target,
-        predict(head, rows, device=device),
+        predict(head, rows, Computation(device=device)),
         rows.subjects(),
         class_names=rows.class_names,
         bootstrap=0,

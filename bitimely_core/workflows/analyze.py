@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from bitimely_core import registry
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, has_small_count, is_small, round_message
 from bitimely_core.records import describe_changes
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.system_errors import attach_result
-from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
+from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 # words of columns
@@ -117,14 +116,15 @@ def analyze(
     parameters = inspect.signature(entry.function).parameters
     arguments = {**parsed, "seed": seed}
     arguments |= {key: offered[key] for key in offered.keys() & parameters.keys()}
+    execution = Execution(workspace, verify=verify)
     windows: Any = None
     if data is not None and _reads_windows(entry, names):
-        windows = prepare_windows(data, workspace, DataConfig(), verify=verify)
+        windows = prepare_windows(data, execution)
     if takes == "data":
         page = exact = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
     else:
         arguments |= {"windows": windows} if windows is not None else {}
-        runs = [open_run(run, workspace, data=data, verify=verify) for run in names]
+        runs = [open_run(run, execution, data) for run in names]
         exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
         page = _share_page(entry, exact, runs)
     return _write_page(kind, page, target, exact)

@@ -173,7 +173,7 @@ def fit_recalibrations(
     """
     target = rows.targets(None)
     assert target is not None, "histories of a fine-tuned run have labels"
-    risks = predict_windows(head, rows, **place._asdict())
+    risks = predict_windows(head, rows, place)
     fitted, fewest = [], []
     for k in range(risks.shape[1]):
         labelled = np.isfinite(target[:, k])

@@ -11,10 +11,10 @@ import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.errors import check_choice
-from bitimely_core.evaluate.prediction import map_batches
+from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT, Run, mark_subject
-from bitimely_core.workflows.prepare import open_run
+from bitimely_core.workflows.prepare import Execution, open_run
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -62,7 +62,7 @@ def embed(
     check_choice("layers", layers, ["last", "last-two"])
     check_choice("readout", readout, heads.POOLS)
     select_device(device)
-    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run)
+    opened = open_run(run, Execution(workspace, verify=verify, dry_run=dry_run), data)
     windows = opened.require_network().windows()
     opened.adapter_for(windows)
     rows = windows if split == "all" else windows[split]
@@ -78,7 +78,7 @@ def embed(
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     model = opened.model()
     compute = partial(heads.compute_vectors, model, readout=kind, layers=layers)
-    vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device)
+    vectors = map_batches(model, compute, rows, "embed", Computation(batch_size, device))
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(
         embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1]))

@@ -10,7 +10,6 @@ import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import storage
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate import endpoints, risk_calibration, verdicts
 from bitimely_core.evaluate.baselines import (
@@ -54,7 +53,7 @@ from bitimely_core.schemas.scores import (
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import EXTERNAL
-from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
+from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
 from bitimely_core.workspace import find_run_folder
@@ -142,7 +141,7 @@ def evaluate(
         select_device(device)
     if data is not None and not dry_run:
         data = apply_vocabulary(run, data, workspace)
-    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run)
+    opened = open_run(run, Execution(workspace, verify=verify, dry_run=dry_run), data)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
     storage.refuse_link(folder)
@@ -230,10 +229,7 @@ def _score_head(
 ) -> tuple[Scores, Columns]:
     """The scores with those of the predictions of a fine-tuned run, and what they are made of."""
     settings, windows = scores.settings, opened.windows()
-    columns: Columns = {
-        "target": rows.targets(None),
-        "prediction": predict(head, rows, **place._asdict()),
-    }
+    columns: Columns = {"target": rows.targets(None), "prediction": predict(head, rows, place)}
     task_scores = _score_task(opened, rows, settings, columns)
     nights = score_endpoints(windows, rows, settings.bootstrap, **columns)
     scores = scores.model_copy(update={**dict(task_scores), **nights})
@@ -339,7 +335,7 @@ def _recalibrate(
     from bitimely_core.workflows.calibrate import fit_recalibrations
 
     name = apply_vocabulary(opened.folder, calibrate_on, workspace)
-    windows = prepare_windows(name, workspace, DataConfig())
+    windows = prepare_windows(name, Execution(workspace))
     opened.adapter_for(windows)
     others = windows["validation"] if len(windows["validation"]) else windows
     if windows.fingerprint == rows.fingerprint and set(others.rows) & set(rows.rows):
@@ -451,7 +447,7 @@ def _score_training(opened: Run, split: str, place: Computation) -> TrainingScor
     if head is None:
         metrics = _score_objective(opened, rows, place)
         return TrainingScore(n=len(rows), total=total, metrics=metrics)
-    prediction = predict(head, rows, **place._asdict())
+    prediction = predict(head, rows, place)
     target = rows.targets(None)
     assert target is not None, "a fine-tuned run has labels"
     scored = ScoredWindows(target, prediction, rows.subjects())

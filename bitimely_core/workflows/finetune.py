@@ -33,7 +33,12 @@ from bitimely_core.workflows.jobs import (
     finish_job,
     list_training_notices,
 )
-from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
+from bitimely_core.workflows.prepare import (
+    Execution,
+    open_recipe,
+    prepare_windows,
+    resolve_training,
+)
 from bitimely_core.workspace import find_dataset, locate_new
 
 NO_CASE = (
@@ -89,7 +94,8 @@ def finetune(
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
     )
-    windows, view = open_view(name, settings, workspace, verify, dry_run)
+    execution = Execution(workspace, force_new, verify, dry_run)
+    windows, view = open_view(name, settings, execution)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     carried = [] if scratch else _match_codes(parent, windows)
@@ -126,7 +132,7 @@ def finetune(
     job = make_job(record, head, windows, view, workspace)
     if not scratch and not _has_other_pseudonyms(parent, windows):
         job = replace(job, earlier_subjects=parent.train_subjects)
-    return finish_job(job, dry_run=dry_run, force_new=force_new)
+    return finish_job(job, execution)
 
 
 def complete_settings(settings: Settings, model: Model, windows: Windows) -> Settings:
@@ -262,12 +268,10 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
 
 
 def open_view(
-    name: str, settings: Settings, workspace: Path, verify: bool, dry_run: bool
+    name: str, settings: Settings, execution: Execution
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
-    windows = prepare_windows(
-        name, workspace, settings.data, verify=verify, dry_run=dry_run, together=True
-    )
+    windows = prepare_windows(name, execution, settings.data, together=True)
     if windows.task == "none":
         raise usage_error(
             f"{name} has no labels",

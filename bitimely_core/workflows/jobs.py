@@ -45,7 +45,7 @@ from bitimely_core.train import tuning
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batches
 from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
-from bitimely_core.workflows.prepare import hides_counts
+from bitimely_core.workflows.prepare import Execution, hides_counts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,15 +98,6 @@ class TrainingPlan(NamedTuple):
     chosen: Flags  # settings that are not defaults
 
 
-class Execution(NamedTuple):
-    """Where and how a verb that trains is carried out."""
-
-    workspace: Path
-    force_new: bool = False
-    verify: bool = True
-    dry_run: bool = False
-
-
 class TrainingResult(TypedDict, total=False):
     """Result of a verb that trains; under dry_run sizes, memory and time instead of what was
     trained.
@@ -133,7 +124,7 @@ class TrainingResult(TypedDict, total=False):
     scores: dict[str, object]  # over folds or seeds, as scores.json
 
 
-def finish_job(job: TrainingJob, *, dry_run: bool, force_new: bool) -> TrainingResult:
+def finish_job(job: TrainingJob, execution: Execution) -> TrainingResult:
     """Train the job, or in a dry run say what it would take.
 
     Raises UserError (config, exit 2) as `refuse_slow_compile`.
@@ -141,9 +132,9 @@ def finish_job(job: TrainingJob, *, dry_run: bool, force_new: bool) -> TrainingR
     from bitimely_core.train.devices import refuse_slow_compile
 
     refuse_slow_compile(job.settings.train, job.settings.model)
-    if dry_run:
+    if execution.dry_run:
         return summarize_job(job)
-    return run_job(job, force_new=force_new)
+    return run_job(job, force_new=execution.force_new)
 
 
 def run_job(job: TrainingJob, *, force_new: bool) -> TrainingResult:

@@ -42,8 +42,8 @@ from bitimely_core.tokens.fold_tokens import name_fold, write_fold
 from bitimely_core.tokens.windows import Windows
 from bitimely_core.types import SPLITS
 from bitimely_core.workflows.evaluate import evaluate, predict_shortcuts, score_endpoints
-from bitimely_core.workflows.jobs import Execution, TrainingPlan, TrainingResult
-from bitimely_core.workflows.prepare import make_windows_opener, prepare_windows
+from bitimely_core.workflows.jobs import TrainingPlan, TrainingResult
+from bitimely_core.workflows.prepare import Execution, make_windows_opener, prepare_windows
 from bitimely_core.workspace import find_data_kind, find_dataset, locate_new, name_tokens
 
 if TYPE_CHECKING:
@@ -130,10 +130,7 @@ def _open_windows(plan: TrainingPlan, repeats: Repeats, execution: Execution) ->
     if folds and kind.no_folds:
         hint = f"{kind.no_folds}, or average over --seeds"
         raise usage_error(f"folds of {plan.view}", "expected recordings", hint, field="--folds")
-    workspace, _, verify, dry_run = execution
-    windows = prepare_windows(
-        plan.view, workspace, plan.settings.data, verify=verify, dry_run=dry_run, together=True
-    )
+    windows = prepare_windows(plan.view, execution, plan.settings.data, together=True)
     subjects, least = len(set(windows.subjects())), max(3, folds or 0)
     if folds and subjects < least:
         hint = f"Give --folds {subjects}" if subjects >= 3 else "Ingest recordings of more people"

@@ -19,7 +19,6 @@ from bitimely_core.run import claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import FinalLosses, RunRecord
 from bitimely_core.workflows.finetune import describe_fraction, open_view
 from bitimely_core.workflows.jobs import (
-    Execution,
     TrainingPlan,
     TrainingResult,
     count_labels,
@@ -28,7 +27,7 @@ from bitimely_core.workflows.jobs import (
     list_training_notices,
     seal_run,
 )
-from bitimely_core.workflows.prepare import resolve_training
+from bitimely_core.workflows.prepare import Execution, resolve_training
 from bitimely_core.workspace import locate_new
 
 if TYPE_CHECKING:
@@ -87,16 +86,15 @@ def train_method(plan: TrainingPlan, run: str | None, execution: Execution) -> T
     Raises UserError: as `finetune`; config (exit 2) for data that the method does not read.
     """
     settings = plan.settings
-    workspace, force_new, verify, dry_run = execution
-    windows, view = open_view(plan.view, settings, workspace, verify, dry_run)
+    windows, view = open_view(plan.view, settings, execution)
     settings = settings.model_copy(update={"model": resolve_config(settings.model, windows)})
-    record = _describe_run(run, settings, windows, view, verify=verify)
-    folder = locate_new(workspace, "runs", record.run, "--run")
-    if dry_run:
+    record = _describe_run(run, settings, windows, view, verify=execution.verify)
+    folder = locate_new(execution.workspace, "runs", record.run, "--run")
+    if execution.dry_run:
         return describe_plan(record, folder, windows)
     for line in record.notices:
         announce(line)
-    if is_new := claim_folder(folder, record, force_new=force_new):
+    if is_new := claim_folder(folder, record, force_new=execution.force_new):
         rows = MethodRows(view.train), MethodRows(view.validation)
         fitted = fit_method(settings.model, MethodFit(*rows, record.seed))
         fitted.save(folder / "model")

@@ -161,9 +161,7 @@ class HistoryPredictor:
 
         with self._read(source, SubjectsRequest(as_of, options or {})) as people:
             sequences = cast("Windows", people.sequences)
-            vectors = np.concatenate(
-                map_batches(head, compute, sequences, "embed", **place._asdict())
-            )
+            vectors = np.concatenate(map_batches(head, compute, sequences, "embed", place))
             column = pl.Series(vectors, dtype=pl.Array(pl.Float32, vectors.shape[1]))
             frame = people.people.select("subject_id").with_columns(embedding=column)
             return people.name_rows(frame)
@@ -174,7 +172,7 @@ class HistoryPredictor:
         """As `predict`, with what was not understood. Raises UserError: as `cache.ingest`."""
         with self._read(source, request) as people:
             sequences = cast("Windows", people.sequences)
-            probabilities = predict_rows(self.head, sequences, **place._asdict())
+            probabilities = predict_rows(self.head, sequences, place)
             frame = people.name_rows(self._make_frame(people, probabilities))
         findings = _list_findings(people.report) if people.report else []
         exit_code = people.report.exit_code if people.report else int(Exit.OK)

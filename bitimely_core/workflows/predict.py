@@ -18,11 +18,10 @@ import numpy.typing as npt
 from bitimely_core import __version__, storage
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.unit_groups import describe_failure
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
-from bitimely_core.evaluate.prediction import Computation
+from bitimely_core.evaluate.prediction import ANYWHERE, Computation
 from bitimely_core.evaluate.prediction import predict as predict_windows
 from bitimely_core.evaluate.spectrogram import compute_spectrogram
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
@@ -65,7 +64,7 @@ from bitimely_core.workflows.new_subjects import (
     SubjectsResult,
     predict_subjects,
 )
-from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.prepare import Execution, prepare_windows
 from bitimely_core.workflows.tokenize import apply_vocabulary
 from bitimely_core.workspace import find_run_folder, locate_new
 
@@ -224,18 +223,16 @@ class Predictor:
     changes: tuple[str, ...] = ()  # sentences on the altered files of the run
 
     def predict_record(
-        self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto"
+        self, record: Record, name: str, place: Computation = ANYWHERE
     ) -> RecordingPrediction:
         """The predictions for a recording that was read. Raises UserError: as `cut_unlabelled`."""
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
-        prediction = predict_windows(
-            self.head, windows, record=cut.record, batch_size=batch_size, device=device
-        )
+        prediction = predict_windows(self.head, windows, place, cut.record)
         for other in self.others:  # each normalises by its own training subjects
             again = cut_unlabelled(record, name, other.preprocessing)
             prediction = prediction + predict_windows(
-                other.head, again.windows, record=again.record, batch_size=batch_size, device=device
+                other.head, again.windows, place, again.record
             )
         prediction = prediction / (1 + len(self.others))
         confidence, sets = None, None
@@ -283,9 +280,7 @@ class Predictor:
         options = self.preprocessing.options
         mapping = parse_map(channel_map, options.read_channels)
         predictions = (
-            self.predict_record(
-                recording.read(), recording.name, batch_size=batch_size, device=device
-            )
+            self.predict_record(recording.read(), recording.name, Computation(batch_size, device))
             for recording in find_places(paths, options, mapping, times)
         )
         return pl.concat([prediction.frame() for prediction in predictions])
@@ -432,7 +427,7 @@ def predict(
         _refuse_options({"map": channel_map, "at": times}, "recordings")
         if calibrate_on is not None and not dry_run:
             name = apply_vocabulary(model.run.folder, str(calibrate_on), workspace)
-            labelled = prepare_windows(name, workspace, DataConfig())
+            labelled = prepare_windows(name, Execution(workspace))
             fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
             model = replace(model, recalibrations=fitted)
         return predict_subjects(model, paths, target, request, place, dry_run=dry_run)
@@ -484,7 +479,7 @@ def _predict_recordings(
     findings: list[Finding] = []
     for done, (recording, read) in enumerate(_read_ahead(recordings, jobs)):
         report_progress("predict", done, len(recordings))
-        prediction = _predict_recording(model, recording, read, place.batch_size, place.device)
+        prediction = _predict_recording(model, recording, read, place)
         if isinstance(prediction, Finding):
             faults.append(prediction.at(recording.file))
             rows.append(_make_refused_row(recording, prediction))
@@ -542,11 +537,7 @@ def _read_at(recording: NewRecording, times: PointTimes) -> Record:
 
 
 def _predict_recording(
-    model: Predictor,
-    recording: NewRecording,
-    read: Callable[[], Record],
-    batch_size: int | None,
-    device: str,
+    model: Predictor, recording: NewRecording, read: Callable[[], Record], place: Computation
 ) -> RecordingPrediction | Finding:
     """The predictions for one recording, or why there are none.
 
@@ -557,7 +548,7 @@ def _predict_recording(
     except Exception as error:
         return describe_failure(error, None, recording.file)[0]
     try:
-        return model.predict_record(record, recording.name, batch_size=batch_size, device=device)
+        return model.predict_record(record, recording.name, place)
     except (UserError, MemoryError) as error:
         return describe_failure(error, None, recording.file)[0]
 

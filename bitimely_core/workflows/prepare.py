@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
@@ -35,55 +36,50 @@ if TYPE_CHECKING:
 NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}
 
 
-def prepare_windows(
-    data: str,
-    workspace: Path,
-    config: DataConfig,
-    *,
-    verify: bool = True,
-    dry_run: bool = False,
-    together: bool = False,
-) -> Windows:
-    """The tokens called `data`, or those of the view `data`, made now when they are missing;
-    `dry_run`: in a temporary folder.
+class Execution(NamedTuple):
+    """Where and how a verb is carried out."""
 
-    `together`: of processes that train together the first makes them and the others wait.
+    workspace: Path
+    force_new: bool = False  # replaces what was made with other settings
+    verify: bool = True  # compares files with their checksums
+    dry_run: bool = False  # writes nothing that stays
+
+
+def prepare_windows(
+    data: str, execution: Execution, config: DataConfig | None = None, *, together: bool = False
+) -> Windows:
+    """The tokens called `data`, or those of the view `data`, made now when they are missing; in a
+    dry run in a temporary folder.
+
+    `config`: choices of windows, None: those of the view. `together`: of processes that train
+    together the first makes them and the others wait.
 
     Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source;
     config (exit 2) as `check_group`.
     """
-    together = together and not dry_run
+    together = together and not execution.dry_run
     if together:
         from bitimely_core.train.distributed import barrier, check_group, get_rank  # with torch
 
         check_group()  # before minutes of building
         if get_rank() > 0:
             barrier()
-    windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run)
+    windows = _open_or_build(data, execution, config or DataConfig())
     if together and get_rank() == 0:
         barrier()
     return windows
 
 
-def open_run(
-    run: str | Path,
-    workspace: Path,
-    *,
-    data: str | None = None,
-    verify: bool = True,
-    dry_run: bool = False,
-) -> Run:
+def open_run(run: str | Path, execution: Execution, data: str | None = None) -> Run:
     """The finished run called `run`; its windows are made when they are missing. A model that comes
     with the package becomes a run of the workspace, since results are written beside it.
 
     Raises UserError: not_found (2), incomplete (4).
     """
-    if not dry_run and find_run_folder(run, workspace).parent == registry.PRETRAINED:
+    workspace = execution.workspace
+    if not execution.dry_run and find_run_folder(run, workspace).parent == registry.PRETRAINED:
         _copy_pretrained(str(run), workspace)
-
-    def open_windows(name: str) -> Windows:
-        return prepare_windows(name, workspace, DataConfig(), verify=verify, dry_run=dry_run)
-
+    open_windows = partial(prepare_windows, execution=execution)
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
@@ -104,42 +100,37 @@ def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
     """A function from the name of tokens to the windows or sequences in `workspace`, made when they
     are missing.
     """
-    return lambda data: prepare_windows(data, workspace, DataConfig(), verify=False)
+    return partial(prepare_windows, execution=Execution(workspace, verify=False))
 
 
-def _open_or_build(
-    data: str, workspace: Path, config: DataConfig, *, verify: bool, dry_run: bool
-) -> Windows:
+def _open_or_build(data: str, execution: Execution, config: DataConfig) -> Windows:
     from bitimely_core import tokens
 
+    workspace = execution.workspace
     folder = locate(workspace, "tokens", name_tokens(data))
     # else `write_tokens` must compare
     is_default = config.model_copy(update=NO_WINDOW_OPTIONS) == DataConfig()
     if (folder / "manifest.json").is_file() and is_default:
-        return tokens.open_tokens(folder, verify=verify)
+        return tokens.open_tokens(folder, verify=execution.verify)
     dataset, view = parse_view(data)
-    if dry_run and not (folder / "manifest.json").is_file():
+    if execution.dry_run and not (folder / "manifest.json").is_file():
         workspace = make_scratch_workspace(workspace, dataset)
     out = locate_new(workspace, "tokens", name_tokens(data))
     kind, source = find_data_kind(data), ensure_cache(dataset, workspace)
     choices = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
-    write_tokens(kind, source, out, {"view": view, **choices.get(kind.section, {})}, verify=verify)
+    execution = execution._replace(force_new=False)
+    write_tokens(kind, source, out, {"view": view, **choices.get(kind.section, {})}, execution)
     return tokens.open_tokens(out, verify=False)
 
 
 def write_tokens(
-    kind: DataKind,
-    source: Path,
-    out: Path,
-    choices: Choices,
-    *,
-    verify: bool,
-    force_new: bool = False,
+    kind: DataKind, source: Path, out: Path, choices: Choices, execution: Execution
 ) -> Path | None:
     """Write the tokens of a cache, with what stands beside them; returns the path of their page
     where they have one.
     """
-    kind.write_tokens(source, out=out, verify=verify, force_new=force_new, **choices)
+    how = {"verify": execution.verify, "force_new": execution.force_new}
+    kind.write_tokens(source, out=out, **how, **choices)
     if (page := kind.write_extras(source, out)) is None:
         return None
     write_results(out, {"report.html": render_html(page, alone=True).encode()}, beside=True)

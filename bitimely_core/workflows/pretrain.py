@@ -37,7 +37,12 @@ from bitimely_core.workflows.jobs import (
     finish_job,
     list_training_notices,
 )
-from bitimely_core.workflows.prepare import open_recipe, prepare_windows, resolve_training
+from bitimely_core.workflows.prepare import (
+    Execution,
+    open_recipe,
+    prepare_windows,
+    resolve_training,
+)
 from bitimely_core.workspace import locate, locate_new, name_run
 
 if TYPE_CHECKING:
@@ -87,7 +92,8 @@ def pretrain(
     )
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    windows = _prepare_data(settings, workspace, verify, dry_run)
+    execution = Execution(workspace, force_new, verify, dry_run)
+    windows = _prepare_data(settings, execution)
     # a preset of signals, given events
     if windows[0].vocabulary and "tokenizer" not in model_choices:
         base["model"] = adapt_to_events(preset, entry.name, model_choices)
@@ -136,7 +142,7 @@ def pretrain(
         headline=_describe_size(record),
         search=tuning.plan_search(settings, batches, validation, views),
     )
-    return finish_job(job, dry_run=dry_run, force_new=force_new)
+    return finish_job(job, execution)
 
 
 def _name_data(flags: Flags, data: str | Sequence[str] | None) -> Flags:
@@ -160,18 +166,9 @@ def _describe_size(record: RunRecord) -> str:
     return f"{record.model}: {record.parameters:,} parameters{paper}"
 
 
-def _prepare_data(
-    settings: Settings, workspace: Path, verify: bool, dry_run: bool
-) -> list[Windows]:
+def _prepare_data(settings: Settings, execution: Execution) -> list[Windows]:
     """The windows of each data set, up to the limit."""
-    prepare = partial(
-        prepare_windows,
-        workspace=workspace,
-        config=settings.data,
-        verify=verify,
-        dry_run=dry_run,
-        together=True,
-    )
+    prepare = partial(prepare_windows, execution=execution, config=settings.data, together=True)
     return [
         limit_windows(prepare(data), settings.data.limit, settings.train.seed)
         for data in settings.data.names

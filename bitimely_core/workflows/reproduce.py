@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from bitimely_core import storage
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.evaluate import parse_predictions
 from bitimely_core.records import has_result, read_result_table, write_results
@@ -19,7 +18,7 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.jobs import Flags, TrainingResult
-from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.prepare import Execution, prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.train import train
 from bitimely_core.workspace import locate, locate_new
@@ -72,7 +71,8 @@ def reproduce(
     machine = _list_environment(
         record, describe_environment(_select_device(record)), list_versions()
     )
-    differences = [*machine, *_list_data(record, workspace, verify, dry_run)]
+    execution = Execution(workspace, force_new, verify, dry_run)
+    differences = [*machine, *_list_data(record, execution)]
     result: ReproduceResult = {
         "format_version": FORMAT,
         "run": record.run,
@@ -226,12 +226,10 @@ def _list_environment(
     return out
 
 
-def _list_data(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:
+def _list_data(record: RunRecord, execution: Execution) -> list[str]:
     out = []
     for data in record.data:
-        fingerprint = prepare_windows(
-            data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run
-        ).fingerprint
+        fingerprint = prepare_windows(data.name, execution).fingerprint
         if fingerprint != data.fingerprint:
             now, before = fingerprint[:16], data.fingerprint[:16]
             out.append(f"{data.name} has the fingerprint {now}, it was {before}")

@@ -10,7 +10,12 @@ from bitimely_core.records import has_result
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.tokens import HistoryPreparation
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
-from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
+from bitimely_core.workflows.prepare import (
+    Execution,
+    ensure_cache,
+    make_scratch_workspace,
+    write_tokens,
+)
 from bitimely_core.workspace import (
     find_data_kind,
     find_run_folder,
@@ -88,7 +93,7 @@ def tokenize(
             ensure_cache(dataset, make_scratch_workspace(workspace, dataset)), out, **choices
         )
     cache = ensure_cache(dataset, workspace)
-    page = write_tokens(kind, cache, out, choices, verify=verify, force_new=force_new)
+    page = write_tokens(kind, cache, out, choices, Execution(workspace, force_new, verify))
     return {
         "format_version": FORMAT,
         "name": out.name,

@@ -24,7 +24,6 @@ from bitimely_core.workflows.finetune import (
     require_view,
 )
 from bitimely_core.workflows.jobs import (
-    Execution,
     Flags,
     TrainingPlan,
     TrainingResult,
@@ -34,7 +33,7 @@ from bitimely_core.workflows.jobs import (
 )
 from bitimely_core.workflows.members import Repeats, name_training, train_members
 from bitimely_core.workflows.methods import resolve_method, train_method
-from bitimely_core.workflows.prepare import open_recipe, resolve_training
+from bitimely_core.workflows.prepare import Execution, open_recipe, resolve_training
 from bitimely_core.workflows.pretrain import (
     adapt_to_events,
     build_model,
@@ -152,8 +151,7 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
 
     if plan.model in registry.methods:
         return train_method(plan, run, execution)
-    workspace, _, verify, dry_run = execution
-    windows, view = open_view(plan.view, plan.settings, workspace, verify, dry_run)
+    windows, view = open_view(plan.view, plan.settings, execution)
     settings, choice = limit_choice(plan.settings, view.validation)
     settings, head = _build_network(settings, plan.chosen, windows, view)
     record = RunRecord(
@@ -168,14 +166,14 @@ def _train_plan(plan: TrainingPlan, run: str | None, execution: Execution) -> Tr
         preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
-        verified=verify,
+        verified=execution.verify,
         notices=(*_list_notices(settings, windows, view), *choice),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
     )
-    job = make_job(record, head, windows, view, workspace)
+    job = make_job(record, head, windows, view, execution.workspace)
     job = replace(job, headline=f"{job.headline}; {describe_schedule(settings)}")
-    return finish_job(job, dry_run=dry_run, force_new=execution.force_new)
+    return finish_job(job, execution)
 
 
 def _find_model(name: str) -> registry.Entry[registry.ModelFacts]:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bitimely_core import evaluate as scoring
-from bitimely_core.config import DataConfig
 from bitimely_core.errors import clean, usage_error
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.prediction import predict
+from bitimely_core.evaluate.prediction import Computation, predict
 from bitimely_core.evaluate.vector_files import (
     EncoderVectors,
     count_declared_subjects,
@@ -46,7 +45,7 @@ from bitimely_core.workflows.evaluate import (
     score_endpoints,
     score_windows,
 )
-from bitimely_core.workflows.prepare import hides_counts, open_run, prepare_windows
+from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 if TYPE_CHECKING:
@@ -119,8 +118,9 @@ def evaluate_vectors(
     from bitimely_core.train.devices import select_device
 
     select_device(device)
-    opened = [open_run(run, workspace, data=data, verify=verify, dry_run=dry_run) for run in runs]
-    windows = _open_windows(opened, data, workspace, verify=verify, dry_run=dry_run)
+    execution = Execution(workspace, verify=verify, dry_run=dry_run)
+    opened = [open_run(run, execution, data) for run in runs]
+    windows = _open_windows(opened, data, execution)
     rows = draw_splits(windows, sequences or MOST_FITTED, sequences or len(windows), SEED)
     positions = np.concatenate(list(rows.values()))
     encoders = _name_encoders([read_vectors(path, windows, positions) for path in vectors], opened)
@@ -246,9 +246,7 @@ def _score_encoder(
     )
 
 
-def _open_windows(
-    opened: Sequence[Run], data: str | None, workspace: Path, *, verify: bool, dry_run: bool
-) -> Windows:
+def _open_windows(opened: Sequence[Run], data: str | None, execution: Execution) -> Windows:
     """The labelled windows, which all runs can read. Raises UserError (exit 2, 4)."""
     if data is None and not opened:
         raise usage_error(
@@ -257,11 +255,7 @@ def _open_windows(
             "For example --data synthetic/staging",
             field="--data",
         )
-    windows = (
-        opened[0].windows()
-        if opened
-        else prepare_windows(str(data), workspace, DataConfig(), verify=verify, dry_run=dry_run)
-    )
+    windows = opened[0].windows() if opened else prepare_windows(str(data), execution)
     if windows.task == "none":
         raise usage_error(
             f"{windows.name} has no labels",
@@ -353,7 +347,7 @@ def _predict_by_run(
     if (head := run.head()) is not None:
         predictions[f"{run.name} (fine-tuned)"] = (
             "fine-tuned on the training labels",
-            predict(head, probed.scored, batch_size=batch_size, device=device),
+            predict(head, probed.scored, Computation(batch_size, device)),
         )
     return predictions, random
 
