@@ -24,6 +24,7 @@ from samples import SAMPLES
 import bitimely
 from bitimely_cli.main import main
 from bitimely_core.claims import codes
+from bitimely_core.claims.synthetic_claims import write_cohort
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.evaluate import risk_calibration
 from bitimely_core.evaluate.prediction import Computation
@@ -119,6 +120,24 @@ def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> N
         | set(table.filter(pl.col("risk_chf").is_null())["subject_id"])
         == died
     )
+
+
+@slow
+def test_a_run_without_an_index_day_predicts_everybody(tmp_path: Path) -> None:
+    made, place = tmp_path / "made", ["-w", tmp_path / "w"]
+    write_cohort(made, subjects=200, seed=0)
+    (made / "labels.csv").unlink()  # which has index dates
+    read = ["--phecode-map", made / "icd_phecode_demo.csv", "--no-select"]
+    run("ingest", "pophr", made, *place, *read, code=Exit.PARTIAL)
+    run("train", "counts", "--data", "pophr", *place)
+    ids = tmp_path / "ids.csv"
+    run("predict", "counts-pophr", made, *place, "--keep-ids", ids, code=Exit.PARTIAL)
+    risks = pl.read_parquet(tmp_path / "w/reports/predict-counts-pophr/predictions.parquet")
+    people = set(pl.read_csv(made / "patients.csv")["patient_id"])
+    assert set(pl.read_csv(ids)["subject_id"]) == people
+    assert len(risks) == len(people)
+    assert "index_day" not in risks.columns
+    assert not risks["status"].str.contains("died").any()
 
 
 @slow

@@ -250,7 +250,9 @@ def _build_shard(
     rows, unknown = _judge_rows(plan, shard, set(selection.phecodes))
     people = shard.cohort.select(
         "subject_id",
-        pl.col("index_day") if "index_day" in shard.cohort.columns else pl.lit(None, pl.Int64),
+        pl.col("index_day")
+        if "index_day" in shard.cohort.columns
+        else pl.lit(None, pl.Int64).alias("index_day"),
     ).with_columns(pl.Series(name, values) for name, values in rows.items())
     is_known = pl.element() != sequence_builder.UNKNOWN
     understood = frame["codes"].list.eval(pl.element().filter(is_known))
