@@ -456,6 +456,7 @@ def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
     verdict = result.get("verdict") or verdict_text(scores)
     compared = [] if scores.comparison is None else _describe_comparison(scores)
     return [
+        *_describe_undefined(scores),
         *screen.summarize(scores.notices, workspace, verdict),
         f"n = {format_count(scores.n)} windows of {describe_units(scores)}",
         *compared,
@@ -471,7 +472,7 @@ def _show_metrics(scores: Scores) -> None:
     training = {} if scores.training is None else scores.training.metrics
     rows: list[list[Any]] = []
     for name, metric in scores.metrics.items():
-        chance = metric.undefined_reason or majority.get(name, MetricValue()).value
+        chance = majority.get(name, MetricValue()).value
         trained = training.get(name, MetricValue()).value
         rows.append([name, *_list_numbers(metric), trained, chance])
     screen.table(
@@ -482,6 +483,18 @@ def _show_metrics(scores: Scores) -> None:
         rows,
         f"{scores.run} on {scores.data} ({scores.split})",
     )
+
+
+def _describe_undefined(scores: Scores) -> list[str]:
+    """Why metrics have no value or no interval: a line for each reason."""
+    metrics: dict[str, list[str]] = {}
+    for name, metric in scores.metrics.items():
+        if metric.undefined_reason:
+            metrics.setdefault(metric.undefined_reason, []).append(name)
+    return [
+        f"{'all metrics' if len(names) == len(scores.metrics) else ', '.join(names)}: {reason}"
+        for reason, names in metrics.items()
+    ]
 
 
 def _show_baselines(scores: Scores, main: str) -> None:

@@ -136,7 +136,7 @@ class Screen:
         return [
             describe_fact(key, value)
             for key, value in self.choose(result).items()
-            if key != "format_version"
+            if key != "format_version" and value is not None
         ]
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
@@ -307,7 +307,9 @@ def describe_fact(key: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         items = [show(_name_item(item)) for item in value]
         rest = f" and {len(items) - 8} more" if len(items) > 8 else ""
-        return f"{name}: {', '.join(items[:8]) or 'none'}{rest}"
+        # sentences stand for themselves
+        between = " " if all(item.endswith(".") for item in items) else ", "
+        return f"{name}: {between.join(items[:8]) or 'none'}{rest}"
     return f"{name}: {show(value)}"
 
 

@@ -892,10 +892,18 @@ def choose_tokens(config: M) -> M:
     return config.model_copy(update=chosen)
 
 
+# of tokenizers that cut no patches
+TOKENS = {
+    "steps": "a token for each sample",
+    "codes": "a token for each code",
+    "conv": "a token for every 4 samples, by convolutions",
+}
+
+
 def describe_tokens(config: ModelConfig, rate: float | None) -> str:
     """The tokens of a model in words; `rate` in Hz of signals."""
     if not config.cuts_patches:
-        return f"{config.tokenizer} tokens"
+        return TOKENS[config.tokenizer]
     seconds = f" ({config.patch / rate:.3g} s)" if rate else ""
     beside = ", log amplitudes beside them" if config.patch_features else ""
     return f"{config.tokenizer} tokens of {config.patch} samples{seconds}{beside}"

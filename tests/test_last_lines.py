@@ -12,6 +12,7 @@ from small import VERBS, copy_workspace
 from bitimely_cli.following import name_next
 from bitimely_cli.main import main
 from bitimely_core.notices import select_unseen
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.wording import MOST_WORDS
 
 SHOWING = (
@@ -120,3 +121,21 @@ def test_the_method_that_beats_a_run_comes_next(
     assert main([*last.split()[2:]]) == 0
     assert main(["evaluate", "resnet-staging", "--bootstrap", "20", "-w", workspace]) == 0
     assert "train features" not in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_reasons_without_intervals_stand_below_the_values_of_the_baseline(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run("evaluate tuned --bootstrap 0 --baselines cheap", home, capsys)
+    scores = Scores.load(home / "runs/tuned/scores.json")
+    for name, metric in scores.baselines["majority"].metrics.items():
+        (row,) = (line for line in said if line.split()[:1] == [name])
+        assert float(row.split()[-1]) == pytest.approx(metric.value, rel=1e-3)
+    assert [line for line in said if "no CI" in line] == ["all metrics: no CI: none was requested"]
+
+
+def test_a_dry_run_says_what_there_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("train resnet --data generic/classification --steps 5 --dry-run", home, capsys)
+    assert not any(line.endswith(": -") for line in said)
+    assert not any(".," in line for line in said), "sentences stand for themselves"
+    assert "tokens: a token for each sample" in said

@@ -72,6 +72,11 @@ class PrintedMetric(NamedTuple):
         places = self.ordinary if self.places is None else self.places
         return f"{value * self.factor:{'+' if signed else ''}.{places}f}".replace("-", "−")
 
+    def score(self, value: float | None) -> str:
+        """A score as tables have it: shares are no percentages, in which differences are."""
+        is_share = value is not None and self.factor > 1
+        return f"{value:.3f}" if is_share else self.number(value)
+
     @property
     def ordinary(self) -> int:
         """Decimals that suffice for most data."""
@@ -343,8 +348,8 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     d, baseline = family[name], f"the {name.replace('_', ' ')} baseline"
     start = f"{baseline[0].upper()}{baseline[1:]}"
     metric = metric.fit_difference(d)
-    ours = metric.number(scores.metrics[metric.name].value)
-    theirs = metric.number(scores.baselines[name].metrics[metric.name].value)
+    ours = metric.score(scores.metrics[metric.name].value)
+    theirs = metric.score(scores.baselines[name].metrics[metric.name].value)
     what, difference = NAMES[metric.name], metric.difference(d.difference)
     ours_by, seed = "this trained model", "; this is one trained model"
     if scores.folds:
