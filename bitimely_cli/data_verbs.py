@@ -331,8 +331,13 @@ def _name_tokens(report: IngestReport | IngestPart, folder: Path) -> str:
     from bitimely_core.workflows.ingest import suggest_tokens
 
     data = suggest_tokens(report.dataset, folder) if report.published else report.dataset
-    if any(reason.code == Reason.NO_INPUT and reason.level == "error" for reason in report.reasons):
-        data += " --no-select"  # the default selection has left nothing
+    # the default selection has left nothing, or so few that it is refused
+    if any(
+        reason.code == Reason.MIN_CODES
+        or (reason.code == Reason.NO_INPUT and reason.level == "error")
+        for reason in report.reasons
+    ):
+        data += " --no-select"
     return data
 
 

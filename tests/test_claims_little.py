@@ -3,6 +3,7 @@ settings that keep more.
 """
 
 import re
+import shlex
 
 import pytest
 
@@ -71,3 +72,11 @@ def test_default_selection_that_keeps_almost_nothing_is_refused(home, capsys):
 def test_selection_that_was_asked_for_is_built(home, given):
     assert main(["tokenize", "pophr", "--name", given[0].strip("-"), *given, "-w", str(home)]) == 0
     assert (home / "tokens" / given[0].strip("-") / "manifest.json").exists()
+
+
+def test_the_next_command_after_a_refused_selection_is_built(home, capsys):
+    raw = home.parent / "raw"
+    words = ["ingest", "pophr", str(raw), "--phecode-map", str(raw / "map.csv"), "-w", str(home)]
+    assert main(words) in {0, 3}
+    following = capsys.readouterr().out.splitlines()[-1]
+    assert main(shlex.split(following.removeprefix("next: bitimely "))) == 0
