@@ -261,3 +261,15 @@ def test_what_is_kept_of_a_folder_goes_with_its_files(home):
     assert write_page(home) == first
     kept.write_text("{")
     assert write_page(home) == first
+
+
+def test_a_folder_in_which_nothing_was_recognised_is_no_damage(tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "night.edf").write_bytes(b"x")
+    ingest = ["ingest", "sleep-edf", str(tmp_path / "raw"), "-w", str(tmp_path / "w")]
+    assert main(ingest) == 4
+    assert "bitimely ingest generic" in capsys.readouterr().err
+    page = write_page(tmp_path / "w")
+    ((_, state, *_),) = list_rows(page, "cache")
+    assert state.endswith("nothing was read")
+    assert "amaged" not in page

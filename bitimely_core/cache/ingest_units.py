@@ -210,7 +210,7 @@ def _check_arguments(
     shard: tuple[int, int] | None,
 ) -> None:
     if entry.facts.needs_source and source is None:
-        raise usage_error(f"no source for {entry.name}", "expected a folder in the official layout")
+        raise usage_error(f"no source for {entry.name}", "expected the folder of its files")
     if not entry.facts.needs_source and source is not None:
         raise usage_error(f"{entry.name} takes no source", "it is generated, not read")
     if jobs < 1:

@@ -173,7 +173,8 @@ def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestU
             Reason.NO_INPUT,
             f"no PSG and hypnogram among {len(source.files)} files",
             "expected names such as SC4001E0-PSG.edf and SC4001EC-Hypnogram.edf",
-            "Give the folder that holds sleep-cassette and sleep-telemetry",
+            "Give the folder that holds sleep-cassette and sleep-telemetry. "
+            "Nights in another layout are read by: bitimely ingest generic FOLDER",
         )
     tables: dict[str, SubjectTable] = {}
     for study in sorted({unit[:2] for unit in pairs}):

@@ -40,7 +40,7 @@ from bitimely_core.page import (
 )
 from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.page_text import text_cell
-from bitimely_core.schemas.ingest_records import CacheManifest, RecordingsManifest
+from bitimely_core.schemas.ingest_records import CacheManifest, IngestReport, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import BestBaseline, MetricValue, Scores
@@ -187,7 +187,7 @@ class WorkspaceReader:
         """FolderEntry of a run."""
         record = RunRecord.load(folder / "run.json")
         state = "finished" if record.finished else "not finished"
-        if record.finished and record.final:
+        if record.finished and record.final and record.final.step:
             state = f"finished, {record.final.step:,} steps"
         score, words = read_score(folder, record.run)
         stamps: dict[bool | str | None, str] = {True: "yes", False: "no"}
@@ -220,7 +220,14 @@ class WorkspaceReader:
         return FolderEntry([page, folder.name, info.verdict])
 
     def describe_cache(self, folder: Path) -> FolderEntry:
-        """FolderEntry of a data set."""
+        """FolderEntry of a data set; of one without any accepted unit there is only the report."""
+        path = folder / "ingest_report.json"
+        if not has_result(folder / "manifest.json") and has_result(path):
+            report = IngestReport.load(path)
+            if not report.published:
+                left_out = report.counts.quarantined
+                cells = [folder.name, "nothing was read", None, left_out, report.tool.version]
+                return FolderEntry(cells)
         manifest = CacheManifest.read(folder)
         counts, version = manifest.report.counts, manifest.report.tool.version
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"
