@@ -519,6 +519,10 @@ def test_values_are_a_time_series(tmp_path: Path) -> None:
     frame = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     assert series.columns == ["start", "stop", "prediction"]
     assert np.allclose(series["prediction"], frame["prediction"])
+    text = (tmp_path / "out" / "p00_a" / "report.html").read_text()
+    length = series["stop"].max()
+    assert length < 300, "minutes are for longer recordings"
+    assert f"over {length:.3g} seconds." in text
 
 
 # --- endpoints

@@ -708,3 +708,9 @@ def test_in_a_browser(tmp_path):
     body = dom[dom.index("<tbody>") : dom.index("</tbody>")]
     assert re.findall(r'<th scope="row"[^>]*>(\w)</th>', body) == ["a", "b", "c", "d"]
     assert dom.count('aria-sort="ascending"') == 1
+
+
+def test_the_name_of_a_single_panel_is_whole() -> None:
+    name = "generic-classification-without-codes (points)"
+    plot = ForestPlot(["a run"], [ForestPanel(name, [1.0], [0.5], [1.5])], "difference")
+    assert name in "".join(draw_figure(Figure("f", "", "", plot))[0].itertext())

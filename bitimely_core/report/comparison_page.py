@@ -15,6 +15,7 @@ from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import is_lower_better
 from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn, group_by
+from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -219,7 +220,7 @@ def _describe_scores(
     if reached := _list_values(name, main):
         trained = [run for run in scored if run.data == first.data]
         words = evaluate.name_metric(name, first=True)
-        text = f"{words} of {len(trained)} trained models: {reached}"
+        text = f"{words} of {count_units(len(trained), 'trained model')}: {reached}"
     text += f"{describe_baselines(first, name)}."
     runs = [run for run in table.found if run.data == first.data]
     objectives = {run.record.settings.objective.name for run in runs}

@@ -130,7 +130,7 @@ def _draw_forest(data: ForestPlot) -> Canvas:
         name_rows(axes, np.arange(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.spines["left"].set_visible(False)
-        axes.set_title(clean_text(panel.name, 28))
+        axes.set_title(clean_text(panel.name, 112 // across))
         axes.locator_params(axis="x", nbins=4)
         axes.margins(x=0.08)
         set_plain_ticks(axes.xaxis)

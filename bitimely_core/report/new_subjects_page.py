@@ -27,7 +27,7 @@ RISKS = (
 )
 STATUS = (
     "People with fewer codes than in the training, or without any that the model knows, have a "
-    "risk too; the model has not learned from such people."
+    "risk too; the model has not learned from such people. Who died before the index day has none."
 )
 UNKNOWN = (
     "Codes that are no part of the input, with the rows that have them up to the index day. A "
@@ -128,7 +128,7 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
     for label in labels if shows_risks else ():
         _add_distribution(page, label, made)
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
-    verdict = f"Risks of {', '.join(labels)} for {total} people."
+    verdict = f"Risks of {', '.join(labels)}; {total} people were read."
     return page.finish(verdict, {"run": record.run, **SubjectsSummary.describe(made).protected})
 
 

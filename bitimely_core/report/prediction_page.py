@@ -26,6 +26,7 @@ from bitimely_core.page import (
     make_tables,
 )
 from bitimely_core.report.page_text import format_number
+from bitimely_core.report.plain_figures import TimeUnit, choose_unit
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration
@@ -75,8 +76,8 @@ class PredictionLike(Protocol):
 
 
 DENSITY = (
-    "The probability of each class in each epoch, stacked: an epoch in which one colour fills the "
-    "column is certain, several colours are stages between which the model hesitates. White: no "
+    "The probability of each class in each window, stacked: where one colour fills the column the "
+    "model is certain, several colours are classes between which it hesitates. White: no "
     "prediction."
 )
 HYPNOGRAM = (
@@ -190,30 +191,37 @@ def _read_starts(made: PredictionLike) -> npt.NDArray[Any]:
     return made.windows.index["start"].to_numpy()
 
 
+def _scale_starts(made: PredictionLike) -> tuple[npt.NDArray[Any], TimeUnit]:
+    """Starts of the windows, in the unit that fits the length of the recording."""
+    starts = _read_starts(made)
+    unit = choose_unit(starts[-1] + made.windows.options.length)
+    return starts / unit.seconds, unit
+
+
 def _add_labels(page: PageBuilder, made: PredictionLike) -> str:
     """The probability of each label over time, and its mean; the verdict."""
-    labels, hours = list(made.windows.class_names), _read_starts(made) / 3600
-    lines = [Line(label, hours, made.prediction[:, k]) for k, label in enumerate(labels)]
+    labels, (times, unit) = list(made.windows.class_names), _scale_starts(made)
+    lines = [Line(label, times, made.prediction[:, k]) for k, label in enumerate(labels)]
     caption = "The probability of each label in each window."
-    page.figure("trend", "Labels over time", caption, LinePlot(lines, "hours", "probability"))
+    page.figure("trend", "Labels over time", caption, LinePlot(lines, unit.name, "probability"))
     means = made.prediction.mean(0)
     bars = BarPlot(labels, means, ylabel="mean probability")
     page.figure("labels", "Labels", "Mean probability over the windows.", bars)
-    return f"{labels[int(means.argmax())]} is the most probable label of {len(hours):,} windows."
+    return f"{labels[int(means.argmax())]} is the most probable label of {len(times):,} windows."
 
 
 def _add_values(page: PageBuilder, made: PredictionLike) -> str:
     """The predicted value over time, with its interval where there is one; the verdict."""
-    values, starts = made.prediction, _read_starts(made)
-    line = Line("predicted", starts / 3600, values)
+    values, (times, unit) = made.prediction, _scale_starts(made)
+    line = Line("predicted", times, values)
     caption = "The predicted value of each window, in the unit of the labels of the training"
     if made.reach is not None:
         line = replace(line, lo=values - made.reach, hi=values + made.reach)
         caption += ", with its interval"
-    page.figure("trend", "Trend", f"{caption}.", LinePlot([line], "hours", "value"))
-    hours = (starts[-1] + made.windows.options.length) / 3600
+    page.figure("trend", "Trend", f"{caption}.", LinePlot([line], unit.name, "value"))
+    reached = times[-1] + made.windows.options.length / unit.seconds
     spread = f"from {values.min():.4g} to {values.max():.4g}"
-    return f"Median {np.median(values):.4g}, {spread}, over {hours:.2g} h."
+    return f"Median {np.median(values):.4g}, {spread}, over {reached:.3g} {unit.name}."
 
 
 def _add_classes(page: PageBuilder, made: PredictionLike, calibration: Calibration | None) -> str:
@@ -294,7 +302,7 @@ def collection_page(
     count = sum(row["windows"] for row in predicted)
     verdict = f"{len(predicted)} recordings with {count:,} windows predicted by {record.run}"
     if refused:
-        verdict += f"; {len(refused)} could not be read"
+        verdict += f"; {len(refused)} refused"
     # no paths: they can name people
     stored = [
         {key: value for key, value in row.items() if key not in {"file", "report"}} for row in rows
