@@ -23,7 +23,9 @@ from bitimely_core.analyses.reliability import (
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Hypnogram, Table
 from bitimely_core.records import write_results
+from bitimely_core.report.prediction_page import describe_calibration
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.workflows.calibrate import fit_calibration
 
 
 def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
@@ -336,3 +338,19 @@ def test_slope_intercept_brier_and_tenths_are_those_of_their_definitions():
     assert found.tenths.windows == [60] * 10
     assert found.tenths.probability == pytest.approx(p[order].mean(1))
     assert found.tenths.share == pytest.approx(right[order].mean(1))
+
+
+@pytest.mark.parametrize(("wrong", "fits"), [(0, False), (3, True)])
+def test_windows_without_a_mistake_fit_no_temperature(wrong: int, fits: bool) -> None:
+    target, subjects = np.arange(72) % 2, np.repeat(np.arange(3), 24)
+    said = np.where(np.arange(72) < wrong, 1 - target, target)
+    prediction = np.where(said[:, None] == np.arange(2), 0.9, 0.1)
+    fitted = fit_calibration(
+        "classification", prediction, target, subjects, weights="w", data="D, validation"
+    )
+    assert (fitted.temperature is not None) == fits
+    if fitted.temperature:  # of two probabilities that are alike everywhere: their share
+        share = 1 / (1 + 9 ** (-1 / fitted.temperature))
+        assert share == pytest.approx(1 - wrong / 72, abs=1e-3)
+    else:
+        assert "without a temperature" in describe_calibration(fitted)

@@ -226,8 +226,8 @@ class WorkspaceReader:
             report = IngestReport.load(path)
             if not report.published:
                 left_out = report.counts.quarantined
-                cells = [folder.name, "nothing was read", None, left_out, report.tool.version]
-                return FolderEntry(cells)
+                state = "nothing was read"
+                return FolderEntry([folder.name, state, None, left_out, report.tool.version])
         manifest = CacheManifest.read(folder)
         counts, version = manifest.report.counts, manifest.report.tool.version
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"

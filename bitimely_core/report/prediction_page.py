@@ -134,6 +134,8 @@ def describe_calibration(calibration: Calibration | None) -> str:
     if calibration.temperature is not None:
         temperature = f"temperature {calibration.temperature:.3g}"
         fitted = f"probability of the class with {temperature}, {fitted}"
+    else:
+        fitted = f"as the model gives it, without a temperature; {fitted}"
     if calibration.threshold is None:
         return f"{fitted}; no sets: {calibration.undefined_reason}"
     return f"{fitted}; sets and intervals cover {calibration.level:.0%}"
