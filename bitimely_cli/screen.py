@@ -303,7 +303,7 @@ def describe_fact(key: str, value: Any) -> str:
     if key == "bytes":
         return f"size: {value / 2**20:,.1f} MiB"
     if key in {"seconds", "seconds_per_step"}:
-        return f"{name}: {span(value)}"
+        return f"{name.replace('seconds', 'time')}: {span(value)}"
     if isinstance(value, list | tuple):
         items = [show(_name_item(item)) for item in value]
         rest = f" and {len(items) - 8} more" if len(items) > 8 else ""
