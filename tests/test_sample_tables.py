@@ -295,15 +295,89 @@ def test_a_number_for_a_missing_value_is_said_and_the_map_settles_it(
     np.testing.assert_array_equal(np.isnan(other), is_missing)
 
 
-def test_marks_between_thousands_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    text = lines('"time_ms"|"x"\n', lambda i, _: f'"{i * 10:,}"|"{i + 7}"')
-    (tmp_path / "raw" / "a.csv").write_text(text)
-    (tmp_path / "map.toml").write_text("[[files]]\npattern = '*.csv'\nrate = 100\n")
-    options = {"map": str(tmp_path / "map.toml")}
+def swap(text: str) -> str:
+    """A number with a comma for each point, and a point for each comma."""
+    return text.translate(str.maketrans(",.", ".,"))
+
+
+GROUPED = {  # table, and the first number with such a mark
+    "times": (lines('"time_ms"|"x"\n', lambda i, _: f'"{i * 10:,}"|"{i + 7}"'), "1,000"),
+    "beside decimal points": (lines("t|x\n", lambda i, _: f"{i / 100}|{990 + i:,}"), "1,000"),
+    "beside decimal commas": (
+        lines("t;x\n", lambda i, _: f"{swap(f'{i / 100}')};{swap(f'{990 + i:,}')}"),
+        "1.000",
+    ),
+    "with decimals": (
+        lines("t;x\n", lambda i, v: f"{swap(f'{i / 100}')};{swap(f'{1990 + v:,.2f}')}"),
+        "1.990,00",
+    ),
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("kind", GROUPED)
+def test_marks_between_thousands_are_refused(tmp_path: Path, kind: str, *, mapped: bool) -> None:
+    text, example = GROUPED[kind]
+    chosen = "[[files]]\npattern = '*.csv'\nrate = 100\n" if mapped else ""
     with pytest.raises(UserError) as caught:
-        ingest("generic", tmp_path / "raw", tmp_path / "cache", options=options)
-    assert "such as 1,000 have marks between thousands" in str(caught.value.details)
+        read(tmp_path, "a.csv", text, chosen)
+    said = f"{caught.value} {caught.value.details}"
+    assert f"such as {example} have marks between thousands" in said
+
+
+@pytest.mark.parametrize("zone", ["+0100", "+01:00", "Z"])
+def test_whole_numbers_beside_dates_with_a_zone_keep_their_column(
+    tmp_path: Path, zone: str
+) -> None:
+    text = lines(
+        "Date/Time of Record,Heart Rate\n",
+        lambda i, _: f"2023-05-01 10:{i // 60:02d}:{i % 60:02d} {zone},{60 + i % 9}",
+    )
+    record = read(tmp_path, "a.csv", text)
+    (signal,) = record.signals
+    assert (signal.channel, signal.rate) == ("Heart Rate", 1.0)
+    assert record.start_time == f"2023-05-01T{10 if zone == 'Z' else 9:02d}:00:00"
+    np.testing.assert_array_equal(signal.samples, 60 + np.arange(ROWS) % 9)
+
+
+NEWEST_FIRST = {
+    "numbers": pd.DataFrame({"time_s": np.arange(ROWS) / 50, "x": WAVE}),
+    "dates": pd.DataFrame(
+        {"time": pd.date_range("2023-05-01", periods=ROWS, freq="20ms"), "x": WAVE}
+    ),
+    "minutes": pd.DataFrame(
+        {"Zeit": pd.date_range("2023-05-01", periods=ROWS, freq="5min"), "x": WAVE}
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", NEWEST_FIRST)
+def test_rows_with_the_newest_first_are_turned(tmp_path: Path, kind: str, ending: str) -> None:
+    frame = NEWEST_FIRST[kind].iloc[::-1]
+    path = tmp_path / f"frame.{ending}"
+    frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path, index=False)
+    record = read(tmp_path, f"a.{ending}", path.read_bytes())
+    (signal,) = record.signals
+    assert signal.rate == (1 / 300 if kind == "minutes" else 50.0)
+    assert record.start_time == (None if kind == "numbers" else "2023-05-01T00:00:00")
+    np.testing.assert_array_equal(signal.samples, WAVE.astype(np.float32))
+    assert "its rows lie the newest first" in messages(tmp_path)
+
+
+@pytest.mark.parametrize(("mark", "month"), [("/", 5), ("-", 1)])
+def test_the_month_is_first_beside_am_and_pm(tmp_path: Path, mark: str, month: int) -> None:
+    text = lines("Time,x\n", lambda i, v: f"5/1/2023 10:{i // 60:02d}:{i % 60:02d} PM,{v}")
+    record = read(tmp_path, "a.csv", text.replace("/", mark))
+    day = 6 - month
+    assert record.start_time == f"2023-{month:02d}-{day:02d}T22:00:00"
+
+
+def test_a_page_in_place_of_a_table_is_called_none(tmp_path: Path) -> None:
+    page = "<!DOCTYPE html><html><body>404</body></html>\n"
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, "a.csv", page)
+    assert "has no column of numbers" in str(caught.value)
 
 
 @pytest.mark.parametrize("factor", [1, 1000, 10**6, 10**9])

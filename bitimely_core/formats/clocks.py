@@ -365,12 +365,17 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
 
 
 def _parse_dates(texts: pl.Series, form: str) -> np.ndarray:
-    """Seconds since 1970. Where day and month may be swapped, the way with the smaller steps."""
+    """Seconds since 1970. Where day and month may be swapped, the way with the smaller steps, else
+    the month first where hours have AM and PM, as in the USA.
+    """
     import polars as pl
 
     swapped = re.sub("^%([dm])(.)%([dm])(?=.)", r"%\3\2%\1", form)
+    patterns = list(dict.fromkeys((form, swapped)))
+    if "%p" in form and "/" in form:
+        patterns.sort(reverse=True)  # %m/%d before %d/%m
     ways = []
-    for pattern in dict.fromkeys((form, swapped)):
+    for pattern in patterns:
         moments = texts.str.to_datetime(pattern, time_unit="us", strict=False)
         ways.append(moments.dt.timestamp("us").cast(pl.Float64).to_numpy() / 1e6)
 

@@ -48,7 +48,10 @@ from bitimely_core.formats.tables import is_binary
 if TYPE_CHECKING:
     import polars as pl
 
-THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
+THOUSANDS = {  # mark between thousands -> numbers that have it
+    ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?"),
+    ".": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?"),
+}
 ROWS = 1000  # of a clock that are looked at
 FORM_LINES = 60  # by which a vendor's form is known
 
@@ -105,8 +108,8 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
         shape = shape._replace(skip=shape.skip + 1)
     rows = [split_line(line, shape.delimiter, shape.quote) for line in lines[shape.skip :]]
     cells = CellColumns([row for row in rows if len(row) == shape.width][:ROWS], shape.decimal)
-    if shape.decimal == ",":
-        _refuse_thousands(cells.rows)
+    for mark in ",." if shape.decimal == "," else ",":
+        _refuse_thousands(cells.rows, mark, is_decimal=mark == shape.decimal)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
     rate = find_preamble_rate("\n".join(lines[: shape.skip]))
     if form is not None:
@@ -138,18 +141,18 @@ def _read_by_form(
     )
 
 
-def _refuse_thousands(rows: Sequence[Sequence[str]]) -> None:
-    """Raises UserError (not_numeric) for a column in which commas part thousands: 990, 1,000."""
+def _refuse_thousands(rows: Sequence[Sequence[str]], mark: str, *, is_decimal: bool) -> None:
+    """Raises UserError (not_numeric) for a column in which `mark` parts thousands: 990, 1,000.
+
+    `is_decimal`: decimals follow the same mark, so that shorter numbers must stand beside.
+    """
     for cells in zip(*rows, strict=True):
-        marked = [cell for cell in cells if "," in cell]
-        plain = [cell for cell in cells if cell.isdigit()]
-        are_thousands = (
-            all(map(THOUSANDS.fullmatch, marked)) and max(map(len, plain), default=9) < 4
-        )
-        if marked and are_thousands:
+        marked = [cell for cell in cells if mark in cell]
+        longest = max(map(len, filter(str.isdigit, cells)), default=9 if is_decimal else 0)
+        if marked and longest < 4 and all(map(THOUSANDS[mark].fullmatch, marked)):
             problem = f"numbers such as {marked[0]} have marks between thousands"
             hint = "Export the table without them"
-            raise input_error(Reason.NOT_NUMERIC, problem, "which may be decimal commas", hint)
+            raise input_error(Reason.NOT_NUMERIC, problem, "which may be decimal marks", hint)
 
 
 def _find_shape(

@@ -156,10 +156,23 @@ class CellColumns:
 def find_clock(
     columns: Sequence[Column], cells: CellColumns, choice: ClockChoice, patterns: Sequence[str]
 ) -> Clock | None:
-    """The clock that the map, a form or the columns themselves name.
+    """The clock that the map, a form or the columns themselves name; the last row may be the first
+    in time, as in exports with the newest values on top.
 
     Raises UserError: schema, for a stated column that is not there.
     """
+    clock = _find_rising_clock(columns, cells, choice, patterns)
+    if clock and clock.step > 0:
+        return clock
+    turned = CellColumns(cells.rows[::-1], cells.decimal)
+    other = _find_rising_clock(columns, turned, choice, patterns)
+    return other if other and other.step > 0 else clock
+
+
+def _find_rising_clock(
+    columns: Sequence[Column], cells: CellColumns, choice: ClockChoice, patterns: Sequence[str]
+) -> Clock | None:
+    """As `find_clock`, of rows in the order of time."""
     if choice.column:
         return _make_clock(columns, cells, find_place(columns, choice.column), choice.unit)
     for pattern in patterns:

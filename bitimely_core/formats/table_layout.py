@@ -22,6 +22,11 @@ CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
 COMMENT = ("%", "#", "//")
 MISSING = clocks.MISSING
+# with marks between thousands and another one before decimals, which no other number has
+GROUPED = {
+    ".": re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+\.\d+"),
+    ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+,\d+"),
+}
 UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
 UNIT_CELLS |= set(clocks.WORDS["no_units"])
 # pattern with the group of a number, and the seconds that it counts; 0: it is a rate in Hz
@@ -83,7 +88,8 @@ def split_line(line: str, delimiter: str, quote: str = '"') -> list[str]:
 
 def is_number(cell: str, decimal: str) -> bool:
     """Whether a cell is a number with this decimal mark."""
-    return NUMBER.fullmatch(cell.replace(",", ".", 1) if decimal == "," else cell) is not None
+    plain = cell.replace(",", ".", 1) if decimal == "," else cell
+    return NUMBER.fullmatch(plain) is not None or GROUPED[decimal].fullmatch(cell) is not None
 
 
 def is_value(cell: str, decimal: str) -> bool:
@@ -109,7 +115,8 @@ def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
         rows = [split_line(line, mark, quote) for line in lines]
         decimals = (".",) if mark == "," and not has_quotes else (".", ",")
         grammars += [_rate_grammar(rows, mark, decimal) for decimal in decimals]
-    best = max(grammars, key=lambda grammar: (grammar.fit, grammar.width))
+    # blanks stand in dates, too: `2023-05-01 10:00:00 +0100,60` has two cells
+    best = max(grammars, key=lambda g: (g.fit, g.delimiter != " ", g.width))
     if best.fit == 0 and not stated:
         best = max(grammars, key=lambda grammar: grammar.width * (grammar.delimiter != " "))
     return best

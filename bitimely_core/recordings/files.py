@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, usage_error
 from bitimely_core.formats import tables, wfdb, wfdb_header
+from bitimely_core.formats.sniffer import sniff_table
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
@@ -139,7 +140,7 @@ def refuse_tables_alone(source: Source) -> None:
         return
     bare = [rel for rel, kind in kinds.items() if _is_bare(rel, kind, facts.get(rel))]
     if bare:
-        raise _refuse_bare(source, bare, facts.get(bare[0]))
+        raise _refuse_bare(source, bare, facts)
 
 
 def _is_timed(
@@ -151,9 +152,20 @@ def _is_timed(
     return any(kind == "npy" and _states_rate(source, rel) for rel, kind in kinds.items())
 
 
-def _refuse_bare(source: Source, rels: Sequence[str], first: TableFacts | None) -> UserError:
-    """The error for files that state no rate; `first`: what the first of them says, a table."""
+def _refuse_bare(
+    source: Source, rels: Sequence[str], tables: Mapping[str, TableFacts | None]
+) -> UserError:
+    """The error for files that state no rate; `tables`: what those of them that are tables say.
+
+    Raises UserError: the fault of the first file, where that is a table that does not read.
+    """
     rest = f", and {len(rels) - 1} more files" if rels[1:] else ""
+    first = tables.get(rels[0])
+    if first is None and rels[0] in tables and rels[0] not in source.rejected:
+        first = sniff_table(source.path(rels[0]))
+    if first is not None and not (first.rows and first.list_channels()):
+        wanted = "expected a table of samples"
+        return input_error(Reason.NO_INPUT, f"has no column of numbers{rest}", wanted, file=rels[0])
     is_timed = first is not None and bool(first.found_rate)
     problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
     return input_error(

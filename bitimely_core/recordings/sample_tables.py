@@ -41,6 +41,7 @@ PEOPLE = {
 RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns that say which
 STATES = "labels of the rows"  # the column of their numbers
 MOST_STATES, LONGEST_STATE = 60, 60  # different texts, letters: others are remarks
+FALLING = 0.9  # of the steps of a clock whose rows lie the newest first
 FAR = 2.0  # times the range of the others, and their size
 
 
@@ -402,6 +403,8 @@ def _time_signals(
 ) -> TimedSignals:
     """The channels of a table at their times."""
     clock, rate = facts.clock, facts.rate
+    remarks: list[Finding] = []
+    table = _turn_rows(table, remarks)
     times = _find_times(clock, table.times, rate)
     if clock is None or times is None:
         return _count_samples(table, rate)
@@ -424,6 +427,16 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
+
+
+def _turn_rows(table: NamedColumns, remarks: list[Finding]) -> NamedColumns:
+    """The rows in the order of time, where they lie the newest first."""
+    steps = np.array([]) if table.times is None else clocks.list_steps(table.times.seconds)
+    if np.count_nonzero(steps < 0) <= FALLING * np.count_nonzero(steps):
+        return table
+    problem = "its rows lie the newest first"
+    remarks.append(Finding(Reason.TIMESTAMPS, problem, "read from the last one up", level="info"))
+    return table.take_rows(np.arange(len(table.values))[::-1])
 
 
 def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedColumns, clocks.Times]:
