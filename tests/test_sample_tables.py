@@ -975,6 +975,18 @@ def test_times_in_whole_seconds_beside_texts_are_no_rows_of_channels(tmp_path: P
     np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
 
 
+@pytest.mark.parametrize("header", ["Id", "patient", "recording"])
+@pytest.mark.parametrize("name", ["2022484408", "P7"])
+def test_a_table_of_one_person_has_no_channel_of_the_name(
+    tmp_path: Path, header: str, name: str
+) -> None:
+    text = lines(f"{header},time_s,x\n", lambda i, v: f"{name},{i / 50},{v}")
+    record = read(tmp_path, "a.csv", text)
+    assert [signal.channel for signal in record.signals] == ["x"]
+    assert record.recording_id == "a"
+    assert record.subject_id == ("a" if header == "recording" else name)
+
+
 def test_a_column_that_numbers_the_rows_names_nobody(tmp_path: Path) -> None:
     record = read(tmp_path, "a.csv", lines("id,time_s,x\n", lambda i, v: f"{i},{i / 4},{v}"))
     np.testing.assert_array_equal(record.signals[-1].samples, WAVE.astype(np.float32))

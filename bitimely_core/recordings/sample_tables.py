@@ -93,8 +93,11 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
     facts = facts._replace(clock=clock, rate=rate)
     if not people:
         return _make_table_record(rel, info, facts, table, remarks)
-    facts = facts._replace(start=None)
     header = facts.columns[people.place].header
+    if len(people.rows) == 1:
+        info = _name_owner(info, header, *people.rows)
+        return _make_table_record(rel, info, facts, table, remarks)
+    facts = facts._replace(start=None)
     whole = [
         _make_table_record(rel, _name_person(info, header, name), facts, table.take_rows(rows), [])
         for name, rows in people.rows.items()
@@ -128,8 +131,19 @@ def _refuse_long(path: Path, facts: table_facts.TableFacts, times: clocks.Times 
 def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
     """What is known of the rows of `name`; a column of recordings names no person."""
     recording = f"{info.recording_id}-{name}"
-    is_record = not info.columns and "_".join(header.lower().split()) in RECORDINGS
-    return replace(info, recording_id=recording, subject_id=recording if is_record else name)
+    is_person = _names_people(info, header)
+    return replace(info, recording_id=recording, subject_id=name if is_person else recording)
+
+
+def _name_owner(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
+    """What is known of a table whose rows are all of `name`; a subject that is known stays."""
+    is_known = info.subject_id != info.recording_id or not _names_people(info, header)
+    return info if is_known else replace(info, subject_id=name)
+
+
+def _names_people(info: RecordingInfo, header: str) -> bool:
+    """Whether a column names people: the map says so, or it is not called as one of recordings."""
+    return bool(info.columns) or "_".join(header.lower().split()) not in RECORDINGS
 
 
 def _make_table_record(
@@ -174,7 +188,7 @@ def _find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> i
 def find_subjects(
     path: Path, facts: table_facts.TableFacts, info: RecordingInfo
 ) -> TableSubjects | None:
-    """The people of a table; None where no column names several, or it numbers the rows.
+    """The people of a table; None where no column names them, or it numbers the rows.
 
     Raises UserError: identifier for rows of nobody among those of several people, schema for a
     column of the map that is not there.
@@ -185,7 +199,7 @@ def find_subjects(
     rows: dict[str, list[int]] = {}
     for number, text in enumerate(sample_values.read_texts(path, facts, person)):
         rows.setdefault(text, []).append(number)
-    if len(rows) < 2 or min(map(len, rows.values())) < LEAST_ROWS:
+    if min(map(len, rows.values()), default=0) < LEAST_ROWS or all(map(is_missing, rows)):
         return None
     if any(map(is_missing, rows)):
         header = facts.columns[person].header
@@ -410,7 +424,6 @@ def _time_signals(
         return _count_samples(table, rate)
     column = facts.columns[clock.places[-1]].header
     table, times = _drop_empty_rows(table, times)
-    remarks: list[Finding] = []
     seconds = timing.continue_clock(times.seconds, clock.unit, column, table.first, remarks)
     times = times._replace(seconds=timing.restore_rounded(seconds, remarks))
     is_uneven = (facts.vendor and clock.irregular) or clocks.is_irregular(times.seconds)
