@@ -103,7 +103,9 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     lines = head.lines
     top = "\n".join([*lines[:FORM_LINES], ""])
     form = vendors.find_form(path.name, top)
-    shape, layout = _find_shape(head, delimiter, form)
+    if form and form.remark:
+        lines = [line.partition(form.remark)[0] for line in lines]
+    shape, layout = _find_shape(head._replace(lines=lines), delimiter, form)
     if form and form.counts and re.match(form.counts, lines[shape.skip]):
         shape = shape._replace(skip=shape.skip + 1)
     rows = [split_line(line, shape.delimiter, shape.quote) for line in lines[shape.skip :]]
@@ -175,6 +177,7 @@ def _find_shape(
         skip=layout.skip,
         header=layout.header,
         width=grammar.width,
+        remark=form.remark if form else "",
     )
     return shape, layout
 

@@ -175,6 +175,8 @@ def _describe_shape(shape: TableShape) -> list[str]:
     parts.append(f"header in line {shape.header}" if shape.header else "no header")
     if shape.skip > 1 and shape.skip != shape.header:
         parts.append(f"first row in line {shape.skip + 1}")
+    if shape.remark:
+        parts.append(f"texts behind {shape.remark.strip()} at the end of rows left out")
     return parts
 
 

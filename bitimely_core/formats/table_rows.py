@@ -43,6 +43,7 @@ class TableShape(NamedTuple):
     skip: int = 1  # lines before the first row
     header: int = 1  # number of the line with the names; 0: there is none
     width: int = 1  # cells of a row
+    remark: str = ""  # what begins a text behind the last cell of some rows; "": there is none
 
 
 class TableRow(NamedTuple):
@@ -198,6 +199,8 @@ def read_stretches(
             text = text[text.find(b"\n") + 1 or len(text) :]
         if shape.delimiter == " ":
             text = join_blanks(text)
+        if shape.remark:
+            text = re.sub(re.escape(shape.remark.encode()) + rb"[^\n]*", b"", text)
         stretches, waiting = _split_block(text, shape, row, waiting, last=last)
         row = stretches[-1].row + stretches[-1].text.count(b"\n")
         yield stretches

@@ -38,6 +38,7 @@ class VendorForm(NamedTuple):
     blanks: bool = False
     units: str = ""
     counts: str = ""
+    remark: str = ""
     device: str = ""
     events: str = ""
 
