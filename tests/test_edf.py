@@ -251,7 +251,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"physical_max": (1, b"abc")}, "header_field"),
     ({"physical_max": (1, b"1_0")}, "header_field"),
     ({"physical_max": (1, "\u0661\u0662".encode())}, "header_field"),  # digits, but not ASCII
-    ({"physical_max": (0, b"1,5")}, "header_field"),
+    ({"physical_max": (0, b"1,500")}, "header_field"),  # 1.5 or 1500
     ({"physical_min": (0, b"7"), "physical_max": (0, b"7.0")}, "physical_range"),
     ({"physical_min": (0, b"-1e308"), "physical_max": (0, b"1e308")}, "physical_range"),
     ({"digital_min": (0, b"5"), "digital_max": (0, b"5")}, "digital_range"),
@@ -311,6 +311,24 @@ def test_unusual_headers_are_accepted_with_a_warning(
     )
     assert not set(recording.signals[1].channel) & set("<>[]\x1b")
     assert not recording.signals[1].channel.startswith(("=", "+", "-", "@"))
+
+
+@pytest.mark.parametrize("number", [b"500.5", b"-0.125", b"1234.567"])
+def test_a_comma_may_stand_before_decimals(tmp_path: Path, number: bytes) -> None:
+    scales = []
+    for text in (number, number.replace(b".", b",")):
+        (tmp_path / "x.edf").write_bytes(plain(physical_max=(0, text)))
+        scales.append([(s.scale, s.offset) for s in edf.read_recording(tmp_path / "x.edf").signals])
+    assert scales[0] == scales[1]
+
+
+def test_a_file_without_a_channel_says_what_is_wrong_with_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "x.edf"
+    path.write_bytes(plain(digital_max=(0, b"-9999"), physical_max=(1, b"abc")))
+    with pytest.raises(UserError) as caught:
+        edf.read_recording(path, required=())
+    assert "such as digital minimum" in str(caught.value)
+    assert "maximum -9999 of signal 1" in str(caught.value)
 
 
 def test_only_a_bad_date_is_forgotten(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ IMPLAUSIBLE = 100
 
 INTEGER = re.compile(rb"[+-]?\d+(?:\.0*)?", re.ASCII)
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+GROUPED = re.compile(rb"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
 CLOCK = re.compile(r"(\d\d)[.:](\d\d)[.:](\d\d)", re.ASCII)
 DAY = re.compile(r"(\d\d)[./-](\d\d)[./-](\d\d)", re.ASCII)
 
@@ -317,8 +318,12 @@ def _parse_integer(raw: bytes, name: str, signal: int | None = None) -> int:
 
 
 def _parse_float(raw: bytes, name: str, signal: int | None = None) -> float:
-    """float() alone would take 'nan', 'inf', '1_0' and digits of other scripts."""
-    value = float(raw) if NUMBER.fullmatch(raw) else math.nan
+    """float() alone would take 'nan', 'inf', '1_0' and digits of other scripts.
+
+    Programs under some languages write a comma before decimals; 1,000 may have it before hundreds.
+    """
+    plain = raw if GROUPED.fullmatch(raw) else raw.replace(b",", b".", 1)
+    value = float(plain) if NUMBER.fullmatch(plain) else math.nan
     if not math.isfinite(value):
         raise _field_error(raw, name, "expected a finite number", signal)
     return value
@@ -437,6 +442,7 @@ def _parse_channels(
     _report_unsafe("unit", signals, units, findings)
     names = number_duplicates(names, required, "label", findings)
     channels: list[EdfChannel] = []
+    faults: list[UserError] = []
     for signal in signals:
         name = names[signal.number]
         try:
@@ -444,16 +450,20 @@ def _parse_channels(
         except UserError as error:
             if required is None or name in required:
                 raise
+            faults.append(error)
             requirement = f"{error.requirement}; the channel {safe_text(name)} is dropped"
             findings.append(
                 input_warning(error.code, error.problem, requirement, field=error.field)
             )
     if signals and not channels:
+        first = faults[0]
+        problem = f"no channel has a usable calibration, such as {first.problem}"
         raise input_error(
             Reason.PHYSICAL_RANGE,
-            "no channel has a usable calibration",
-            "expected at least one",
-            field="physical_min",
+            problem,
+            first.requirement,
+            "Correct the header, or export the file again",
+            field=first.field,
         )
     return channels
 
