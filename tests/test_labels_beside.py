@@ -204,15 +204,17 @@ def test_samples_and_prose_are_no_labels(text: str) -> None:
     assert parse_label_text(text) is None
 
 
-def test_scored_events_of_profusion(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_scored_events_of_profusion(tmp_path: Path, encoding: str) -> None:
     write_night(tmp_path / "raw" / "chat-1.edf")
     event = "<ScoredEvent><Name>Obstructive Apnea</Name><Start>65.5</Start><Duration>12</Duration></ScoredEvent>"
     digits = "".join(f"<SleepStage>{d}</SleepStage>" for d in "014456")
-    write(
-        tmp_path / "raw" / "chat-1-profusion.xml",
+    text = (
+        f'<?xml version="1.0" encoding="{encoding}"?>'
         f"<CMPStudyConfig><EpochLength>20</EpochLength><ScoredEvents>{event}</ScoredEvents>"
-        f"<SleepStages>{digits}</SleepStages></CMPStudyConfig>",
+        f"<SleepStages>{digits}</SleepStages></CMPStudyConfig>"
     )
+    (tmp_path / "raw" / "chat-1-profusion.xml").write_bytes(text.encode(encoding))
     assert attempt("generic", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
     assert labels(recordings(tmp_path / "cache")["chat-1"]) == [
         (0.0, 20.0, "W"),

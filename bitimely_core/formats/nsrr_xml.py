@@ -67,7 +67,8 @@ def read_events(path: Path) -> list[Annotation]:
 
 def is_scored(head: bytes) -> bool:
     """Whether a file that begins so may be one of these forms."""
-    return RESOURCE.encode() in head or PROFUSION.encode() in head
+    letters = head.replace(b"\0", b"")  # also of UTF-16
+    return RESOURCE.encode() in letters or PROFUSION.encode() in letters
 
 
 def _list_coded(rows: list[dict[str, str]]) -> list[Annotation]:
