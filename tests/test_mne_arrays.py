@@ -493,6 +493,20 @@ def test_an_archive_of_arrays(folder: Path) -> None:
     np.testing.assert_array_equal([samples for _, samples in pieces], values[:, 1])
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_turned"), [((2, 300), True), ((300, 2), False), ((2, 2), False)]
+)
+def test_names_of_channels_in_an_archive_are_used(
+    folder: Path, shape: tuple[int, int], *, is_turned: bool
+) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    np.savez(folder / "a.npz", signal=values, fs=100, ch_names=np.array(["C3", "C4"]))
+    record = read_folder(folder)["a"]
+    assert [(s.channel, s.rate) for s in record.signals] == [("C3", 100.0), ("C4", 100.0)]
+    columns = values if is_turned else values.T
+    np.testing.assert_array_equal([s.samples for s in record.signals], columns)
+
+
 @pytest.mark.parametrize("kind", ["npz", "mat"])
 def test_a_rate_in_a_file_of_arrays_is_used(folder: Path, kind: str) -> None:
     values = np.random.default_rng(0).standard_normal((4, 700))

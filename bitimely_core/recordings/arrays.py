@@ -20,6 +20,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import matlab
 from bitimely_core.formats.label_files import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import find_rate_fault, narrow_samples
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
@@ -31,6 +32,11 @@ from bitimely_core.types import Record, Signal
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
 LABEL_WORDS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 ARRAY_LABELS = LABEL_WORDS | STAGE_NAMES  # of arrays in a file
+# of arrays of texts in a file that are the names of its channels
+NAME_WORDS = {
+    "ch_names", "chnames", "channels", "channel_names", "channelnames", "chans", "leads",
+    "sig_name", "sig_names", "signal_names", "names",
+}  # fmt: skip
 # names of a single number in a file that is its rate
 RATE_WORDS = {
     "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
@@ -48,7 +54,9 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     samples] or [epochs, samples, channels], whose classes may be in the array `labels`.
     """
     with locate_errors(rel):
-        values, inside = _load_arrays(path, info.variable)
+        values, inside, names = _load_arrays(path, info.variable)
+        if not info.channels and len(names) in values.shape:
+            info = replace(info, channels={name: (name, "") for name in names})
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
@@ -251,20 +259,42 @@ def _list_words(rel: str) -> list[str]:
     return re.split(r"[-_. ]+", PurePosixPath(strip_suffix(rel)).name.lower())
 
 
-def _load_arrays(path: Path, variable: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """The samples in a file of NumPy, and their labels where they are in it (.npz)."""
+class NumpyContent(NamedTuple):
+    """What a file of NumPy holds."""
+
+    samples: np.ndarray
+    labels: np.ndarray | None  # of the samples; None: it holds none
+    names: tuple[str, ...] = ()  # of the channels
+
+
+def _load_arrays(path: Path, variable: str) -> NumpyContent:
+    """The samples in a file of NumPy, with what lies beside them in an archive (.npz)."""
     if find_suffix(path.name) != ".npz":
-        return _load_npy(path), None
+        return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
     labels = {name for name in arrays if name.lower() in ARRAY_LABELS and arrays[name].ndim == 1}
-    samples = {name for name in arrays if arrays[name].size > 1} - labels
+    samples = {
+        name for name, array in arrays.items() if array.size > 1 and array.dtype.kind not in "SU"
+    }
+    samples -= labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
         problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
         hint = "Name that of the samples: `variable` in [[files]] of the map"
         raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
     classes = [arrays[name] for name in labels]
-    return arrays[samples.pop()], classes[0] if len(classes) == 1 else None
+    return NumpyContent(
+        arrays[samples.pop()], classes[0] if len(classes) == 1 else None, _find_names(arrays)
+    )
+
+
+def _find_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """The names of the channels, where one array holds them; (): none, or two are equal."""
+    for name, array in arrays.items():
+        if name.lower() in NAME_WORDS and array.dtype.kind == "U" and array.ndim == 1:
+            texts = tuple(map(sanitize_label, array.tolist()))
+            return texts if len({*texts, ""}) > len(texts) else ()
+    return ()
 
 
 @contextmanager
