@@ -267,7 +267,9 @@ def test_calendars_of_programs_are_clocks(tmp_path: Path, form: str) -> None:
     np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
 
 
-@pytest.mark.parametrize("word", ["NULL", "#N/A", "-", "--", "?", "None", ".", "*", "missing"])
+@pytest.mark.parametrize(
+    "word", ["NULL", "#N/A", "-", "--", "?", "None", ".", "*", "missing", "-1.#IND", "#NV"]
+)
 def test_words_for_a_missing_value(tmp_path: Path, word: str) -> None:
     text = lines("time_s,x\n", lambda i, v: f"{i / 4},{word if i % 10 == 3 else v}")
     expected = np.where(np.arange(ROWS) % 10 == 3, np.nan, WAVE)
@@ -338,6 +340,34 @@ def test_whole_numbers_beside_dates_with_a_zone_keep_their_column(
     assert (signal.channel, signal.rate) == ("Heart Rate", 1.0)
     assert record.start_time == f"2023-05-01T{10 if zone == 'Z' else 9:02d}:00:00"
     np.testing.assert_array_equal(signal.samples, 60 + np.arange(ROWS) % 9)
+
+
+RATES = [  # above a table, its mark before decimals, Hz
+    ("Sampling rate: 1,000 Hz", ".", 1000),
+    ("Sampling rate: 1,024.5 Hz", ".", 1024.5),
+    ("Abtastrate: 1.000 Hz", ",", 1000),
+    ("Abtastrate: 1.000,0 Hz", ",", 1000),
+    ("Sampling rate: 250.000 Hz", ",", 250),
+    ("Sampling rate: 250,000 Hz", ".", 250),
+    ("Abtastrate: 62,5 Hz", ",", 62.5),
+    ("Sampling rate: 2.5 kHz", ".", 2500),
+    ("Sampling rate: 100 Hz\nSampling rate: 100.0 Hz", ".", 100),
+    ("Sample interval: 1,000 ms", ".", 1000),
+    ("Original sampling rate: 1000 Hz\nSampling rate: 100 Hz", ".", None),
+]
+
+
+@pytest.mark.parametrize(("text", "decimal", "rate"), RATES)
+def test_a_rate_above_a_table_is_read_with_its_marks(
+    tmp_path: Path, text: str, decimal: str, rate: float | None
+) -> None:
+    table = lines("I\tII\n", lambda _, v: f"{v}\t{-v}").replace(".", decimal)
+    if rate is None:
+        with pytest.raises(UserError, match="states no sampling rate"):
+            read(tmp_path, "a.txt", f"{text}\n{table}")
+        return
+    record = read(tmp_path, "a.txt", f"{text}\n{table}")
+    assert [signal.rate for signal in record.signals] == [rate, rate]
 
 
 NEWEST_FIRST = {

@@ -155,7 +155,8 @@ def _parse_stretch(
         if isinstance(row, Finding):
             problem = f"line {row.row} {row.problem}"
             action = "a lost row would shift what follows"
-            raise input_error(row.code, problem, action, row=row.row)
+            hint = "Remove or complete the line"
+            raise input_error(row.code, problem, action, hint, row=row.row)
         rows.append(
             [
                 row.cells[place].strip()

@@ -34,6 +34,7 @@ from bitimely_core.formats.table_facts import looks_like_samples as looks_like_s
 from bitimely_core.formats.table_layout import (
     CELLS,
     DELIMITERS,
+    THOUSANDS,
     Layout,
     TableHead,
     find_grammar,
@@ -48,10 +49,6 @@ from bitimely_core.formats.tables import is_binary
 if TYPE_CHECKING:
     import polars as pl
 
-THOUSANDS = {  # mark between thousands -> numbers that have it
-    ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?"),
-    ".": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?"),
-}
 ROWS = 1000  # of a clock that are looked at
 FORM_LINES = 60  # by which a vendor's form is known
 
@@ -113,7 +110,7 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     for mark in ",." if shape.decimal == "," else ",":
         _refuse_thousands(cells.rows, mark, is_decimal=mark == shape.decimal)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
-    rate = find_preamble_rate("\n".join(lines[: shape.skip]))
+    rate = find_preamble_rate("\n".join(lines[: shape.skip]), shape.decimal)
     if form is not None:
         facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
         return _read_by_form(facts, cells, choice, form, top)

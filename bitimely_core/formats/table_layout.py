@@ -22,23 +22,22 @@ CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
 COMMENT = ("%", "#", "//")
 MISSING = clocks.MISSING
-# with marks between thousands and another one before decimals, which no other number has
-GROUPED = {
-    ".": re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+\.\d+"),
-    ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+,\d+"),
+THOUSANDS = {  # mark between thousands -> numbers that have it
+    ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?"),
+    ".": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?"),
 }
 UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
 UNIT_CELLS |= set(clocks.WORDS["no_units"])
 # pattern with the group of a number, and the seconds that it counts; 0: it is a rate in Hz
 PREAMBLE_RATES = (
     (
-        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)?) *k?(?:hz)?",
+        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)*) *k?(?:hz)?",
         0.0,
     ),
-    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)?)", 0.0),
-    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)?) *s(?:ec)?\b", 1.0),
-    (r"(?i)(?:interval\s*[=:]\s*)(\d+(?:[.,]\d+)?) *ms(?:ec)?\b", 1e-3),
-    (r"(?i)(\d+(?:[.,]\d+)?) *m(?:illi)?sec\w*/sample", 1e-3),
+    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)*)", 0.0),
+    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)*) *s(?:ec)?\b", 1.0),
+    (r"(?i)(?:interval\s*[=:]\s*)(\d+(?:[.,]\d+)*) *ms(?:ec)?\b", 1e-3),
+    (r"(?i)(\d+(?:[.,]\d+)*) *m(?:illi)?sec\w*/sample", 1e-3),
 )
 
 
@@ -87,9 +86,12 @@ def split_line(line: str, delimiter: str, quote: str = '"') -> list[str]:
 
 
 def is_number(cell: str, decimal: str) -> bool:
-    """Whether a cell is a number with this decimal mark."""
+    """Whether a cell is a number with this decimal mark, before which may be others."""
     plain = cell.replace(",", ".", 1) if decimal == "," else cell
-    return NUMBER.fullmatch(plain) is not None or GROUPED[decimal].fullmatch(cell) is not None
+    if NUMBER.fullmatch(plain):
+        return True
+    other = "." if decimal == "," else ","
+    return decimal in cell and THOUSANDS[other].fullmatch(cell) is not None
 
 
 def is_value(cell: str, decimal: str) -> bool:
@@ -307,12 +309,26 @@ def _is_value_column(cells: Iterable[str], decimal: str) -> bool:
     return bool(filled) and 2 * sum(is_value(cell, decimal) for cell in filled) >= len(filled)
 
 
-def find_preamble_rate(text: str) -> float | None:
-    """Hz that the lines above the table state."""
+def find_preamble_rate(text: str, decimal: str) -> float | None:
+    """Hz that the lines above the table state; None where they state none, or several.
+
+    `decimal`: the mark before decimals in the table.
+    """
     for pattern, seconds in PREAMBLE_RATES:
-        if match := re.search(pattern, text, re.MULTILINE):
-            value = float(match[1].replace(",", "."))
-            value *= 1000 if match[0].lower().endswith("khz") else 1
-            if value > 0:
-                return 1 / (value * seconds) if seconds else value
+        matches = re.finditer(pattern, text, re.MULTILINE)
+        rates = {_read_rate(match, seconds, decimal) for match in matches} - {0.0}
+        if rates:
+            return rates.pop() if len(rates) == 1 else None
     return None
+
+
+def _read_rate(match: re.Match[str], seconds: float, decimal: str) -> float:
+    """Hz of a number of Hz, or of units of so many seconds; 0: it is none."""
+    value = float(".".join(re.split("[.,]", match[1])[:2]))
+    if seconds:
+        return 1 / (value * seconds) if value else 0.0
+    mark = "." if decimal == "," else ","
+    grouped = match[1].replace(mark, "").replace(",", ".")
+    if THOUSANDS[mark].fullmatch(match[1]) and float(grouped) <= clocks.FASTEST:
+        value = float(grouped)  # 1,000 Hz; 250,000 Hz would be no rate of physiology
+    return value * (1000 if match[0].lower().endswith("khz") else 1)
