@@ -370,6 +370,49 @@ def test_a_rate_above_a_table_is_read_with_its_marks(
     assert [signal.rate for signal in record.signals] == [rate, rate]
 
 
+PHYSIO = {"Columns": ["cardiac", "trigger"], "cardiac": {"Units": "mV"}, "StartTime": -22.3}
+DESCRIBED = {  # table, its description, channels with units, Hz
+    "of BIDS": (
+        lines("", lambda i, v: f"{v}\t{i % 2}"),
+        {**PHYSIO, "SamplingFrequency": 100.0},
+        [("cardiac", "mV")],
+        100,
+    ),
+    "a rate alone": (
+        lines("ECG\tEMG\n", lambda _, v: f"{v}\t{-v}"),
+        {"fs": 250, "device": "x"},
+        [("ECG", ""), ("EMG", "")],
+        250,
+    ),
+    "beside a clock": (
+        lines("time_s\tECG\n", lambda i, v: f"{i / 50}\t{v}"),
+        {"sampling_rate": 250, "Columns": ["a", "b"]},
+        [("ECG", "")],
+        50,
+    ),
+    "two rates": (lines("ECG\n", lambda _, v: f"{v}"), {"fs": 250, "srate": 100}, [], None),
+    "no rate": (lines("ECG\n", lambda _, v: f"{v}"), {"fs": "fast", "rate": -1}, [], None),
+}
+
+
+@pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
+@pytest.mark.parametrize("kind", DESCRIBED)
+def test_a_description_beside_a_table_states_its_rate(
+    tmp_path: Path, kind: str, ending: str
+) -> None:
+    text, description, channels, rate = DESCRIBED[kind]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a_physio.json").write_text(json.dumps(description))
+    content = gzip.compress(text.encode()) if ending == "tsv.gz" else text
+    if rate is None:
+        with pytest.raises(UserError, match="states no sampling rate"):
+            read(tmp_path, f"a_physio.{ending}", content)
+        return
+    record = read(tmp_path, f"a_physio.{ending}", content)
+    assert [(s.channel, s.unit, s.rate) for s in record.signals] == [(*c, rate) for c in channels]
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+
+
 NEWEST_FIRST = {
     "numbers": pd.DataFrame({"time_s": np.arange(ROWS) / 50, "x": WAVE}),
     "dates": pd.DataFrame(

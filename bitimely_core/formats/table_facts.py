@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple
 
@@ -52,6 +53,7 @@ class TableFacts(NamedTuple):
     rows: int  # that were looked at
     is_codes: bool = False  # the only channel has a few small whole numbers, as labels have
     missing: tuple[str, ...] = ()  # texts of cells without a value, beside the usual ones
+    is_described: bool = False  # the rate is that of a description beside the table
 
     def list_channels(self) -> list[int]:
         """Places of the columns that are channels."""
@@ -82,6 +84,23 @@ class ClockChoice(NamedTuple):
 
     column: str = ""  # header or name; "": it is found
     unit: str = ""  # a key of `clocks.STATED`
+
+
+def add_description(
+    facts: TableFacts, rate: float | None, headers: Sequence[tuple[str, str]]
+) -> TableFacts:
+    """The facts with the rate (Hz), and the names and units of columns, of a description beside the
+    table, where it has none itself.
+    """
+    columns = facts.columns
+    if len(headers) == len(columns) and not any(column.header for column in columns):
+        columns = tuple(
+            column._replace(name=name, header=name, unit=unit)
+            for column, (name, unit) in zip(columns, headers, strict=True)
+        )
+    is_described = facts.found_rate is None and rate is not None
+    rate = rate if is_described else facts.rate
+    return facts._replace(columns=columns, rate=rate, is_described=is_described)
 
 
 def looks_like_samples(facts: TableFacts) -> bool:
@@ -115,7 +134,8 @@ def describe_facts(facts: TableFacts) -> str:
     parts += _describe_shape(facts.shape) if facts.shape else []
     clock = facts.clock
     if facts.rate:
-        parts.append(f"{facts.rate:.10g} Hz by the first lines")
+        source = "file beside it" if facts.is_described else "first lines"
+        parts.append(f"{facts.rate:.10g} Hz by the {source}")
     elif clock:
         parts.append(_describe_clock(facts, clock))
     channels = [facts.columns[i] for i in facts.list_channels()]

@@ -61,7 +61,7 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.sessions import ROOT, find_sessions
-from bitimely_core.recordings.sidecars import is_bids, read_sidecars
+from bitimely_core.recordings.sidecars import describe_table, is_bids, read_sidecars
 from bitimely_core.recordings.sniffed_tables import (
     describe_tables,
     is_sample_table,
@@ -615,6 +615,11 @@ def make_unit(
         sidecars = read_sidecars(source, rel)
         info = replace(info, facts=sidecars.facts, stated_rate=sidecars.rate)
         files += sidecars.files
+    if kind == "table":
+        described = describe_table(source, rel)
+        rate = described.rate or info.stated_rate
+        info = replace(info, stated_rate=rate, headers=described.headers)
+        files += (name for name in described.files if name not in files)
     if kind == "wfdb":
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))

@@ -222,7 +222,8 @@ class RecordingInfo:
     choices: tuple[ChannelChoice, ...] = ()
     units: dict[str, str] = field(default_factory=dict)  # `units` of the map
     facts: dict[str, ChannelFacts] = field(default_factory=dict)  # by the channels table of BIDS
-    stated_rate: float | None = None  # Hz, by the description beside a recording of BIDS
+    stated_rate: float | None = None  # Hz, by the description beside a recording
+    headers: tuple[tuple[str, str], ...] = ()  # names and units of columns, by that beside a table
     is_part: bool = False  # of a recording in several files: all channels are read
 
 

@@ -283,6 +283,7 @@ def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
     """How the table of a recording is written, by its map and its first lines."""
     choice = table_facts.ClockChoice(info.time, info.clock)
     facts = sniffer.sniff_table(path, info.delimiter, choice)
+    facts = table_facts.add_description(facts, info.stated_rate, info.headers)
     return facts._replace(missing=(*facts.missing, *(info.missing or ())))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -15,6 +15,9 @@ from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.stage_texts import name_stage
+from bitimely_core.formats.text import sanitize_label
+from bitimely_core.formats.units import find_rate_fault
+from bitimely_core.recordings.arrays import RATE_WORDS
 from bitimely_core.recordings.folder_tables import PARTICIPANTS, is_missing
 from bitimely_core.recordings.mapping import ChannelFacts, LabelFile, strip_suffix
 from bitimely_core.system_errors import raise_system_error
@@ -23,6 +26,7 @@ BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 
 COLUMNS = ("name", "type", "units", "status")  # of a channels table; the first must be there
 RATE = "SamplingFrequency"
+MAX_DESCRIPTION = 1 << 20  # bytes
 
 
 class Sidecars(NamedTuple):
@@ -98,6 +102,43 @@ def _read_rate(source: Source, name: str) -> float | None:
             ) from None
     rate = content.get(RATE) if isinstance(content, dict) else None
     return float(rate) if isinstance(rate, int | float) and rate > 0 else None
+
+
+class TableDescription(NamedTuple):
+    """What the file `X.json` beside a table of samples says of it."""
+
+    rate: float | None = None  # Hz
+    headers: tuple[tuple[str, str], ...] = ()  # name and unit of each column
+    files: tuple[str, ...] = ()
+
+
+def describe_table(source: Source, rel: str) -> TableDescription:
+    """The rate and the columns of a table by the description beside it, as BIDS has one beside
+    physiology; nothing where there is none.
+    """
+    name = f"{strip_suffix(rel)}.json"
+    if not source.lists(name) or name in source.rejected:
+        return TableDescription()
+    try:
+        content = json.loads(source.path(name).read_bytes()[:MAX_DESCRIPTION])
+    except (ValueError, RecursionError):  # a file of labels says itself what is wrong with it
+        return TableDescription()
+    if not isinstance(content, dict):
+        return TableDescription()
+    numbers = [value for key, value in content.items() if key.lower() in RATE_WORDS]
+    rates = {float(n) for n in numbers if type(n) in {int, float} and not find_rate_fault(n)}
+    names = content.get("Columns")
+    names = names if isinstance(names, list) else []
+    headers = tuple(_read_header(content, name) for name in names if isinstance(name, str))
+    rate = rates.pop() if len(rates) == 1 else None
+    return TableDescription(rate, headers, (name,) if rate or headers else ())
+
+
+def _read_header(content: Mapping[str, object], name: str) -> tuple[str, str]:
+    """The name and the unit of a column."""
+    described = content.get(name)
+    unit = described.get("Units") if isinstance(described, dict) else None
+    return sanitize_label(name), sanitize_label(unit) if isinstance(unit, str) else ""
 
 
 def find_all_events(source: Source, recordings: Iterable[str]) -> Iterator[tuple[str, LabelFile]]:

@@ -10,6 +10,7 @@ from bitimely_core.formats.sniffer import sniff_table
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.table_facts import ClockChoice, TableFacts, looks_like_samples
 from bitimely_core.recordings.mapping import FileRule, Format, find_suffix
+from bitimely_core.recordings.sidecars import describe_table
 from bitimely_core.system_errors import raise_system_error
 
 DESCRIBED = 200  # tables whose first lines are looked at for what is said of them
@@ -21,7 +22,9 @@ def sniff_file(source: Source, rel: str, rule: FileRule | None = None) -> TableF
         return None
     rule = rule or FileRule()
     try:
-        return sniff_table(source.path(rel), rule.delimiter, ClockChoice(rule.time, rule.clock))
+        facts = sniff_table(source.path(rel), rule.delimiter, ClockChoice(rule.time, rule.clock))
+        described = describe_table(source, rel)
+        return table_facts.add_description(facts, described.rate, described.headers)
     except UserError as error:
         raise_system_error(error)
         return None  # its unit says why
