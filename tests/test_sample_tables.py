@@ -616,6 +616,40 @@ def test_irregular_observations_lie_on_a_grid(tmp_path: Path) -> None:
     np.testing.assert_allclose(signal.samples, wanted.to_numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "header", "factor", "unit"),
+    [
+        ("p1_rr.txt", "", 1, "ms"),
+        ("a.csv", "RR (s)\n", 1000, "s"),
+        ("a.csv", "IBI_ms\n", 1, "ms"),
+        ("NN-intervals.csv", "", 1000, "s"),
+    ],
+)
+def test_intervals_between_beats_are_their_own_clock(
+    tmp_path: Path, name: str, header: str, factor: int, unit: str, *, mapped: bool
+) -> None:
+    intervals = 850 + (150 * WAVE).round()
+    intervals[7] = 0  # an artefact
+    text = header + "".join(f"{value / factor:.10g}\n" for value in intervals)
+    record = read(tmp_path, name, text, "[[files]]\npattern = '*'\n" if mapped else "")
+    (signal,) = record.signals
+    assert (signal.unit, signal.rate) == (unit, 1.0)
+    seconds = np.floor(np.cumsum(intervals) / 1000 + 1e-6).astype(int)
+    means = pd.Series(intervals / factor).groupby(seconds).mean()
+    wanted = means.reindex(range(seconds[0], seconds[-1] + 1)).to_numpy()
+    np.testing.assert_allclose(signal.samples, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "shift"), [("ecg.csv", 850), ("rr.csv", -50), ("rr.csv", 90_000)])
+def test_other_columns_are_no_intervals_between_beats(
+    tmp_path: Path, name: str, shift: int
+) -> None:
+    text = "".join(f"{value:g}\n" for value in shift + (150 * WAVE).round())
+    with pytest.raises(UserError, match="states no sampling rate"):
+        read(tmp_path, name, text)
+
+
 def test_heart_rates_and_stages_of_one_person(tmp_path: Path) -> None:
     """Stages of 30 s count from 0 of the clock on which heart rates begin days before."""
     folder = require_sample(SAMPLES / "complete" / "sleep-accel-hr")

@@ -71,7 +71,7 @@ def read_values(
     timed = clock.places if clock else ()
     columns = WantedColumns(
         list(dict.fromkeys([*places, *timed])),
-        set(timed) if clock and clock.form not in {"", "stored"} else set(),
+        set(timed) if clock and clock.form not in {"", "stored", table_facts.INTERVALS} else set(),
     )
     frame = _read_columns(path, facts, columns)
     values = np.empty((frame.height, len(places)), np.float64)
@@ -259,6 +259,10 @@ def _read_times(
         is_absolute = clocks.is_unix(filled[:1], 1.0)
         moment = clocks.scale_numbers(filled[:1], "s").start if is_absolute else None
         return clocks.Times(np.round(seconds - start, 6), 0.0 if moment else start, moment)
+    if clock.form == table_facts.INTERVALS:
+        intervals = cells.to_numpy() * clocks.UNITS[clock.unit]
+        seconds = np.nancumsum(intervals)
+        return clocks.Times(seconds - seconds[0], float(seconds[0]), None)
     if not clock.form:
         return clocks.scale_numbers(cells.to_numpy(), clock.unit)
     for day in dates:  # a column of their own

@@ -23,6 +23,7 @@ from bitimely_core.formats.table_columns import (
     apply_form,
     choose_kind,
     find_clock,
+    find_interval_clock,
     find_place,
     holds_codes,
     mark_others,
@@ -115,6 +116,9 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
         facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
         return _read_by_form(facts, cells, choice, form, top)
     clock = find_clock(columns, cells, choice, ())
+    if clock is None and rate is None and (clock := find_interval_clock(columns, cells, path.name)):
+        column = columns[0]
+        columns = (column._replace(name=column.name or "RR", unit=column.unit or clock.unit),)
     marked = mark_others(columns, clock, cells)
     facts = TableFacts(shape, marked, clock, rate, "", None, len(cells.rows))
     return facts._replace(is_codes=holds_codes(marked, cells))

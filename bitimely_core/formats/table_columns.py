@@ -11,7 +11,7 @@ import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.formats import clocks, vendors
-from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, ColumnKind
+from bitimely_core.formats.table_facts import INTERVALS, Clock, ClockChoice, Column, ColumnKind
 from bitimely_core.formats.table_layout import CELLS, MISSING, is_number
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import list_names
@@ -21,6 +21,8 @@ NO_UNITS = set(clocks.WORDS["no_units"])
 SUFFIX_UNITS = clocks.WORDS["suffixes"]
 BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
 STATE_NAMES = set(clocks.WORDS["states"])
+INTERVAL_WORDS = set(clocks.WORDS["intervals"])
+LEAST_INTERVAL, MOST_INTERVAL = 0.2, 3.0  # seconds, of the median
 MANY = 20  # rows
 MOST_CODES = 8  # different values of a column of labels
 
@@ -185,6 +187,27 @@ def _find_rising_clock(
     return max(rising, key=lambda clock: _rate_clock(clock, cells), default=None)
 
 
+def find_interval_clock(
+    columns: Sequence[Column], cells: CellColumns, file_name: str
+) -> Clock | None:
+    """The clock of a list of intervals between beats: each beat comes its interval after the last.
+
+    The header of its only column says so, or the name of the file, and the median is one of hearts.
+    """
+    if len(columns) != 1 or INTERVAL_WORDS.isdisjoint(
+        clocks.split_words(columns[0].header or file_name)
+    ):
+        return None
+    values = cells.numbers(0)
+    values = values[np.isfinite(values)]
+    for unit in ("ms", "s"):
+        seconds = values * clocks.UNITS[unit]
+        step = float(np.median(seconds)) if seconds.size else 0.0
+        if LEAST_INTERVAL < step < MOST_INTERVAL and seconds.min() >= 0:
+            return Clock((0,), unit, INTERVALS, "intervals between beats", (), step, irregular=True)
+    return None
+
+
 def find_place(columns: Sequence[Column], wanted: str) -> int:
     """The place of the column that a map calls so. Raises UserError: schema."""
     numbered = [f"column {i}" for i in range(1, len(columns) + 1)]
@@ -286,7 +309,7 @@ def mark_others(
     marked = []
     for i, column in enumerate(columns):
         kind = column.kind
-        if clock and i in clock.places:
+        if clock and i in clock.places and clock.form != INTERVALS:
             kind = "time"
         elif kind == "number" and len(columns) > 1:
             kind = _find_kind_beside(i, column, cells, clock, counts)

@@ -14,6 +14,7 @@ from bitimely_core.formats.text import UTF8, list_first, list_names
 
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
 LABEL_WORDS = set(clocks.WORDS["labels"])
+INTERVALS = "intervals"  # form of a clock whose cells are the time since the row above
 SLOW = 1.0  # Hz: labels are not faster
 LEAST_ROWS = 50  # of a table that is taken for samples without a map
 
@@ -34,7 +35,7 @@ class Clock(NamedTuple):
 
     places: tuple[int, ...]  # one column, or a date and a time
     unit: str  # a key of `clocks.UNITS`, samples, datetime; "": not known
-    form: str  # of times as text, by `clocks.find_text_form`; of stored time stamps "stored"
+    form: str  # of times as text, by `clocks.find_text_form`; of stored time stamps "stored", `INTERVALS`
     evidence: str  # how the unit was found
     others: tuple[str, ...]  # units that are plausible, too
     step: float  # seconds, of the first rows; NaN: not known
@@ -206,7 +207,8 @@ def _describe_clock(facts: TableFacts, clock: Clock) -> str:
     )
     if not clock.unit:
         return f"clock {names} without a unit ({clock.evidence})"
-    unit = "as date or time" if clock.form else f"in {clock.unit} ({clock.evidence})"
+    is_text = clock.form not in {"", INTERVALS}
+    unit = "as date or time" if is_text else f"in {clock.unit} ({clock.evidence})"
     if clock.irregular:
         return f"clock {names} {unit} at irregular times, about {clock.step:.3g} s apart"
     rate = f" at {1 / clock.step:.4g} Hz" if clock.step > 0 else ""

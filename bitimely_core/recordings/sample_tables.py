@@ -382,7 +382,9 @@ def _choose_clock(
 ) -> table_facts.Clock | None:
     """The clock of the rows: that of the map, else the one there is, unless it is a channel."""
     clock = facts.clock
-    if clock is None or (not info.time and not set(clock.places).isdisjoint(places)):
+    if clock is None or clock.form == table_facts.INTERVALS:
+        return clock
+    if not info.time and not set(clock.places).isdisjoint(places):
         return None
     return clock
 
@@ -427,7 +429,8 @@ def _time_signals(
     table, times = _drop_empty_rows(table, times)
     seconds = timing.continue_clock(times.seconds, clock.unit, column, table.first, remarks)
     times = times._replace(seconds=timing.restore_rounded(seconds, remarks))
-    is_uneven = (facts.vendor and clock.irregular) or clocks.is_irregular(times.seconds)
+    is_known = facts.vendor or clock.form == table_facts.INTERVALS
+    is_uneven = (is_known and clock.irregular) or clocks.is_irregular(times.seconds)
     if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
         gridded = _grid_signals(table, times, column, rate)
         return gridded._replace(findings=[*remarks, *gridded.findings])

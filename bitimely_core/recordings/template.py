@@ -444,7 +444,7 @@ def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
     vendor's form.
     """
     clock = facts.clock
-    if clock is None or facts.rate or facts.vendor:
+    if clock is None or facts.rate or facts.vendor or clock.form == table_facts.INTERVALS:
         return []
     header = facts.columns[clock.places[-1]].header
     mark = "" if header else "# "
