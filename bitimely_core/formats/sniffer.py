@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from bitimely_core.formats.table_columns import (
     apply_form,
     choose_kind,
     find_clock,
-    find_interval_clock,
+    find_intervals,
     find_place,
     holds_codes,
     mark_others,
@@ -98,30 +98,35 @@ def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
 
 def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     head = read_head(path)
-    lines = head.lines
-    top = "\n".join([*lines[:FORM_LINES], ""])
+    top = "\n".join([*head.lines[:FORM_LINES], ""])
     form = vendors.find_form(path.name, top)
     if form and form.remark:
-        lines = [line.partition(form.remark)[0] for line in lines]
-    shape, layout = _find_shape(head._replace(lines=lines), delimiter, form)
+        head = head._replace(lines=[line.partition(form.remark)[0] for line in head.lines])
+    lines = head.lines
+    shape, layout = _find_shape(head, delimiter, form)
     if form and form.counts and re.match(form.counts, lines[shape.skip]):
         shape = shape._replace(skip=shape.skip + 1)
     rows = [split_line(line, shape.delimiter, shape.quote) for line in lines[shape.skip :]]
     cells = CellColumns([row for row in rows if len(row) == shape.width][:ROWS], shape.decimal)
-    for mark in ",." if shape.decimal == "," else ",":
-        _refuse_thousands(cells.rows, mark, is_decimal=mark == shape.decimal)
+    _refuse_thousands(cells.rows, shape.decimal)
     columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
     rate = find_preamble_rate("\n".join(lines[: shape.skip]), shape.decimal)
+    facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
     if form is not None:
-        facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
         return _read_by_form(facts, cells, choice, form, top)
+    return _read_by_cells(facts, cells, choice, path.name)
+
+
+def _read_by_cells(
+    facts: TableFacts, cells: CellColumns, choice: ClockChoice, file_name: str
+) -> TableFacts:
+    """The facts of a table of no vendor, with its clock."""
+    columns = facts.columns
     clock = find_clock(columns, cells, choice, ())
-    if clock is None and rate is None and (clock := find_interval_clock(columns, cells, path.name)):
-        column = columns[0]
-        columns = (column._replace(name=column.name or "RR", unit=column.unit or clock.unit),)
+    if clock is None and facts.rate is None:
+        columns, clock = find_intervals(columns, cells, file_name)
     marked = mark_others(columns, clock, cells)
-    facts = TableFacts(shape, marked, clock, rate, "", None, len(cells.rows))
-    return facts._replace(is_codes=holds_codes(marked, cells))
+    return facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
 
 
 def _read_by_form(
@@ -144,18 +149,26 @@ def _read_by_form(
     )
 
 
-def _refuse_thousands(rows: Sequence[Sequence[str]], mark: str, *, is_decimal: bool) -> None:
-    """Raises UserError (not_numeric) for a column in which `mark` parts thousands: 990, 1,000.
-
-    `is_decimal`: decimals follow the same mark, so that shorter numbers must stand beside.
-    """
-    for cells in zip(*rows, strict=True):
+def _refuse_thousands(rows: Sequence[Sequence[str]], decimal: str) -> None:
+    """Raises UserError (not_numeric) for a column with marks between thousands: 990, 1,000."""
+    marks = ",." if decimal == "," else ","
+    for cells, mark in product(zip(*rows, strict=True), marks):
         marked = [cell for cell in cells if mark in cell]
-        longest = max(map(len, filter(str.isdigit, cells)), default=9 if is_decimal else 0)
-        if marked and longest < 4 and all(map(THOUSANDS[mark].fullmatch, marked)):
+        if marked and _are_thousands(cells, marked, mark, is_decimal=mark == decimal):
             problem = f"numbers such as {marked[0]} have marks between thousands"
             hint = "Export the table without them"
             raise input_error(Reason.NOT_NUMERIC, problem, "which may be decimal marks", hint)
+
+
+def _are_thousands(
+    cells: Sequence[str], marked: Sequence[str], mark: str, *, is_decimal: bool
+) -> bool:
+    """Whether a mark stands between the thousands of all cells that have it, and of no shorter one.
+
+    `is_decimal`: decimals follow the same mark, so that shorter numbers must stand beside.
+    """
+    longest = max(map(len, filter(str.isdigit, cells)), default=9 if is_decimal else 0)
+    return longest < 4 and all(map(THOUSANDS[mark].fullmatch, marked))
 
 
 def _find_shape(

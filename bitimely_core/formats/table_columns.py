@@ -187,25 +187,28 @@ def _find_rising_clock(
     return max(rising, key=lambda clock: _rate_clock(clock, cells), default=None)
 
 
-def find_interval_clock(
-    columns: Sequence[Column], cells: CellColumns, file_name: str
-) -> Clock | None:
-    """The clock of a list of intervals between beats: each beat comes its interval after the last.
+def find_intervals(
+    columns: tuple[Column, ...], cells: CellColumns, file_name: str
+) -> tuple[tuple[Column, ...], Clock | None]:
+    """The column and the clock of a list of intervals between beats: each beat comes its interval
+    after the last. Other columns as they are, without a clock.
 
     The header of its only column says so, or the name of the file, and the median is one of hearts.
     """
-    if len(columns) != 1 or INTERVAL_WORDS.isdisjoint(
-        clocks.split_words(columns[0].header or file_name)
-    ):
-        return None
+    column = columns[0]
+    words = clocks.split_words(column.header or file_name)
+    if len(columns) != 1 or INTERVAL_WORDS.isdisjoint(words):
+        return columns, None
     values = cells.numbers(0)
-    values = values[np.isfinite(values)]
+    middle = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
     for unit in ("ms", "s"):
-        seconds = values * clocks.UNITS[unit]
-        step = float(np.median(seconds)) if seconds.size else 0.0
-        if LEAST_INTERVAL < step < MOST_INTERVAL and seconds.min() >= 0:
-            return Clock((0,), unit, INTERVALS, "intervals between beats", (), step, irregular=True)
-    return None
+        step = middle * clocks.UNITS[unit]
+        if LEAST_INTERVAL < step < MOST_INTERVAL and np.nanmin(values) >= 0:
+            evidence = "intervals between beats"
+            clock = Clock((0,), unit, INTERVALS, evidence, (), step, irregular=True)
+            name, unit_text = column.name or "RR", column.unit or unit
+            return (column._replace(name=name, unit=unit_text),), clock
+    return columns, None
 
 
 def find_place(columns: Sequence[Column], wanted: str) -> int:

@@ -15,6 +15,7 @@ from bitimely_core.formats.text import UTF8, list_first, list_names
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
 LABEL_WORDS = set(clocks.WORDS["labels"])
 INTERVALS = "intervals"  # form of a clock whose cells are the time since the row above
+RATE_SOURCES = {False: "first lines", True: "file beside it"}
 SLOW = 1.0  # Hz: labels are not faster
 LEAST_ROWS = 50  # of a table that is taken for samples without a map
 
@@ -35,7 +36,7 @@ class Clock(NamedTuple):
 
     places: tuple[int, ...]  # one column, or a date and a time
     unit: str  # a key of `clocks.UNITS`, samples, datetime; "": not known
-    form: str  # of times as text, by `clocks.find_text_form`; of stored time stamps "stored", `INTERVALS`
+    form: str  # of texts, by `clocks.find_text_form`; of stored time stamps "stored"; `INTERVALS`
     evidence: str  # how the unit was found
     others: tuple[str, ...]  # units that are plausible, too
     step: float  # seconds, of the first rows; NaN: not known
@@ -135,8 +136,7 @@ def describe_facts(facts: TableFacts) -> str:
     parts += _describe_shape(facts.shape) if facts.shape else []
     clock = facts.clock
     if facts.rate:
-        source = "file beside it" if facts.is_described else "first lines"
-        parts.append(f"{facts.rate:.10g} Hz by the {source}")
+        parts.append(f"{facts.rate:.10g} Hz by the {RATE_SOURCES[facts.is_described]}")
     elif clock:
         parts.append(_describe_clock(facts, clock))
     channels = [facts.columns[i] for i in facts.list_channels()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -55,8 +55,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     """
     with locate_errors(rel):
         values, inside, names = _load_arrays(path, info.variable)
-        if not info.channels and len(names) in values.shape:
-            info = replace(info, channels={name: (name, "") for name in names})
+        info = _name_channels(info, names, values.shape)
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
@@ -76,6 +75,15 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     if turned and len(info.channels) != len(table):
         findings.append(_report_turned(table.shape))
     return make_record(rel, info, signals, findings=findings)
+
+
+def _name_channels(
+    info: RecordingInfo, names: Sequence[str], shape: tuple[int, ...]
+) -> RecordingInfo:
+    """`info` with the channels as a file calls them, where the map does not and the number fits."""
+    if info.channels or len(names) not in shape:
+        return info
+    return replace(info, channels={name: (name, "") for name in names})
 
 
 def find_rate(path: Path) -> float | None:
@@ -273,10 +281,7 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
     labels = {name for name in arrays if name.lower() in ARRAY_LABELS and arrays[name].ndim == 1}
-    samples = {
-        name for name, array in arrays.items() if array.size > 1 and array.dtype.kind not in "SU"
-    }
-    samples -= labels
+    samples = {name for name in arrays if _may_be_samples(arrays[name])} - labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
         problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
@@ -286,6 +291,10 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
     return NumpyContent(
         arrays[samples.pop()], classes[0] if len(classes) == 1 else None, _find_names(arrays)
     )
+
+
+def _may_be_samples(array: np.ndarray) -> bool:
+    return array.size > 1 and array.dtype.kind not in "SU"
 
 
 def _find_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:

@@ -610,16 +610,8 @@ def make_unit(
     path = source.path(rel)
     if kind in {"edf", "mne"} or info.events == "notes":
         info = replace(info, stages=True)
-    files = [rel, *(file.rel for file in info.label_files)]
-    if bids:
-        sidecars = read_sidecars(source, rel)
-        info = replace(info, facts=sidecars.facts, stated_rate=sidecars.rate)
-        files += sidecars.files
-    if kind == "table":
-        described = describe_table(source, rel)
-        rate = described.rate or info.stated_rate
-        info = replace(info, stated_rate=rate, headers=described.headers)
-        files += (name for name in described.files if name not in files)
+    info, described = _add_descriptions(source, rel, kind, info, bids=bids)
+    files = [rel, *(file.rel for file in info.label_files), *described]
     if kind == "wfdb":
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
@@ -638,6 +630,23 @@ def make_unit(
     return IngestUnit(
         name=info.recording_id, files=tuple(files), read=partial(read, path, rel, info)
     )
+
+
+def _add_descriptions(
+    source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool
+) -> tuple[RecordingInfo, tuple[str, ...]]:
+    """`info` with what descriptions beside a recording say of it, and their files."""
+    files: tuple[str, ...] = ()
+    if bids:
+        sidecars = read_sidecars(source, rel)
+        info = replace(info, facts=sidecars.facts, stated_rate=sidecars.rate)
+        files = sidecars.files
+    if kind == "table":
+        described = describe_table(source, rel)
+        rate = described.rate or info.stated_rate
+        info = replace(info, stated_rate=rate, headers=described.headers)
+        files = (*files, *described.files)
+    return info, tuple(dict.fromkeys(files))
 
 
 def _make_wfdb_unit(

@@ -131,17 +131,17 @@ def _refuse_long(path: Path, facts: table_facts.TableFacts, times: clocks.Times 
 def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
     """What is known of the rows of `name`; a column of recordings names no person."""
     recording = f"{info.recording_id}-{name}"
-    is_person = _names_people(info, header)
+    is_person = _is_person_column(info, header)
     return replace(info, recording_id=recording, subject_id=name if is_person else recording)
 
 
 def _name_owner(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
     """What is known of a table whose rows are all of `name`; a subject that is known stays."""
-    is_known = info.subject_id != info.recording_id or not _names_people(info, header)
+    is_known = info.subject_id != info.recording_id or not _is_person_column(info, header)
     return info if is_known else replace(info, subject_id=name)
 
 
-def _names_people(info: RecordingInfo, header: str) -> bool:
+def _is_person_column(info: RecordingInfo, header: str) -> bool:
     """Whether a column names people: the map says so, or it is not called as one of recordings."""
     return bool(info.columns) or "_".join(header.lower().split()) not in RECORDINGS
 
@@ -429,9 +429,9 @@ def _time_signals(
     table, times = _drop_empty_rows(table, times)
     seconds = timing.continue_clock(times.seconds, clock.unit, column, table.first, remarks)
     times = times._replace(seconds=timing.restore_rounded(seconds, remarks))
-    is_known = facts.vendor or clock.form == table_facts.INTERVALS
-    is_uneven = (is_known and clock.irregular) or clocks.is_irregular(times.seconds)
-    if is_uneven and (info.time or rate is None or rate <= timing.IRREGULAR_RATE):
+    if _is_uneven(facts, clock, times) and (
+        info.time or rate is None or rate <= timing.IRREGULAR_RATE
+    ):
         gridded = _grid_signals(table, times, column, rate)
         return gridded._replace(findings=[*remarks, *gridded.findings])
     try:
@@ -444,6 +444,14 @@ def _time_signals(
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
     return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
+
+
+def _is_uneven(
+    facts: table_facts.TableFacts, clock: table_facts.Clock, times: clocks.Times
+) -> bool:
+    """Whether the rows have no common step: by their form, or by their times."""
+    is_known = bool(facts.vendor) or clock.form == table_facts.INTERVALS
+    return (is_known and clock.irregular) or clocks.is_irregular(times.seconds)
 
 
 def _turn_rows(table: NamedColumns, remarks: list[Finding]) -> NamedColumns:

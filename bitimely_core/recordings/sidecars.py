@@ -25,7 +25,7 @@ from bitimely_core.system_errors import raise_system_error
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 
 COLUMNS = ("name", "type", "units", "status")  # of a channels table; the first must be there
-RATE = "SamplingFrequency"
+RATE, HEADERS = "SamplingFrequency", "Columns"
 MAX_DESCRIPTION = 1 << 20  # bytes
 
 
@@ -119,19 +119,33 @@ def describe_table(source: Source, rel: str) -> TableDescription:
     name = f"{strip_suffix(rel)}.json"
     if not source.lists(name) or name in source.rejected:
         return TableDescription()
-    try:
-        content = json.loads(source.path(name).read_bytes()[:MAX_DESCRIPTION])
-    except (ValueError, RecursionError):  # a file of labels says itself what is wrong with it
-        return TableDescription()
-    if not isinstance(content, dict):
-        return TableDescription()
-    numbers = [value for key, value in content.items() if key.lower() in RATE_WORDS]
-    rates = {float(n) for n in numbers if type(n) in {int, float} and not find_rate_fault(n)}
-    names = content.get("Columns")
-    names = names if isinstance(names, list) else []
-    headers = tuple(_read_header(content, name) for name in names if isinstance(name, str))
-    rate = rates.pop() if len(rates) == 1 else None
+    content = _read_object(source, name)
+    names = content.get(HEADERS)
+    headers = tuple(
+        _read_header(content, text)
+        for text in (names if isinstance(names, list) else [])
+        if isinstance(text, str)
+    )
+    rate = _find_rate(content)
     return TableDescription(rate, headers, (name,) if rate or headers else ())
+
+
+def _read_object(source: Source, name: str) -> dict[str, object]:
+    """The content of a file of JSON; {} where it is no object, such as a list of labels."""
+    path = source.path(name)
+    try:
+        content = json.loads(path.read_bytes()[:MAX_DESCRIPTION])
+    except (ValueError, OSError, RecursionError) as error:
+        raise_system_error(error, path, stored=False)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _find_rate(content: Mapping[str, object]) -> float | None:
+    """Hz, where a description states one rate, under any of its names."""
+    numbers = [value for key, value in content.items() if key.lower() in RATE_WORDS]
+    rates = {float(n) for n in numbers if isinstance(n, int | float) and not find_rate_fault(n)}
+    return rates.pop() if len(rates) == 1 else None
 
 
 def _read_header(content: Mapping[str, object], name: str) -> tuple[str, str]:
