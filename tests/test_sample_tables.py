@@ -413,6 +413,21 @@ def test_a_description_beside_a_table_states_its_rate(
     np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
 
 
+@pytest.mark.parametrize("place", ["sub-01/func/sub-01_task-rest_physio", "task-rest_physio"])
+def test_physiology_of_a_bids_folder_is_read_where_nothing_else_is(
+    tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / "raw" / "sub-01" / "func"
+    folder.mkdir(parents=True)
+    (tmp_path / "raw" / "dataset_description.json").write_text("{}")
+    description = json.dumps({**PHYSIO, "SamplingFrequency": 100.0})
+    (tmp_path / "raw" / f"{place}.json").write_text(description)
+    name = "sub-01/func/sub-01_task-rest_physio.tsv.gz"
+    record = read(tmp_path, name, gzip.compress(lines("", lambda i, v: f"{v}\t{i % 2}").encode()))
+    assert record.subject_id == "01"
+    assert [(s.channel, s.unit, s.rate) for s in record.signals] == [("cardiac", "mV", 100.0)]
+
+
 NEWEST_FIRST = {
     "numbers": pd.DataFrame({"time_s": np.arange(ROWS) / 50, "x": WAVE}),
     "dates": pd.DataFrame(

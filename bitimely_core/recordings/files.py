@@ -94,6 +94,7 @@ LABELS_ALONE = Finding(
     "no recording, or more than one, is called as it is",
     'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
 )
+PHYSIOLOGY = re.compile(r"_physio\.tsv\.gz$")  # of BIDS, read where nothing else is
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
@@ -383,7 +384,10 @@ def _find_files(
         candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
         formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
     choices = {rel: choose_format(rel, chosen) for rel in candidates if rel not in passed_over}
-    recordings = {rel: choice for rel, choice in choices.items() if choice and choice[0] in formats}
+    chosen_of = {rel: choice for rel, choice in choices.items() if choice}
+    recordings = {rel: choice for rel, choice in chosen_of.items() if choice[0] in formats}
+    if is_bids(source) and not recordings:
+        recordings = {rel: choice for rel, choice in chosen_of.items() if PHYSIOLOGY.search(rel)}
     recordings = _drop_other_tables(source, recordings, has_map=has_map)
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)

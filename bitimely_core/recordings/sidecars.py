@@ -116,14 +116,18 @@ def describe_table(source: Source, rel: str) -> TableDescription:
     """The rate and the columns of a table by the description beside it, as BIDS has one beside
     physiology; nothing where there is none.
     """
-    name = f"{strip_suffix(rel)}.json"
-    if not source.lists(name) or name in source.rejected:
+    stem = strip_suffix(rel)
+    names = [f"{stem}.json"]
+    if is_bids(source):
+        names = find_inherited(source, rel, f"{stem.rpartition('_')[2]}.json")
+    name = next((name for name in names if name in source.files), "")
+    if not name:
         return TableDescription()
     content = _read_object(source, name)
-    names = content.get(HEADERS)
+    texts = content.get(HEADERS)
     headers = tuple(
         _read_header(content, text)
-        for text in (names if isinstance(names, list) else [])
+        for text in (texts if isinstance(texts, list) else [])
         if isinstance(text, str)
     )
     rate = _find_rate(content)
