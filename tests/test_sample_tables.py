@@ -426,6 +426,12 @@ def test_physiology_of_a_bids_folder_is_read_where_nothing_else_is(
     record = read(tmp_path, name, gzip.compress(lines("", lambda i, v: f"{v}\t{i % 2}").encode()))
     assert record.subject_id == "01"
     assert [(s.channel, s.unit, s.rate) for s in record.signals] == [("cardiac", "mV", 100.0)]
+    options = WindowOptions.model_construct(
+        channels=["cardiac"], rate=100.0, length=1.0, clock=None
+    )
+    (recording,) = find_recordings([tmp_path / "raw"], options, ChannelMap())
+    _, values = find_values(recording.read(), "cardiac")
+    np.testing.assert_array_equal(values, WAVE.astype(np.float32))
 
 
 NEWEST_FIRST = {

@@ -614,7 +614,7 @@ def make_unit(
     path = source.path(rel)
     if kind in {"edf", "mne"} or info.events == "notes":
         info = replace(info, stages=True)
-    info, described = _add_descriptions(source, rel, kind, info, bids=bids)
+    info, described = add_descriptions(source, rel, kind, info, bids=bids)
     files = [rel, *(file.rel for file in info.label_files), *described]
     if kind == "wfdb":
         beside = (f"{strip_suffix(rel)}.{ending}" for ending in annotators)
@@ -636,8 +636,8 @@ def make_unit(
     )
 
 
-def _add_descriptions(
-    source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool
+def add_descriptions(
+    source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool = False
 ) -> tuple[RecordingInfo, tuple[str, ...]]:
     """`info` with what descriptions beside a recording say of it, and their files."""
     files: tuple[str, ...] = ()

@@ -355,6 +355,7 @@ def read_recording(
     with locate_errors(rel):
         kind = _find_format(rel)
         info = replace(_describe_file(rel, kind, plan), label_files=label_files)
+        info, _ = files.add_descriptions(source, rel, kind, info)  # they name channels
         names = _list_channels(source, rel, kind, info)
         if names is not None:
             info = replace(info, channels=_choose_sources(names, plan))
