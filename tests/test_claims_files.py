@@ -22,6 +22,7 @@ from samples import SAMPLES, SHARED, needs_sample
 from bitimely_cli.main import main
 from bitimely_core.cache import open_cache
 from bitimely_core.claims import cohorts, event_labels, periods
+from bitimely_core.claims.sources import code_columns
 
 CASES = SHARED / "cases" / "claims_files"
 MAP9 = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
@@ -584,6 +585,9 @@ def test_a_main_diagnosis_beside_numbered_ones_is_named(
     [
         (("icd9", "icd10"), []),
         (("ICD_10", "ICD-9"), []),
+        (("icd9_code", "icd10_code"), []),
+        (("icd10cm", "icd9cm"), []),
+        (("diag_icd9", "diag_icd10"), []),
         (("diag_icd9", "diag_icd10"), ["--col", "code=diag_icd9,diag_icd10"]),
     ],
 )
@@ -599,8 +603,28 @@ def test_columns_of_two_vocabularies_keep_them(
     ended = ingest(raw, *options)
     assert ended.code == 0
     events = pl.concat(list(open_cache(ended.workspace / "cache" / "pophr").events()))
-    codes = events["code"].str.extract(r"^(\w+)//").value_counts()
+    codes = events["code"].str.extract(r"^(ICD9|ICD10)(?:CM)?//").value_counts()
     assert dict(codes.iter_rows()) == {"ICD9": 840, "ICD10": 3}
+
+
+@pytest.mark.parametrize(
+    ("series", "others"),
+    [
+        ("icd_{}", ["icd_type", "icd_date_1"]),  # icd_9 and icd_10 are two of the series
+        ("icd{}", ["icdproc1"]),
+        ("dx{}", ["dxccs1", "dxpoa1", "dxtype1", "dxdate1", "dxver1"]),  # HCUP
+        ("DX10CODE{}", ["DXTYPE1", "ADMITDATE"]),  # Canada
+        ("diag_{}_code", ["diag_1_date", "diag_1_desc"]),
+        ("dx{}_icd9", ["px1_icd9"]),
+        ("secondary_diagnosis_{}", ["secondary_procedure_1"]),
+        ("Nebendiagnose{}", ["OPS1"]),
+        ("DIAG{}", ["DIAG1R", "PRDIAG1", "DIAG13D"]),  # NHAMCS
+    ],
+)
+def test_columns_that_differ_by_a_number_are_those_of_codes(series: str, others: list[str]) -> None:
+    wide = [series.format(i) for i in range(1, 13)]
+    names = ["patient_id", "date", *others, *reversed(wide)]
+    assert code_columns.find_wide_columns(names, None) == tuple(wide)
 
 
 # --- a date for each code
@@ -917,19 +941,21 @@ def test_columns_as_people_call_them(ingest: Ingest, raw: Path, name: str) -> No
         (("PatKey", "DtOfEvent", "icd9"), "--col subject='PatKey' --col date='DtOfEvent'"),
         (("key", "when", "icd9"), "--col subject=NAME --col date=NAME"),
         (("patient_id", "Visit_Dt_Local", "MyDx"), "--col date='Visit_Dt_Local' --col code='MyDx'"),
+        (("patient_id", "date", "primary_dx", "second_dx"), "--col code='primary_dx','second_dx'"),
     ],
 )
 def test_columns_that_are_missing_are_asked_for_by_name(
     ingest: Ingest, raw: Path, columns: Sequence[str], advice: str
 ) -> None:
     table = read_control().select("patient_id", "date", "icd9")
-    table.rename(dict(zip(table.columns, columns, strict=True))).write_csv(raw / "export.csv")
+    table = table.rename(dict(zip(table.columns, columns, strict=False)))
+    table.with_columns(pl.lit("").alias(name) for name in columns[3:]).write_csv(raw / "export.csv")
     copy_patients(raw)
     first = ingest(raw)
     assert first.code == 4
     assert first.has(advice), first.text
     named = [
-        f"{key}={name}" for key, name in zip(("subject", "date", "code"), columns, strict=True)
+        f"{key}={name}" for key, name in zip(("subject", "date", "code"), columns, strict=False)
     ]
     options = [word for text in named for word in ("--col", text)]
     options += ["--col", "vocab=icd9"] if columns[2] != "icd9" else []

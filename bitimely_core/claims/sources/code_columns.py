@@ -13,8 +13,12 @@ from bitimely_core.claims.sources.source_table import OpenTable, Stated
 from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 
 CODE_NAMES = words.WORDS["claims"]["code"]
-NUMBERED = re.compile(r"(.*?\D)[\W_]?\d+", re.ASCII)  # a name of a series: DIAG_4_01
-STEMS = set(words.WORDS["wide"]["stems"])  # of the names of such series, folded
+# a folded name of a column of codes without its numbers
+STEM = re.compile(
+    "(?:{before})*(?:{diagnosis})+(?:{behind})*".format(
+        **{part: "|".join(texts) for part, texts in words.WORDS["wide"].items()}
+    )
+)
 VOCABULARY = re.compile(
     r"(?:icd|cim|cie|(?<![^\W_])i)[\W_]*(9|10)(?!\d)[\W_]*(cm)?", re.IGNORECASE | re.ASCII
 )
@@ -33,18 +37,33 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
         return match_pattern(names, pattern)
     if fields := [name for name in names if find_field(name) in CODE_FIELDS]:
         return tuple(sorted(fields, key=list_numbers))
-    both = [name for name in names if words.fold_name(name) in {"icd9", "icd10"}]
-    if len(both) > 1:
-        return tuple(both)
-    if any(name.lower() in CODE_NAMES for name in names):
+    series = _find_series(names)
+    apart = [name for name in names if name not in series]
+    stated = {name: _match_name(name) for name in apart if _is_code_name(name)}
+    if len({FAMILIES[vocab] for vocab in stated.values() if vocab}) > 1:
+        return tuple(name for name, vocab in stated.items() if vocab)
+    if any(name.lower() in CODE_NAMES for name in apart):
         return ()
-    return tuple(sorted(filter(_is_numbered, names), key=list_numbers))
+    return tuple(series)
 
 
-def _is_numbered(name: str) -> bool:
-    """Whether a name is one of a series of columns of codes."""
-    match = NUMBERED.fullmatch(name)
-    return match is not None and words.fold_name(match[1]) in STEMS
+def _find_series(names: Sequence[str]) -> list[str]:
+    """The columns of codes that differ by a number, which is not that of their vocabulary."""
+    coded = [
+        name for name in names if re.search(r"\d", name) and STEM.fullmatch(_cut_numbers(name))
+    ]
+    numbered = {_cut_numbers(name) for name in coded if re.search(r"\d", VOCABULARY.sub("", name))}
+    # icd_9 and icd_10 beside icd_1 are no vocabularies
+    return sorted((name for name in coded if _cut_numbers(name) in numbered), key=list_numbers)
+
+
+def _cut_numbers(name: str) -> str:
+    return re.sub(r"\d", "", words.fold_name(name))
+
+
+def _is_code_name(name: str) -> bool:
+    """Whether a name is that of a column of codes, perhaps with the number of its vocabulary."""
+    return name.lower() in CODE_NAMES or STEM.fullmatch(_cut_numbers(name)) is not None
 
 
 def find_field(name: str) -> str:
@@ -109,7 +128,7 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
     """
     read = [*wide] or [table.columns["code"]]
     unread = [name for name in table.list_unread() if name not in read]
-    named = {*words.find_lookalikes("diagnosis", unread), *filter(_is_numbered, unread)}
+    named = {*words.find_lookalikes("diagnosis", unread), *_find_series(unread)}
     others = select_columns(table, [name for name in unread if name in named], _is_code)
     listed = " and ".join(map(safe_text, others))
     sources = f"{safe_text(read[0])}{' and others like it' if wide else ''}"

@@ -143,7 +143,7 @@ def _refuse_missing(
     None: `--col` names no column of this table.
     """
     expected, alike = ", ".join(missing.values()), _match_lookalikes(missing, unused or ())
-    flags = dict.fromkeys(missing, "NAME") | {key: safe_text(name) for key, name in alike.items()}
+    flags = dict.fromkeys(missing, "NAME") | alike
     advice = " ".join(f"--col {key}={name}" for key, name in flags.items())
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if not is_header and not alike:
@@ -165,15 +165,16 @@ def _refuse_missing(
 
 
 def _match_lookalikes(keys: Iterable[str], names: Sequence[str]) -> dict[str, str]:
-    """Key -> a name that is like it, each name for one key at most; without the keys that no name
-    is like.
+    """Key -> a name that is like it, of codes all that are called as diagnoses; each name for one
+    key at most; without the keys that no name is like.
     """
-    alike = dict[str, str]()
+    alike = dict[str, list[str]]()
     for key in keys:
-        free = [name for name in names if name not in alike.values()]
-        if lookalikes := words.find_lookalikes(key, free):
-            alike[key] = lookalikes[0]
-    return alike
+        free = [name for name in names if name not in itertools.chain(*alike.values())]
+        diagnoses = words.find_lookalikes("diagnosis", free) if key == "code" else []
+        if lookalikes := diagnoses or words.find_lookalikes(key, free)[:1]:
+            alike[key] = lookalikes
+    return {key: ",".join(map(safe_text, listed)) for key, listed in alike.items()}
 
 
 def find_names(names: Sequence[str], accepted: Sequence[str]) -> list[str]:
