@@ -813,7 +813,10 @@ def test_a_table_of_observation_by_other_names_is_asked_for(ingest: Ingest, raw:
     assert followed.count_cases() == RIGHT
 
 
-@pytest.mark.parametrize("word", ["09", "9", "ICD9CM", "ICD-9-CM", "icd 9", "i9"])
+@pytest.mark.parametrize(
+    "word",
+    [*("09", "9", "9.0", "ICD9CM", "ICD-9-CM", "icd 9", "i9"), "http://hl7.org/fhir/sid/icd-9-cm"],
+)
 def test_words_of_vocabularies(ingest: Ingest, raw: Path, word: str) -> None:
     copy_patients(raw)
     claims = read_control().rename({"icd9": "code"}).with_columns(vocabulary_id=pl.lit(word))
@@ -834,6 +837,17 @@ def test_a_word_that_is_not_known_is_asked_for(ingest: Ingest, raw: Path) -> Non
     followed = ingest(raw, "--source-vocab", "nine=icd9")
     assert (followed.code, followed.count_cases()) == (0, RIGHT)
     assert ingest(raw, "--source-vocab", "nine=icd8").code == 2
+
+
+def test_a_column_of_vocabularies_by_another_name_is_named(ingest: Ingest, raw: Path) -> None:
+    copy_patients(raw)
+    claims = read_control().rename({"icd9": "code"})
+    later = claims.head(2).with_columns(code=pl.Series(["E85.0", "I10"]), coded_in=pl.lit("ICD10"))
+    pl.concat([claims.with_columns(coded_in=pl.lit("ICD9")), later]).write_csv(raw / "claims.csv")
+    first = ingest(raw)
+    assert first.has("'coded_in' may hold the vocabularies", "Give --col vocab='coded_in'")
+    followed = ingest(raw, "--col", "vocab=coded_in", workspace="followed")
+    assert (followed.code, followed.count_cases(), followed.count_rows()) == (0, RIGHT, 842)
 
 
 # --- Stata, SAS, SPSS

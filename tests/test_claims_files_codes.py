@@ -487,6 +487,35 @@ def test_codes_behind_their_vocabularies(ingest: Ingest, prefixes: tuple[str, st
     assert "6 rows are of vocabularies without diagnoses" in outcome.screen
 
 
+@pytest.mark.parametrize(
+    ("code", "version", "words"),
+    [
+        ("ICD_DGNS_CD{}", "ICD_DGNS_VRSN_CD{}", ("9", "0")),  # Medicare
+        ("icd_code_{}", "icd_version_{}", ("9.0", "10.0")),
+        ("dx{}", "dx{}_ver", ("ICD-9", "ICD-10")),
+    ],
+)
+def test_each_column_of_codes_has_a_version(
+    ingest: Ingest, code: str, version: str, words: tuple[str, str]
+) -> None:
+    """E850 is poisoning in ICD-9 and amyloidosis in ICD-10. Procedures have versions too."""
+    cells = [("E850", 0), ("25000", 0), ("E850", 1), ("E119", 1)]  # code, its vocabulary
+    rows = []
+    for i in range(60):
+        (first, one), (second, other) = cells[i % 4], cells[i // 4 % 4]
+        row = f"p{i % 6},2005-01-{i % 28 + 1:02d},{words[other]},{first},{words[one]},{second}"
+        rows.append(f"{row},3893,9")
+    names = [version.format(2), code.format(1), version.format(1), code.format(2)]
+    header = ",".join(["patient_id", "date", *names, "ICD_PRCDR_CD1", "ICD_PRCDR_VRSN_CD1"])
+    outcome = ingest(rows, "--rules", "none", "--min-codes", "1", header=header)
+    assert outcome.code == 0, outcome.screen
+    texts = {0: {"E850": "ICD9//E850", "25000": "ICD9//250.00"}}
+    texts[1] = {"E850": "ICD10//E85.0", "E119": "ICD10//E11.9"}
+    pairs = [cell for i in range(60) for cell in (cells[i % 4], cells[i // 4 % 4])]
+    expected = Counter(texts[vocab][text] for text, vocab in pairs)
+    assert outcome.count_codes() == expected
+
+
 WRITTEN_DATES = {  # form of strftime -> what the advice must name; "": read as it is
     "%Y%m%d.0": "",
     "%Y%m%d000000": "",

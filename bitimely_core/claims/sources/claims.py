@@ -25,9 +25,11 @@ from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.code_columns import (
+    find_versions,
     find_vocabulary,
     match_vocabularies,
     report_other_codes,
+    report_versions,
 )
 from bitimely_core.claims.sources.columns import (
     DateCounts,
@@ -40,7 +42,7 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.dated_codes import Pairs, join_dates, report_pairs, spread_lists
+from bitimely_core.claims.sources.dated_codes import Pairs, join_cells, report_pairs, spread_lists
 from bitimely_core.claims.sources.observation_tables import (
     PERIOD_DATES,
     join_periods,
@@ -84,6 +86,7 @@ from bitimely_core.claims.sources.subject_tables import (
 )
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
@@ -113,6 +116,7 @@ class _BlockPlan:
 
     wide: Sequence[str]  # columns of codes where there are several
     pairs: Pairs  # columns of codes with dates of their own
+    versions: Sequence[str]  # columns of the vocabularies of `wide`
     wide_vocabularies: Mapping[int, str]  # number of such a column -> the vocabulary of its name
     kinds: Mapping[str, str]  # word of the column `source`, in lower case -> a kind of claims
     vocabularies: Mapping[str, str]  # folded word of the column `vocab` -> a vocabulary
@@ -128,6 +132,11 @@ class _BlockPlan:
         events = events.rename({"subject": "subject_id"})
         if self.pairs:
             events = self._pair_dates(events)
+        elif self.wide:
+            events = self._unpivot(events, self.wide)
+        elif "position" in events.columns:
+            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+            events = events.with_columns(position)
         if self.whole_ids:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
@@ -146,21 +155,13 @@ class _BlockPlan:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if not set(REVERSING).isdisjoint(events.columns):
             events = reversals.mark_reversals(events, self.words_of_status)
-        return EventBlock(events if self.pairs else self._place_codes(events), dropped)
-
-    def _place_codes(self, events: pl.DataFrame) -> pl.DataFrame:
-        """One row for each code, with its place among those of the claim as a number."""
-        if self.wide:
-            return self._unpivot(events, self.wide)
-        if "position" not in events.columns:
-            return events
-        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-        return events.with_columns(position)
+        return EventBlock(events, dropped)
 
     def _pair_dates(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with its own date."""
         events, columns = spread_lists(events.drop("code", strict=False), self.pairs)
-        return join_dates(self._unpivot(events, columns), self.pairs)
+        dates = list(itertools.chain(*self.pairs.values()))
+        return join_cells(self._unpivot(events, columns), "date", dates)
 
     def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
         """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in two columns."""
@@ -183,6 +184,8 @@ class _BlockPlan:
     def _unpivot(self, events: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""
         events = unpivot_codes(events, columns)
+        if self.versions:
+            return join_cells(events, "vocab", self.versions)
         if not self.wide_vocabularies or "vocab" in events.columns:
             return events
         vocab = pl.col("position").replace_strict(
@@ -298,6 +301,12 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         wide = tuple(pairs)
         wanted["date"] = dates[:1]
     constants = _find_constants(file, names, wanted)
+    since = parse_switch_day(options)
+    versions: tuple[str, ...] = ()
+    if constant is None and since is None and "vocab" not in {*renamed, *constants}:
+        versions = _find_versions(request, file, wide, meanings)
+    if not wide and versions:
+        wanted["vocab"], versions = versions, ()
     wanted = _drop_columns(
         wanted, {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}, renamed
     )
@@ -305,12 +314,12 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         request.source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
     )
     table, reversing = _choose_reversing(table, set(renamed))
-    since = parse_switch_day(options)
     _refuse_two_vocabularies(table, constant, since)
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
     plan = _BlockPlan(
         wide=wide,
         pairs=pairs,
+        versions=versions,
         wide_vocabularies=match_vocabularies(wide) if constant is None and since is None else {},
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
@@ -324,17 +333,20 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         table=table,
         shape=plan,
         wide=wide,
-        dates=dates,
+        beside=(*dates, *versions),
         dropped_note="are of vocabularies without diagnoses",
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
+    is_stated = constant or since is not None or versions or "vocab" in table.columns
+    unread_versions = [] if is_stated else report_versions(table, meanings)
     spelled = _drop_columns(wanted, REVERSING, {})
     request.survey.findings += [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(table, names, wanted, renamed),
         *report_pairs(file, pairs, is_stated="date" in renamed),
         *report_other_codes(table, wide),
+        *unread_versions,
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
@@ -350,6 +362,22 @@ def _drop_columns(
     """
     unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
     return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
+
+
+def _find_versions(
+    request: _Request, file: str, wide: Sequence[str], meanings: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The columns of the vocabularies of the columns of codes, where no column of a known name
+    holds those of the rows. Years of an edition are none.
+    """
+    names, accepted = list_names(request.source, file), request.accepted.events
+    if find_names(names, accepted["vocab"]):
+        return ()
+    path = request.source.path(file)
+    versions = find_versions(names, wide or find_names(names, accepted["code"])[:1])
+    mark = find_delimiter(path) if versions else ""
+    texts = itertools.chain(*(peek_texts(path, name, mark) for name in versions))
+    return versions if all(words.fold_name(text) in meanings for text in texts) else ()
 
 
 def _find_stated_vocabulary(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.columns import select_columns, warn_of_rows
 from bitimely_core.claims.sources.source_table import OpenTable, Stated
-from bitimely_core.errors import Finding, Reason, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_warning, safe_text, usage_error
 
 CODE_NAMES = words.WORDS["claims"]["code"]
 # a folded name of a column of codes without its numbers
@@ -22,6 +22,7 @@ STEM = re.compile(
 VOCABULARY = re.compile(
     r"(?:icd|cim|cie|(?<![^\W_])i)[\W_]*(9|10)(?!\d)[\W_]*(cm)?", re.IGNORECASE | re.ASCII
 )
+VERSION = re.compile(r"version|vrsn|vers?")  # in the folded name of a column of vocabularies
 FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
 CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items()}
 
@@ -111,6 +112,22 @@ def _match_name(column: str) -> str | None:
     return f"icd{match[1]}{(match[2] or '').lower()}" if match else None
 
 
+def find_versions(names: Sequence[str], codes: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the vocabularies of columns of codes, each called as its own: `dx_ver` beside
+    `dx`, ICD_DGNS_VRSN_CD1 beside ICD_DGNS_CD1. Empty where one has none.
+    """
+    version_of = {
+        _cut_version(name): name for name in names if VERSION.search(words.fold_name(name))
+    }
+    versions = [version_of.get(_cut_version(code), "") for code in codes]
+    return tuple(versions) if all(versions) else ()
+
+
+def _cut_version(name: str) -> str:
+    """A folded name without the words that tell the code from its version."""
+    return re.sub(r"codes?|cd", "", VERSION.sub("", words.fold_name(name)))
+
+
 def find_vocabulary(
     code_column: str, constant: str | None, since: int | None
 ) -> tuple[str, Stated]:
@@ -141,6 +158,28 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
         file=table.file,
         row=1,
     )
+
+
+def report_versions(table: OpenTable, meanings: Mapping[str, str]) -> list[Finding]:
+    """A warning of a column that is called and written as one of vocabularies, but is not read.
+
+    `meanings`: folded word -> vocabulary.
+    """
+    alike = words.find_lookalikes("vocab", table.list_unread())
+    columns = select_columns(
+        table, alike, lambda text: meanings.get(words.fold_name(text)) in FAMILIES
+    )
+    return [
+        input_warning(
+            Reason.HEADER,
+            f"{safe_text(name)} may hold the vocabularies of the codes",
+            "not read",
+            f"Give --col vocab={safe_text(name)} to read it",
+            file=table.file,
+            row=1,
+        )
+        for name in columns[:1]
+    ]
 
 
 def _is_code(text: str) -> bool:

@@ -168,9 +168,10 @@ def spread_lists(frame: pl.DataFrame, pairs: Pairs) -> tuple[pl.DataFrame, tuple
     return frame, tuple(columns)
 
 
-def join_dates(events: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
-    """The events with the date of their code: the column of dates has the number `position`."""
-    dates = [name for names in pairs.values() for name in names]
+def join_cells(events: pl.DataFrame, key: str, columns: Sequence[str]) -> pl.DataFrame:
+    """The events with `key`, the cell of the column that has the number `position`."""
     place = pl.col("position").cast(pl.Int64) - 1
-    events = events.with_columns(date=pl.concat_list(dates).list.get(place, null_on_oob=True))
-    return events.drop(name for name in dates if name != "date")
+    events = events.with_columns(
+        pl.concat_list(columns).list.get(place, null_on_oob=True).alias(key)
+    )
+    return events.drop(name for name in columns if name != key)

@@ -66,7 +66,7 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
     source = table.table
-    further = (*table.wide, *table.dates)
+    further = (*table.wide, *table.beside)
     with locate_errors(table.file):
         for block in tables.read_frames(
             source.path,
@@ -268,7 +268,10 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
     """
     vocabularies = [*codes.FAMILIES, *[codes.OTHER] * table.others]
     action = "Map them with --source-value WORD=KIND"
-    example = "Say what they are with --source-vocab WORD=icd10, or WORD=none for other codes"
+    example = (
+        "Say what they are with --source-vocab WORD=icd10, or WORD=none for other codes; if the "
+        "column holds something else, give the vocabulary of all rows, as --col vocab=icd10"
+    )
     for name, words, reason, hint in (
         ("vocab", vocabularies, Reason.WRONG_VOCABULARY, example),
         ("source", KINDS, Reason.SCHEMA, action),

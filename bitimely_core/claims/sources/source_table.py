@@ -65,7 +65,7 @@ class SourceTable:
     shape: Callable[[pl.DataFrame], EventBlock]
     # names of columns of codes: diagnoses are counted then, else records
     wide: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()  # columns of dates, where columns of codes have their own
+    beside: tuple[str, ...] = ()  # of dates or vocabularies, where columns of codes have their own
     dated: tuple[str, str] | None = None  # file and column of its dates, if they are not its own
     form: str = ""  # `--date-format`, where `shape` does not apply it
     span: TableSpan | None = None  # the part of the table to read; None: all of it
