@@ -50,7 +50,7 @@ class ClaimsFileOptions(OptionGroup):
         Texts,
         read_option(
             "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. "
-            "status=.. amount=.. (of reversals, none: not used). "
+            "status=.. amount=.. (of reversals) certainty=.. (none: not used). "
             "May be repeated.",
             "KEY=NAME",
         ),

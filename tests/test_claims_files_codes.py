@@ -324,6 +324,32 @@ def test_qualifiers_of_national_forms(tables: Tables, cell: str, expected: str) 
     assert read_column(tables, "icd10", ["K21.9", "J44.9", cell])[cell] == [expected]
 
 
+CERTAINTIES = {
+    "Diagnosesicherheit": ("G", ["A", "V", "Z", "a "]),
+    "verificationStatus": ("confirmed", ["refuted", "entered-in-error", "provisional"]),
+    "suspected_flag": ("0", ["1", "Y"]),  # Japan
+    "rule_out": ("", ["1.0"]),
+}
+
+
+@pytest.mark.parametrize("column", CERTAINTIES)
+def test_a_column_of_certainties_leaves_out_what_was_not_diagnosed(
+    ingest: Ingest, column: str
+) -> None:
+    sure, doubts = CERTAINTIES[column]
+    words = [sure, *doubts]
+    rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},{words[i % len(words)]},250.00" for i in range(60)]
+    rows += [f"p{i % 6},2005-02-{i % 28 + 1:02d},{sure},401.9" for i in range(60)]
+    header = f"patient_id,date,{column},icd9"
+    options = ["--rules", "none", "--min-codes", "1"]
+    outcome = ingest(rows, *options, header=header)
+    n_sure = len(range(0, 60, len(words)))
+    assert outcome.count_codes() == {"ICD9//250.00": n_sure, "ICD9//401.9": 60}
+    assert f"{60 - n_sure} rows are suspected, ruled out" in outcome.screen
+    followed = ingest(rows, *options, "--col", "certainty=none", header=header)
+    assert followed.count_codes() == {"ICD9//250.00": 60, "ICD9//401.9": 60}
+
+
 def test_letters_directly_behind_codes_are_what_the_column_shows(tables: Tables) -> None:
     german = read_column(tables, "icd10", ["E119G", "I10G", "J449A", "M545V", "K219GR", "N390Z"])
     assert german == {

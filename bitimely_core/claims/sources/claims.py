@@ -95,13 +95,13 @@ EVENT_COLUMNS = {
     "status": reversals.STATUS_NAMES,
     "amount": reversals.AMOUNT_NAMES,
 }
-OPTIONAL_COLUMNS = {"vocab", "source", "claim", "position", "status", "amount"}
+OPTIONAL_COLUMNS = {"vocab", "source", "certainty", "claim", "position", "status", "amount"}
 REVERSING = ("status", "amount")  # columns that are used where they reverse claims
 NO_COLUMN = "none"  # --col amount=none: the column is not used
 PEEKED_ROWS = 100_000  # by which a column is judged
 SUBJECT_NAMES = EVENT_COLUMNS["subject"]
 PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
-FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
+FEW_TEXTS = {"date", "code", "vocab", "source", "certainty"}  # columns whose texts repeat
 CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
@@ -125,6 +125,7 @@ class _BlockPlan:
     constants: Mapping[str, str]  # key -> text of all rows, as the folders of the file state it
     whole_ids: bool  # ids are written as numbers with a fraction of 0
     words_of_status: Mapping[str, int]  # word of the column `status` -> kind of a row
+    doubts: Collection[str]  # words of the column `certainty` for what was not diagnosed
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """Columns under the names of `ClaimsSource.events`, one row for each code."""
@@ -151,6 +152,11 @@ class _BlockPlan:
             rows = events.height
             events = events.filter(pl.col("vocab").cast(pl.String).ne_missing(words.NO_DIAGNOSIS))
             dropped = count_dropped(Reason.WRONG_VOCABULARY, rows - events.height)
+        if "certainty" in events.columns:
+            certainty = pl.col("certainty").cast(pl.String).str.strip_chars().str.to_lowercase()
+            is_made = ~certainty.is_in(list(self.doubts)).fill_null(value=False)
+            rows, events = events.height, events.filter(is_made)
+            dropped |= count_dropped(Reason.NOT_DIAGNOSED, rows - events.height)
         if "source" in events.columns:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if not set(REVERSING).isdisjoint(events.columns):
@@ -328,6 +334,7 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         constants=constants,
         whole_ids=whole_ids,
         words_of_status=reversals.list_words(table.columns.get("status", "")),
+        doubts=_list_doubts(table.columns.get("certainty", "")),
     )
     events = SourceTable(
         table=table,
@@ -357,10 +364,10 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
 def _drop_columns(
     wanted: Names, unneeded: Collection[str], renamed: Mapping[str, str]
 ) -> dict[str, Sequence[str]]:
-    """Key -> accepted names, without the keys that are not needed and the columns of reversals
-    that `--col KEY=none` leaves out.
+    """Key -> accepted names, without the keys that are not needed and the columns that `--col KEY=none`
+    leaves out.
     """
-    unused = {key for key in REVERSING if renamed.get(key, "").lower() == NO_COLUMN}
+    unused = {key for key in (*REVERSING, "certainty") if renamed.get(key, "").lower() == NO_COLUMN}
     return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
 
 
@@ -386,6 +393,13 @@ def _find_stated_vocabulary(
     """The vocabulary of all rows, where `--col vocab` gives one and no column."""
     stated = renamed.get("vocab", "")
     return None if stated in names else meanings.get(words.fold_name(stated))
+
+
+def _list_doubts(column: str) -> list[str]:
+    """Words of a column of certainties, in lower case, for what was not diagnosed."""
+    certainties = words.WORDS["certainties"]
+    is_flag = words.fold_name(column).startswith(tuple(certainties["flags"]))
+    return certainties["not_diagnosed"] + certainties["yes"] * is_flag
 
 
 def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, list[Finding]]:

@@ -203,9 +203,19 @@ class SourceSurvey(TableAccounts):
         seen, kind = tally.events + tally.dropped.total(), "codes" if table.wide else "rows"
         dropped = dict(tally.dropped)
         self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
+        n_doubted = tally.dropped[Reason.NOT_DIAGNOSED]
+        doubted = safe_text(table.table.columns.get("certainty", ""))
+        self.findings += warn_of_rows(
+            n_doubted,
+            Reason.NOT_DIAGNOSED,
+            f"{kind} are suspected, ruled out or states after a disease by {doubted}",
+            "they are left out",
+            hint="Give --col certainty=none to use them",
+            file=table.file,
+        )
         if table.dropped_note:
             self.findings += warn_of_rows(
-                tally.dropped.total(),
+                tally.dropped.total() - n_doubted,
                 Reason.WRONG_VOCABULARY,
                 f"rows {table.dropped_note}",
                 "they are left out",
