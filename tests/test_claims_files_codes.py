@@ -408,6 +408,24 @@ def test_procedures_without_points_are_those_that_the_map_lacks(tables: Tables) 
     assert mixed["41401"] == ["414.01"]
 
 
+FILLERS = ["0", "0000", "NULL", "\\N", "#N/A", "<NA>", "NaT", "nil", "UN", "(blank)", "."]
+
+
+@pytest.mark.parametrize("filler", FILLERS)
+def test_words_for_empty_cells_do_not_hide_lost_zeros(tables: Tables, filler: str) -> None:
+    with pytest.raises(UserError, match="lost their leading zeros"):
+        read_column(tables, "icd9", ["38.9", "250.00", "401.9", filler])
+    assert read_column(tables, "icd9", ["401.9", filler])[filler] == ["empty_code"]
+
+
+@pytest.mark.parametrize("filler", FILLERS)
+def test_words_for_empty_cells_of_several_columns_are_no_rows(ingest: Ingest, filler: str) -> None:
+    rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},250.00,{filler},{filler}" for i in range(60)]
+    header = "patient_id,date,dx1,dx2,dx3"
+    outcome = ingest(rows, "--rules", "none", "--min-codes", "1", header=header)
+    assert (outcome.code, outcome.count_codes()) == (0, {"ICD9//250.00": 60})
+
+
 def test_lost_zeros_are_put_back_on_request(tables: Tables) -> None:
     cells = ["38.9", "8.5", "250.00", "401.9"]
     with pytest.raises(UserError, match="--pad-undotted") as caught:

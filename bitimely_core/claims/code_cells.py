@@ -18,6 +18,8 @@ MISSING = RowFault("missing", Reason.EMPTY_CODE)
 NOT_DIAGNOSED = RowFault("not_diagnosed", Reason.NOT_DIAGNOSED)
 FOREIGN = RowFault("bad_format", Reason.WRONG_VOCABULARY)  # a code of something else by its form
 
+# further words for an empty cell
+EMPTY = re.compile(r"0+|\\N|#N/A|<NA>|NIL|NAT|NI|UN|MISSING|BLANK", re.ASCII)
 BRACKETS = re.compile(r"[\[{(](.*)[\])}]")  # around a whole cell
 # a code with its title behind or before it: E11.9 - Diabetes, [E11.9] Diabetes, Diabetes (E11.9)
 TITLED = re.compile(
@@ -99,9 +101,9 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     Parts between blanks and slashes must all be known to the map, with their parents; of parts
     between semicolons, commas and bars one must be.
     """
-    text = _strip_cell(raw or "")
-    if _is_missing(text):
+    if is_empty(raw):
         return (CellCode(None, MISSING),)
+    text = _strip_cell(raw or "")
     whole = _read_part(text, form, table)
     if whole.code is not None:
         return (_drop_code(whole),)
@@ -120,15 +122,18 @@ def fold_cell(raw: str) -> str:
     return plain.strip(QUOTES).upper()
 
 
+def is_empty(raw: str | None) -> bool:
+    """Whether a cell holds nothing, a word for nothing, or neither letters nor digits."""
+    text = _strip_cell(raw or "")
+    is_word = text in codes.MISSING or EMPTY.fullmatch(text) is not None
+    return is_word or not any(letter.isalnum() for letter in text)
+
+
 def _strip_cell(raw: str) -> str:
     """A cell in capitals, without quotes, blanks and brackets around it."""
     text = fold_cell(raw)
     bracketed = BRACKETS.fullmatch(text)
     return bracketed[1].strip(QUOTES) if bracketed else text
-
-
-def _is_missing(text: str) -> bool:
-    return text in codes.MISSING or not any(letter.isalnum() for letter in text)
 
 
 def _read_titled(text: str, form: CodeForm, table: PhecodeTable, whole: CellCode) -> CellCode:

@@ -133,9 +133,8 @@ def _trim_cells(cells: Mapping[str, int]) -> Counter[str]:
     """Rows by cell in one spelling, without missing ones."""
     trimmed: Counter[str] = Counter()
     for text, n in cells.items():
-        trimmed[code_cells.fold_cell(text)] += n
-    for word in codes.MISSING:
-        trimmed.pop(word, None)
+        if not code_cells.is_empty(text):
+            trimmed[code_cells.fold_cell(text)] += n
     return trimmed
 
 

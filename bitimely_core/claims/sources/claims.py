@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from bitimely_core.claims import dates, reversals
+from bitimely_core.claims import code_cells, dates, reversals
 from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
@@ -190,6 +190,7 @@ class _BlockPlan:
     def _unpivot(self, events: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""
         events = unpivot_codes(events, columns)
+        events = events.filter(~map_texts(events["code"], code_cells.is_empty, pl.Boolean))
         if self.versions:
             return join_cells(events, "vocab", self.versions)
         if not self.wide_vocabularies or "vocab" in events.columns:
@@ -346,7 +347,7 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         categories=_list_categories(table),
     )
     is_stated = constant or since is not None or versions or "vocab" in table.columns
-    unread_versions = [] if is_stated else report_versions(table, meanings)
+    unread_versions = [] if is_stated else report_versions(table, wide, meanings)
     spelled = _drop_columns(wanted, REVERSING, {})
     request.survey.findings += [
         *report_spelling(file, table.columns, spelled),

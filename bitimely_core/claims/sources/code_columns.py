@@ -160,12 +160,15 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
     )
 
 
-def report_versions(table: OpenTable, meanings: Mapping[str, str]) -> list[Finding]:
+def report_versions(
+    table: OpenTable, wide: Sequence[str], meanings: Mapping[str, str]
+) -> list[Finding]:
     """A warning of a column that is called and written as one of vocabularies, but is not read.
 
-    `meanings`: folded word -> vocabulary.
+    `wide`: the columns of codes where there are several; `meanings`: folded word -> vocabulary.
     """
-    alike = words.find_lookalikes("vocab", table.list_unread())
+    unread = [name for name in table.list_unread() if name not in wide]
+    alike = words.find_lookalikes("vocab", unread)
     columns = select_columns(
         table, alike, lambda text: meanings.get(words.fold_name(text)) in FAMILIES
     )

@@ -42,7 +42,7 @@ EVENT_KINDS: dict[str, pl.DataType] = {
 
 
 def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """One row for each cell of `columns` that is not empty, by row and column.
+    """One row for each cell of `columns` that is not empty nor a word for it, by row and column.
 
     The other columns stay; `code` is the cell and `position` the number of its column from 1 on.
     """
