@@ -145,6 +145,35 @@ def test_an_unknown_name_of_births_is_said_with_the_option_that_works(
     assert (followed.code, followed.count_cases()) == (0, RIGHT)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cohort.csv"],
+        ["Pacientes.csv"],
+        ["tbl_patient_info.tsv"],
+        ["patients_2005.csv", "patients_2006.csv"],
+        ["2005/enrollees.csv", "2006/enrollees.csv"],
+    ],
+)
+def test_a_table_of_births_is_that_of_patients_by_any_name(
+    ingest: Ingest, raw: Path, names: list[str]
+) -> None:
+    """People are in one file or in all of them; deaths are in the last alone. Births on other
+    tables are not read."""
+    shutil.copy(CONTROL / "claims.csv", raw)
+    patients = read_patients().with_columns(death_date=pl.lit("2008-01-01"))
+    for name in names:
+        table = patients if name == names[-1] else patients.head(30).with_columns(death_date=None)
+        (raw / name).parent.mkdir(exist_ok=True)
+        table.write_csv(raw / name, separator="\t" if name.endswith(".tsv") else ",")
+    wrong = patients.select("patient_id", birth_date=pl.lit("1999-01-01"), result=pl.lit("7"))
+    wrong.write_csv(raw / "lab_results.csv")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+    known = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert (known.height, known["death_day"].null_count()) == (60, 0)
+
+
 def test_sexes_that_are_not_understood_are_said(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     read_patients().with_columns(sex=pl.lit("qqq")).write_csv(raw / "patients.csv")

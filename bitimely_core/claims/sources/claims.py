@@ -59,6 +59,7 @@ from bitimely_core.claims.sources.plain_files import (
     find_plain_files,
     list_names,
     list_partitions,
+    report_patients,
     report_unread,
 )
 from bitimely_core.claims.sources.source_options import (
@@ -261,7 +262,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     survey = SourceSurvey(counts_subjects=bool(files.labels))
     request = _Request(source=source, options=options, accepted=accepted, survey=survey)
     source_tables = _open_events(request, files.claims)
-    survey.findings += report_unread(files)
+    survey.findings += [*report_patients(files), *report_unread(files)]
     people = _read_subject_facts(request, files)
     # two digits of a year of birth and the end of an observation go by the last day of the claims
     forms = parse_date_forms(options)
@@ -535,6 +536,9 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         file = files.patients[0]
         table, advice = _read_patient_tables(request, files.patients, wanted, named)
         people, spells = separate_spells(table)
+        if len(files.patients) > 1:  # a death may be in the file of its year alone
+            facts = pl.all().exclude("subject", "row")
+            people = people.with_columns(facts.forward_fill().backward_fill().over("subject"))
         frame = keep_unique_rows(people, file, request.survey, "subject")
         request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
     else:

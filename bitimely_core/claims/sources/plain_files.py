@@ -79,6 +79,12 @@ class AcceptedNames:
             return bool(find_names(names, self.events["code"]) or self.find_wide_columns(names))
         return False
 
+    def has_births(self, names: Sequence[str]) -> bool:
+        """Whether a table has columns of subjects and of their births, and none of claims."""
+        keys = ("subject", "birth")
+        is_told = all(find_names(names, self.patients[key]) for key in keys)
+        return is_told and not find_names(names, self.events["date"])
+
     def has_periods(self, names: Sequence[str]) -> bool:
         """Whether a table has columns of subjects and of the start and end of their observation."""
         return all(find_names(names, self.patients[key]) for key in PERIOD_COLUMNS)
@@ -127,14 +133,18 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     Raises UserError: no_input, where there are no claims, or a table is there twice.
     """
     groups = _group_tables(source)
-    patients, labels, deaths = roles = [
-        _find_group(groups, words.WORDS["tables"][key]) for key in ROLES
-    ]
+    roles = [_find_group(groups, words.WORDS["tables"][key]) for key in ROLES]
+    patients, labels, deaths = roles
     rest = {name: files for name, files in groups.items() if files not in roles}
     claims = _choose_claims(source, rest, accepted)
     beside = sorted(set(itertools.chain(*rest.values())) - set(claims))
-    periods = [path for path in beside if accepted.has_periods(_list_columns(source, path))]
-    for files in (claims, periods, *roles):
+    columns = {path: _list_columns(source, path) for path in beside}
+    if not patients:
+        told = [path for path in beside if accepted.has_births(columns[path])]
+        patients = list(itertools.filterfalse(_is_other, told))
+        beside = [path for path in beside if path not in patients]
+    periods = [path for path in beside if accepted.has_periods(columns[path])]
+    for files in (claims, periods, patients, labels, deaths):
         _refuse_copies(files)
     if not claims:
         _refuse_other_formats(source)
@@ -236,6 +246,18 @@ def _refuse_copies(files: Collection[str]) -> None:
             text = f"{safe_text(name)} occurs {len(paths)} times ({listed})"
             hint = "Keep one of them in the folder"
             raise input_error(Reason.NO_INPUT, text, "expected once", hint)
+
+
+def report_patients(files: PlainFiles) -> list[Finding]:
+    """An info on tables that are read as patients for their columns, not by name."""
+    names = words.WORDS["tables"]["patients"]
+    chosen = [path for path in files.patients if name_table(path) not in names]
+    if not chosen:
+        return []
+    text = f"patients are read from {', '.join(map(safe_text, chosen[:LISTED]))}"
+    why = "which have columns of subjects and births and none of claims"
+    hint = "Move other tables elsewhere, or call the right one patients.csv"
+    return [Finding(Reason.HEADER, text, why, hint, level="info", file=chosen[0])]
 
 
 def report_unread(files: PlainFiles) -> list[Finding]:
