@@ -555,6 +555,32 @@ def test_files_of_two_vocabularies_by_the_names_of_their_columns(ingest: Ingest,
     assert dict(codes.iter_rows()) == {"ICD9": 840, "ICD10": 3}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("claims_inpatient.csv", "claims_physician.csv"),
+        ("hospital_2005.csv", "physician_2005.csv"),
+        ("2005/DAD.csv", "2005/MSP.csv"),
+        ("inpatient.csv", "visits.csv"),  # of which one states no kind
+    ],
+)
+def test_names_of_files_state_the_kinds_of_their_rows(
+    ingest: Ingest, raw: Path, names: tuple[str, str]
+) -> None:
+    """All are born in 1950: a stay with heart failure is a case, of other claims two in a year."""
+    copy_patients(raw)
+    claims = read_control()
+    is_failure = pl.col("icd9") == "428.0"
+    for name, rows in zip(names, (is_failure, ~is_failure), strict=True):
+        (raw / name).parent.mkdir(exist_ok=True)
+        claims.filter(rows).write_csv(raw / name)
+    ended = ingest(raw)
+    is_stated = names[1] != "visits.csv"
+    stays = claims.filter(is_failure)["patient_id"].n_unique()
+    assert ended.count_cases() == RIGHT | ({"chf": stays} if is_stated else {})
+    assert ended.has("rows are inpatient, by the name of the file") is is_stated
+
+
 def test_several_columns_of_codes(ingest: Ingest, raw: Path) -> None:
     """Two claims of one day and person in one row; the same codes as in the control."""
     copy_patients(raw)

@@ -56,6 +56,7 @@ from bitimely_core.claims.sources.plain_files import (
     AcceptedNames,
     Names,
     PlainFiles,
+    find_kinds,
     find_plain_files,
     list_names,
     list_partitions,
@@ -286,7 +287,8 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
 
 def _open_events(request: _Request, files: Sequence[str]) -> list[SourceTable]:
     """The tables of claims. What states the vocabulary of the first is entered in the survey."""
-    opened = [_open_events_table(request, file) for file in files]
+    kinds = find_kinds(files)
+    opened = [_open_events_table(request, file, kinds.get(file, "")) for file in files]
     request.survey.vocab, request.survey.stated = opened[0][1]
     reverses = any(not set(REVERSING).isdisjoint(table.table.columns) for table, _ in opened)
     return [
@@ -296,8 +298,12 @@ def _open_events(request: _Request, files: Sequence[str]) -> list[SourceTable]:
     ]
 
 
-def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple[str, Stated]]:
-    """A table of claims, and the vocabulary of its rows without one."""
+def _open_events_table(
+    request: _Request, file: str, kind: str
+) -> tuple[SourceTable, tuple[str, Stated]]:
+    """A table of claims, and the vocabulary of its rows without one. `kind`: of its rows, by its
+    name; "" where it states none.
+    """
     options, renamed, names = request.options, request.renamed, list_names(request.source, file)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = _find_stated_vocabulary(names, renamed, meanings)
@@ -309,6 +315,9 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         wide = tuple(pairs)
         wanted["date"] = dates[:1]
     constants = _find_constants(file, names, wanted)
+    has_kinds = {"source"} & {*constants, *renamed} or find_names(names, wanted["source"])
+    kind = "" if has_kinds else kind
+    constants |= {"source": kind} if kind else {}
     since = parse_switch_day(options)
     versions: tuple[str, ...] = ()
     if constant is None and since is None and "vocab" not in {*renamed, *constants}:
@@ -356,6 +365,7 @@ def _open_events_table(request: _Request, file: str) -> tuple[SourceTable, tuple
         *report_pairs(file, pairs, is_stated="date" in renamed),
         *report_other_codes(table, wide),
         *unread_versions,
+        *_report_kind(file, kind),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
@@ -501,6 +511,14 @@ def _report_choice(
             hint = f"Choose with --col {key}=NAME"
             findings.append(input_warning(Reason.HEADER, problem, "", hint, file=table.file, row=1))
     return findings
+
+
+def _report_kind(file: str, kind: str) -> list[Finding]:
+    """A warning that the name of a file states the kind of its rows."""
+    rule = "by the name of the file"
+    hint = "Rename the files, or give a column of kinds, if that is wrong"
+    warning = input_warning(Reason.HEADER, f"rows are {kind}", rule, hint, file=file)
+    return [warning] if kind else []
 
 
 def _refuse_two_vocabularies(table: OpenTable, constant: str | None, since: int | None) -> None:

@@ -29,6 +29,7 @@ PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written i
 PARTITION = re.compile(r"([^=/]+)=(.*)")  # of the folder of a part: column=value
 ROLES = ("patients", "labels", "deaths")
 MAP_FILE = "icd9_phecode.csv"  # a map of codes beside the tables
+KIND_WORDS = words.index_words("kinds")
 PERIOD_COLUMNS = ("subject", *PERIOD_DATES)
 LISTED = 5  # files that a message names
 OTHER_FORMATS = {  # what to do -> endings
@@ -125,6 +126,22 @@ def list_partitions(path: str) -> dict[str, str]:
     """Column -> value, as the folders of a part of a table state them: `year=2005`."""
     matches = map(PARTITION.fullmatch, PurePosixPath(path).parts[:-1])
     return {match[1]: match[2] for match in matches if match}
+
+
+def find_kinds(files: Sequence[str]) -> dict[str, str]:
+    """Table of claims -> the kind of its rows, where the names of all state one and not the same:
+    claims_inpatient.csv beside claims_physician.csv.
+    """
+    kinds = {file: _find_kind(file) for file in files}
+    return kinds if all(kinds.values()) and len(set(kinds.values())) > 1 else {}
+
+
+def _find_kind(file: str) -> str:
+    """The kind that the name of a table states; "" for none."""
+    stated = {
+        KIND_WORDS[word] for word in re.split(r"[\W\d_]+", file.lower()) if word in KIND_WORDS
+    }
+    return stated.pop() if len(stated) == 1 else ""
 
 
 def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
