@@ -279,6 +279,21 @@ def test_ids_that_match_nobody_are_said(ingest: Ingest, raw: Path) -> None:
     assert ended.has("0 of", "60 ids of patients are among the claims")
 
 
+def test_ids_some_of_which_have_lost_their_zeros_are_said(ingest: Ingest, raw: Path) -> None:
+    """00500 is 500 in a spreadsheet, 10100 stays."""
+    number = pl.col("patient_id").str.slice(1).cast(pl.Int32) * 400 + 500
+    text = number.cast(pl.String)
+    read_control().with_columns(patient_id=text.str.pad_start(5, "0")).write_csv(raw / "claims.csv")
+    read_patients().with_columns(patient_id=text).write_csv(raw / "patients.csv")
+    short = read_patients().filter(number < 10_000).height
+    ended = ingest(raw)
+    assert ended.has(f"{short} of 60 subjects with claims are not among the 60 ids", "zeros")
+    read_patients().with_columns(patient_id=text.str.pad_start(5, "0")).write_csv(
+        raw / "patients.csv"
+    )
+    assert ingest(raw, workspace="followed").count_cases() == RIGHT
+
+
 def test_case_62_index_dates_are_missing(ingest: Ingest, raw: Path) -> None:
     ended = ingest(copy_case(raw, "62_index_date_missing"))
     assert ended.code == 0

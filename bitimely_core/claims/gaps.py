@@ -28,6 +28,7 @@ HARMLESS = {
     Reason.REVERSED,
 }
 TASK_LABELS = {"meds"}  # layouts whose labels come in folders of their own
+ALIKE = "Write the ids alike in both tables"
 ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
 GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
 NO_LABELS = (
@@ -61,7 +62,19 @@ def find_missing_facts(job: ClaimsJob, counts: SubjectCounts) -> Iterator[Findin
             Reason.UNMATCHED_LABELS,
             f"0 of {counts.registered} ids of patients are among the claims",
             f"nothing is known of the {counts.with_rows} subjects with claims",
-            "Write the ids alike in both tables",
+            ALIKE,
+            file=file,
+            field="subject",
+        )
+    elif counts.matched < min(counts.registered, counts.with_rows):
+        without = counts.with_rows - counts.matched
+        yield input_warning(
+            Reason.UNMATCHED_LABELS,
+            f"{without} of {counts.with_rows} subjects with claims are not among the "
+            f"{counts.registered} ids of patients",
+            f"and {counts.registered - counts.matched} of these have no claims",
+            f"{ALIKE}: zeros before a number are part of it",
+            count=without,
             file=file,
             field="subject",
         )
