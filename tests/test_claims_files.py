@@ -909,6 +909,17 @@ def test_a_word_that_is_not_known_is_asked_for(ingest: Ingest, raw: Path) -> Non
     assert ingest(raw, "--source-vocab", "nine=icd8").code == 2
 
 
+def test_the_vocabulary_of_all_rows_may_have_the_name_of_the_column(
+    ingest: Ingest, raw: Path
+) -> None:
+    """DX_TYPE is a vocabulary in PCORnet, and main or secondary in Canada."""
+    copy_patients(raw)
+    read_control().with_columns(DX_TYPE=pl.lit("M")).write_csv(raw / "claims.csv")
+    assert ingest(raw).has("'M'", "--col vocab=")
+    followed = ingest(raw, "--col", "vocab=icd9", workspace="followed")
+    assert (followed.code, followed.count_cases(), followed.count_rows()) == (0, RIGHT, 840)
+
+
 def test_a_column_of_vocabularies_by_another_name_is_named(ingest: Ingest, raw: Path) -> None:
     copy_patients(raw)
     claims = read_control().rename({"icd9": "code"})

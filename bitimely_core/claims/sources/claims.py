@@ -402,9 +402,12 @@ def _find_versions(
 def _find_stated_vocabulary(
     names: Collection[str], renamed: Mapping[str, str], meanings: Mapping[str, str]
 ) -> str | None:
-    """The vocabulary of all rows, where `--col vocab` gives one and no column."""
+    """The vocabulary of all rows, where `--col vocab` gives one and no column. A column of its
+    name holds the codes: `icd10`.
+    """
     stated = renamed.get("vocab", "")
-    return None if stated in names else meanings.get(words.fold_name(stated))
+    is_column = stated in names and stated.lower() not in EVENT_COLUMNS["code"]
+    return None if is_column else meanings.get(words.fold_name(stated))
 
 
 def _list_doubts(column: str) -> list[str]:
