@@ -133,13 +133,7 @@ class _BlockPlan:
         """Columns under the names of `ClaimsSource.events`, one row for each code."""
         events = frame.with_columns(pl.lit(text).alias(key) for key, text in self.constants.items())
         events = events.rename({"subject": "subject_id"})
-        if self.pairs:
-            events = self._pair_dates(events)
-        elif self.wide:
-            events = self._unpivot(events, self.wide)
-        elif "position" in events.columns:
-            position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
-            events = events.with_columns(position)
+        events = self._place_codes(events)
         if self.whole_ids:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
         events = events.with_columns(reformat_dates(events["date"], self.form))
@@ -154,16 +148,31 @@ class _BlockPlan:
             rows = events.height
             events = events.filter(pl.col("vocab").cast(pl.String).ne_missing(words.NO_DIAGNOSIS))
             dropped = count_dropped(Reason.WRONG_VOCABULARY, rows - events.height)
-        if "certainty" in events.columns:
-            certainty = pl.col("certainty").cast(pl.String).str.strip_chars().str.to_lowercase()
-            is_made = ~certainty.is_in(list(self.doubts)).fill_null(value=False)
-            rows, events = events.height, events.filter(is_made)
-            dropped |= count_dropped(Reason.NOT_DIAGNOSED, rows - events.height)
+        rows, events = events.height, self._drop_doubted(events)
+        dropped |= count_dropped(Reason.NOT_DIAGNOSED, rows - events.height)
         if "source" in events.columns:
             events = events.with_columns(_translate_words(events["source"], self.kinds, _trim))
         if not set(REVERSING).isdisjoint(events.columns):
             events = reversals.mark_reversals(events, self.words_of_status)
         return EventBlock(events, dropped)
+
+    def _place_codes(self, events: pl.DataFrame) -> pl.DataFrame:
+        """One row for each code, with its place among those of the claim as a number."""
+        if self.pairs:
+            return self._pair_dates(events)
+        if self.wide:
+            return self._unpivot(events, self.wide)
+        if "position" not in events.columns:
+            return events
+        position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
+        return events.with_columns(position)
+
+    def _drop_doubted(self, events: pl.DataFrame) -> pl.DataFrame:
+        """The rows without those that a column of certainties marks as not diagnosed."""
+        if "certainty" not in events.columns:
+            return events
+        certainty = pl.col("certainty").cast(pl.String).str.strip_chars().str.to_lowercase()
+        return events.filter(~certainty.is_in(list(self.doubts)).fill_null(value=False))
 
     def _pair_dates(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with its own date."""
@@ -287,7 +296,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
 
 def _open_events(request: _Request, files: Sequence[str]) -> list[SourceTable]:
     """The tables of claims. What states the vocabulary of the first is entered in the survey."""
-    kinds = find_kinds(files)
+    kinds = {} if "source" in request.renamed else find_kinds(files)
     opened = [_open_events_table(request, file, kinds.get(file, "")) for file in files]
     request.survey.vocab, request.survey.stated = opened[0][1]
     reverses = any(not set(REVERSING).isdisjoint(table.table.columns) for table, _ in opened)
@@ -314,16 +323,11 @@ def _open_events_table(
     if pairs:
         wide = tuple(pairs)
         wanted["date"] = dates[:1]
-    constants = _find_constants(file, names, wanted)
-    has_kinds = {"source"} & {*constants, *renamed} or find_names(names, wanted["source"])
-    kind = "" if has_kinds else kind
-    constants |= {"source": kind} if kind else {}
+    constants = _find_constants(file, names, wanted, kind)
     since = parse_switch_day(options)
-    versions: tuple[str, ...] = ()
-    if constant is None and since is None and "vocab" not in {*renamed, *constants}:
-        versions = _find_versions(request, file, wide, meanings)
-    if not wide and versions:
-        wanted["vocab"], versions = versions, ()
+    is_stated = constant is not None or since is not None
+    versions = () if is_stated else _find_versions(request, file, wide, meanings)
+    wanted |= {"vocab": versions} if versions and not wide else {}
     wanted = _drop_columns(
         wanted, {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}, renamed
     )
@@ -337,7 +341,7 @@ def _open_events_table(
         wide=wide,
         pairs=pairs,
         versions=versions,
-        wide_vocabularies=match_vocabularies(wide) if constant is None and since is None else {},
+        wide_vocabularies={} if is_stated else match_vocabularies(wide),
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
         form=parse_date_forms(options)["date"],
@@ -356,16 +360,14 @@ def _open_events_table(
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
-    is_stated = constant or since is not None or versions or "vocab" in table.columns
-    unread_versions = [] if is_stated else report_versions(table, wide, meanings)
     spelled = _drop_columns(wanted, REVERSING, {})
     request.survey.findings += [
         *report_spelling(file, table.columns, spelled),
         *_report_choice(table, names, wanted, renamed),
         *report_pairs(file, pairs, is_stated="date" in renamed),
         *report_other_codes(table, wide),
-        *unread_versions,
-        *_report_kind(file, kind),
+        *([] if is_stated or versions else report_versions(table, wide, meanings)),
+        *_report_kind(file, kind * (constants.get("source") == kind)),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
@@ -376,8 +378,8 @@ def _open_events_table(
 def _drop_columns(
     wanted: Names, unneeded: Collection[str], renamed: Mapping[str, str]
 ) -> dict[str, Sequence[str]]:
-    """Key -> accepted names, without the keys that are not needed and the columns that `--col KEY=none`
-    leaves out.
+    """Key -> accepted names, without the keys that are not needed and the columns that
+    `--col KEY=none` leaves out.
     """
     unused = {key for key in (*REVERSING, "certainty") if renamed.get(key, "").lower() == NO_COLUMN}
     return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
@@ -390,7 +392,7 @@ def _find_versions(
     holds those of the rows. Years of an edition are none.
     """
     names, accepted = list_names(request.source, file), request.accepted.events
-    if find_names(names, accepted["vocab"]):
+    if find_names([*names, *list_partitions(file)], accepted["vocab"]):
         return ()
     path = request.source.path(file)
     versions = find_versions(names, wide or find_names(names, accepted["code"])[:1])
@@ -474,10 +476,12 @@ def _rename_accepted(
     return {key: (renamed[key],) if key in renamed else names for key, names in accepted.items()}
 
 
-def _find_constants(file: str, names: Sequence[str], wanted: Names) -> dict[str, str]:
-    """Key -> text of all rows of a file, where its folders state it and no column does."""
+def _find_constants(file: str, names: Sequence[str], wanted: Names, kind: str) -> dict[str, str]:
+    """Key -> text of all rows of a file, where its folders state it and no column does. `kind`: of
+    its rows, where its name states one.
+    """
     partitions = list_partitions(file)
-    constants = {}
+    constants = {"source": kind} if kind and not find_names(names, wanted["source"]) else {}
     for key, accepted in wanted.items():
         matches = find_names(list(partitions), accepted)
         if matches and not find_names(names, accepted):
