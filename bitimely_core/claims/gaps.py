@@ -57,6 +57,26 @@ def find_missing_facts(job: ClaimsJob, counts: SubjectCounts) -> Iterator[Findin
     """
     tables = [table.file for table in job.claims.rows if table.kind == "subjects"]
     file = tables[0] if job.claims.subjects is not None and tables else job.claims.rows[0].file
+    yield from _describe_unmatched(counts, file)
+    if counts.births < counts.subjects:
+        yield _describe_births(job, counts, file)
+    if counts.sexes < counts.subjects:
+        yield _describe_sexes(job, counts, file)
+    if 0 < counts.index_dates < counts.subjects:
+        missing = counts.subjects - counts.index_dates
+        yield input_warning(
+            Reason.UNMATCHED_LABELS,
+            f"{missing} of {counts.subjects} subjects have no index date",
+            "their whole history is the input, that of the others ends on their index date",
+            "Give each of them an index date in the table of labels",
+            count=missing,
+            file=tables[-1] if tables else file,
+            field="index_date",
+        )
+
+
+def _describe_unmatched(counts: SubjectCounts, file: str) -> Iterator[Finding]:
+    """A warning of ids that the table of patients and the claims do not share."""
     if counts.registered and not counts.matched and counts.with_rows:
         yield input_warning(
             Reason.UNMATCHED_LABELS,
@@ -77,21 +97,6 @@ def find_missing_facts(job: ClaimsJob, counts: SubjectCounts) -> Iterator[Findin
             count=without,
             file=file,
             field="subject",
-        )
-    if counts.births < counts.subjects:
-        yield _describe_births(job, counts, file)
-    if counts.sexes < counts.subjects:
-        yield _describe_sexes(job, counts, file)
-    if 0 < counts.index_dates < counts.subjects:
-        missing = counts.subjects - counts.index_dates
-        yield input_warning(
-            Reason.UNMATCHED_LABELS,
-            f"{missing} of {counts.subjects} subjects have no index date",
-            "their whole history is the input, that of the others ends on their index date",
-            "Give each of them an index date in the table of labels",
-            count=missing,
-            file=tables[-1] if tables else file,
-            field="index_date",
         )
 
 

@@ -40,12 +40,18 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
         return tuple(sorted(fields, key=list_numbers))
     series = _find_series(names)
     apart = [name for name in names if name not in series]
-    stated = {name: _match_name(name) for name in apart if _is_code_name(name)}
-    if len({FAMILIES[vocab] for vocab in stated.values() if vocab}) > 1:
-        return tuple(name for name, vocab in stated.items() if vocab)
+    if both := _find_two_vocabularies(apart):
+        return both
     if any(name.lower() in CODE_NAMES for name in apart):
         return ()
     return tuple(series)
+
+
+def _find_two_vocabularies(names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of codes whose names state ICD-9 or ICD-10, where there are both."""
+    stated = {name: _match_name(name) for name in names if _is_code_name(name)}
+    families = {FAMILIES[vocab] for vocab in stated.values() if vocab}
+    return tuple(filter(stated.get, stated)) if len(families) > 1 else ()
 
 
 def _find_series(names: Sequence[str]) -> list[str]:

@@ -80,11 +80,13 @@ class AcceptedNames:
             return bool(find_names(names, self.events["code"]) or self.find_wide_columns(names))
         return False
 
-    def has_births(self, names: Sequence[str]) -> bool:
-        """Whether a table has columns of subjects and of their births, and none of claims."""
+    def has_births(self, path: str, names: Sequence[str]) -> bool:
+        """Whether a table has columns of subjects and of their births, and none of claims; one that
+        is called as of drugs or measurements is none.
+        """
         keys = ("subject", "birth")
         is_told = all(find_names(names, self.patients[key]) for key in keys)
-        return is_told and not find_names(names, self.events["date"])
+        return is_told and not (_is_other(path) or find_names(names, self.events["date"]))
 
     def has_periods(self, names: Sequence[str]) -> bool:
         """Whether a table has columns of subjects and of the start and end of their observation."""
@@ -157,9 +159,8 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     beside = sorted(set(itertools.chain(*rest.values())) - set(claims))
     columns = {path: _list_columns(source, path) for path in beside}
     if not patients:
-        told = [path for path in beside if accepted.has_births(columns[path])]
-        patients = list(itertools.filterfalse(_is_other, told))
-        beside = [path for path in beside if path not in patients]
+        patients = [path for path in beside if accepted.has_births(path, columns[path])]
+        beside = sorted(set(beside) - set(patients))
     periods = [path for path in beside if accepted.has_periods(columns[path])]
     for files in (claims, periods, patients, labels, deaths):
         _refuse_copies(files)
