@@ -125,7 +125,7 @@ def estimate_reliability(
 
 def _measure_tenths(confidence: Array, right: Array) -> Tenths:
     means = bin_means(confidence, right, 10)
-    sizes = [len(part) for part in np.array_split(confidence, min(10, len(confidence)) or 1)]
+    sizes = list(map(len, np.array_split(confidence, min(10, len(confidence)) or 1)))
     return Tenths(sizes[: len(means["target"])], *(means[k].tolist() for k in means))
 
 

@@ -146,7 +146,7 @@ def describe_use(use: SourceUse) -> list[str]:
         lines.append(f"rows dropped: {', '.join(rows)}")
     if use.unknown_subjects and use.recordings > 1:
         lines.append(f"subjects: unknown for {use.unknown_subjects:,} of {use.recordings:,}")
-    return [line for line in lines if line]
+    return list(filter(None, lines))
 
 
 def _describe_files(use: SourceUse) -> str:

@@ -82,7 +82,7 @@ def find_met_days(rule: LabelRule, marked: pl.DataFrame) -> pl.DataFrame:
     """
     parts = []
     for clause in rule.clauses:
-        sources = [SOURCES.index(name) for name in clause.sources]
+        sources = list(map(SOURCES.index, clause.sources))
         rows = marked.filter(pl.col("source").is_in(sources))
         days = find_completed_sets(rows["subject"].to_numpy(), rows["day"].to_numpy(), clause)
         parts.append(pl.DataFrame(days, schema={"subject": pl.Int64, "day": pl.Int64}))

@@ -224,7 +224,7 @@ def _protect_times(scores: Scores) -> Scores:
     risk_groups, n = scores.risk_groups or {}, scores.n or 0
     closed = {label for label, groups in risk_groups.items() if has_few_events(groups)}
     printed = {label: protect_groups(groups, n) for label, groups in risk_groups.items()}
-    is_cut = any(has_withheld(groups) for groups in printed.values())
+    is_cut = any(map(has_withheld, printed.values()))
 
     def protect_label(name: str, label: ClassScores) -> ClassScores:
         """The scores of a label at a horizon, without counts."""

@@ -324,7 +324,7 @@ def _draw_care(
         days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
         subject, visit = np.nonzero(days <= subjects.end[:, None])
         parts.append((subject, days[subject, visit], code, PHYSICIAN))
-    ruled_out = [list(STATES).index(name) for name in ("diabetes", "chf")]
+    ruled_out = list(map(list(STATES).index, ("diabetes", "chf")))
     healthy = ~np.isfinite(onset[:, ruled_out]).any(axis=1) & ~subjects.silent
     (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care.rule_out))
     day = subjects.start + rng.random(BLOCK) * (subjects.end - subjects.start + 1)

@@ -126,5 +126,5 @@ def blank_dates(texts: pl.Series, unknown: Collection[int]) -> pl.Series:
 
 def describe_days(days: Collection[int]) -> str:
     """Some days that are of nobody, for a message."""
-    texts = [dates.format_day(day) for day in sorted(days)[:5]]
+    texts = list(map(dates.format_day, sorted(days)[:5]))
     return ", ".join(texts) + (" ..." if len(days) > len(texts) else "")

@@ -186,7 +186,7 @@ class StaySet:
     @property
     def files(self) -> list[str]:
         """All of them."""
-        return [path for path in (self.archive, *self.stays, self.outcomes) if path]
+        return list(filter(None, (self.archive, *self.stays, self.outcomes)))
 
     @property
     def place(self) -> str:

@@ -288,7 +288,7 @@ def find_text_form(cells: Sequence[str], header: str = "") -> str:
     A form of `strptime` for date-times, `elapsed` or `elapsed hh:mm` for times alone, `half-day`
     for those with AM and PM; "": in no way that is known.
     """
-    texts = [cell for cell in cells if cell]
+    texts = list(filter(None, cells))
     if not texts:
         return ""
     if all(map(ELAPSED.fullmatch, texts)):

@@ -193,7 +193,7 @@ def _write_json(content: object) -> str:
 def _write_table(rows: Sequence[dict[str, object]]) -> str:
     names = list(rows[0])
     cells = [[str(row.get(name, "")) for name in names] for row in rows]
-    return "\n".join("\t".join(row) for row in [names, *cells])
+    return "\n".join(map("\t".join, [names, *cells]))
 
 
 def parse_label_text(text: str) -> LabelText | None:
@@ -334,7 +334,7 @@ def _find_columns(names: Sequence[str], *, is_text: bool = False) -> Columns | N
 
     `is_text`: the row may be a sentence, which has other words, too.
     """
-    folded = [_fold_name(name) for name in names]
+    folded = list(map(_fold_name, names))
     if len(names) < 2 or any(map(NUMBER.fullmatch, names)):
         return None
     if is_text and not ALL_NAMES.issuperset(folded):

@@ -221,7 +221,7 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
             evidence = "stored as times"
             stored[i] = Clock((i,), "datetime", "stored", evidence, (), step, irregular)
         columns.append(Column(name, header, unit, column_kind))
-    table = CellColumns([list(row) for row in zip(*texts, strict=True)], ".")
+    table = CellColumns(list(map(list, zip(*texts, strict=True))), ".")
     clock = _choose_stored(columns, stored, choice) or find_clock(columns, table, choice, ())
     marked = mark_others(columns, clock, table)
     rows_seen, is_codes = min(total, ROWS), holds_codes(marked, table)

@@ -271,7 +271,7 @@ def _make_text_clock(columns: Sequence[Column], cells: CellColumns, place: int) 
 
 
 def _is_date_column(texts: Sequence[str]) -> bool:
-    return bool(texts) and all(clocks.DATE.fullmatch(text) for text in texts[:CELLS])
+    return bool(texts) and all(map(clocks.DATE.fullmatch, texts[:CELLS]))
 
 
 def _increases(cells: CellColumns, clock: Clock) -> bool:

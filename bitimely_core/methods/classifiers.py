@@ -71,7 +71,7 @@ def extract_logistic(fitted: Any) -> Logistic:
 def extract_trees(fitted: Any) -> BoostedTrees:
     """The arrays of a fitted HistGradientBoostingClassifier on numbers without missing ones."""
     nodes = [tree.nodes for trees in fitted._predictors for tree in trees]
-    counts = np.array([len(part) for part in nodes], np.int64)
+    counts = np.array(list(map(len, nodes)), np.int64)
     first = np.cumsum(counts) - counts
     joined = np.concatenate(nodes)
     offset, is_leaf = np.repeat(first, counts), joined["is_leaf"] != 0

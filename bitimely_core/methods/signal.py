@@ -78,7 +78,7 @@ def measure_rows(baseline: DatasetBaseline, rows: MethodRows) -> Array:
     Raises UserError (config, exit 2) where rows have different numbers of them.
     """
     channels = baseline.channels or tuple(rows.windows.channel_names)
-    measured = [np.atleast_1d(x) for x in rows.map_native(channels, baseline.measure)]
+    measured = list(map(np.atleast_1d, rows.map_native(channels, baseline.measure)))
     if len({x.shape for x in measured}) > 1 or any(x.ndim != 1 for x in measured):
         raise usage_error(
             f"gives arrays of the shapes {', '.join(sorted({str(x.shape) for x in measured}))}",
@@ -125,7 +125,7 @@ def signal(config: SignalConfig, inputs: MethodFit) -> Arrays:
             )
         return {"missing": np.array([np.nanmean(y["train"])], np.float64)}
     x = inputs.map_splits(lambda rows: measure_rows(baseline, rows))
-    missing = np.array([_find_median(column) for column in x["train"].T])
+    missing = np.array(list(map(_find_median, x["train"].T)))
     for split, values in x.items():
         values = values.reshape(-1, len(missing))
         x[split] = np.where(np.isfinite(values), values, missing)

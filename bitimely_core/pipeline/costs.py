@@ -107,7 +107,7 @@ def list_stages(plan: ExperimentPlan, selected: set[str]) -> registry.Choices:
     trainings = sum(label in plan.trainings for label in labels)
     return {
         "exit_code": 0,
-        "stages": [_plan_row(label) for label in labels],
+        "stages": list(map(_plan_row, labels)),
         "report": None,
         "total": {"stages": len(labels), "trainings": trainings},
     }

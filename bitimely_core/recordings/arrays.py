@@ -144,7 +144,7 @@ def _make_epochs(
     """
     names: list[str | None] = [None] * len(values)
     if labels is not None:  # None: a missing one (NaN, empty)
-        names = [_name_class(cell) for cell in labels.reshape(-1).tolist()]
+        names = list(map(_name_class, labels.reshape(-1).tolist()))
     if len(names) != len(values):
         problem = f"{len(names)} labels of {len(values)} epochs"
         raise input_error(Reason.DIMENSIONS, problem, "expected one each")

@@ -220,7 +220,7 @@ def read_triggers(parts: Sequence[Signal]) -> list[Annotation]:
     Each run of equal values is one, but for those of the value at rest, which is the commonest.
     High bits that are set at rest, too, are flags and no part of a code. `parts`: the segments.
     """
-    values = np.concatenate([_read_codes(part) for part in parts])
+    values = np.concatenate(list(map(_read_codes, parts)))
     times = np.concatenate(
         [part.onset + np.arange(len(part.samples)) / part.rate for part in parts]
     )

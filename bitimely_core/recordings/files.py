@@ -379,15 +379,7 @@ def _find_files(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], *, has_map: bool
 ) -> FolderFiles:
     passed_over = _list_passed_over(source, chosen)
-    candidates = [*source.files, *source.rejected]
-    if is_bids(source):
-        candidates = [rel for rel in candidates if not rel.endswith(".tsv")]
-        formats = formats if has_map else tuple(kind for kind in formats if kind != "table")
-    choices = {rel: choose_format(rel, chosen) for rel in candidates if rel not in passed_over}
-    chosen_of = {rel: choice for rel, choice in choices.items() if choice}
-    recordings = {rel: choice for rel, choice in chosen_of.items() if choice[0] in formats}
-    if is_bids(source) and not recordings:
-        recordings = {rel: choice for rel, choice in chosen_of.items() if PHYSIOLOGY.search(rel)}
+    recordings = _choose_files(source, chosen, formats, passed_over, has_map=has_map)
     recordings = _drop_other_tables(source, recordings, has_map=has_map)
     headers = [rel for rel, (kind, _) in recordings.items() if kind == "wfdb"]
     segments = find_segments(source, headers) | find_later_parts(source, recordings)
@@ -395,6 +387,33 @@ def _find_files(
     for rel in segments | label_arrays.list_files():
         recordings.pop(rel, None)
     return FolderFiles(recordings, label_arrays.of_epochs, passed_over | segments)
+
+
+def _choose_files(
+    source: Source,
+    chosen: RecordingMap,
+    formats: tuple[Format, ...],
+    passed_over: set[str],
+    *,
+    has_map: bool,
+) -> dict[str, tuple[Format, FileRule]]:
+    """The files that may be recordings, with format and rule. Of BIDS tables are recordings where
+    the map says so, and physiology where nothing else is.
+    """
+    bids = is_bids(source)
+    if bids and not has_map:
+        formats = tuple(kind for kind in formats if kind != "table")
+    choices = {
+        rel: choice
+        for rel in (*source.files, *source.rejected)
+        if rel not in passed_over
+        and not (bids and rel.endswith(".tsv"))
+        and (choice := choose_format(rel, chosen))
+    }
+    recordings = {rel: choice for rel, choice in choices.items() if choice[0] in formats}
+    if bids and not recordings:
+        return {rel: choice for rel, choice in choices.items() if PHYSIOLOGY.search(rel)}
+    return recordings
 
 
 def _list_passed_over(source: Source, chosen: RecordingMap) -> set[str]:

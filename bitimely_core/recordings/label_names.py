@@ -84,7 +84,7 @@ def _add(
 
 def _split_name(stem: str) -> list[str]:
     text = stem.casefold().replace("r&k", "rk")
-    return [token for token in re.split(r"[^a-z0-9]+", text) if token]
+    return list(filter(None, re.split(r"[^a-z0-9]+", text)))
 
 
 def _find_core(tokens: Sequence[str], word: re.Pattern[str]) -> str:

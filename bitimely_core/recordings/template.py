@@ -216,7 +216,7 @@ def _describe_label_files(
     files: Sequence[Sequence[LabelFile]], texts: Counter[LabelWord]
 ) -> list[str]:
     """Lines on the label files of a group of recordings; their texts are counted in `texts`."""
-    named = [same for same in files if same]
+    named = list(filter(None, files))
     if not named:
         return ['# labels = "folder/{stem}*"  # TO STATE where label files have other names']
     unique = {file.rel: file for file in chain.from_iterable(named[:NIGHTS])}

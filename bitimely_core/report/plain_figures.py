@@ -494,7 +494,7 @@ def add_density(svg: ET.Element, frame: Frame, data: DensityPlot) -> None:
     values = np.asarray(data.values, np.float64)
     size = max(1, -(-len(values) // COLUMNS))
     blocks = [values[start : start + size] for start in range(0, len(values), size)]
-    means = np.array([_average_epochs(block) for block in blocks])
+    means = np.array(list(map(_average_epochs, blocks)))
     edges = np.linspace(*frame.x, len(values) + 1)[[*range(0, len(values), size), len(values)]]
     below = np.zeros(len(blocks))
     for place, k in enumerate(sort_stages(data.classes)):

@@ -514,7 +514,7 @@ def read_recording_label(value: Any, options: WindowOptions, left_out: Counter[s
     if options.task == "regression":
         return float(value)
     if options.task == "multilabel" and isinstance(value, list | tuple):
-        names = {str(name) for name in value}
+        names = set(map(str, value))
         label = tuple(name for name in options.classes or sorted(names) if name in names)
         left_out["unknown_label"] += len(names) - len(label)
         return label

@@ -139,7 +139,7 @@ def find_alternatives(inputs: Mapping[str, Iterable[str]]) -> dict[str, list[str
     """Name for the cache -> channels that may be one signal: no recording has two of them, and
     their names are spellings of one, or begin with the same word.
     """
-    channels = [set(names) for names in inputs.values()]
+    channels = list(map(set, inputs.values()))
     counts = Counter(name for names in channels for name in names)
     partial = [name for name, count in counts.items() if count < len(channels)]
     groups: dict[str, list[str]] = {}

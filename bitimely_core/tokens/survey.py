@@ -355,7 +355,7 @@ def list_notices(options: WindowOptions) -> list[str]:
             f"Filtered forward and backward ({words}): each value depends on what comes before "
             "and after it, beyond its window too."
         )
-    return [notice for notice in notices if notice]
+    return list(filter(None, notices))
 
 
 class LeftOut(NamedTuple):

@@ -27,7 +27,7 @@ def demonstrate(workspace: Path, runs: Sequence[str], pages: Sequence[Path]) -> 
         "format_version": FORMAT,
         "verdict": "\n".join(map(describe_score, scores)),
         "metrics": {run.run: run.metrics[run.main or ""].value or 0.0 for run in scores},
-        "pages": [str(page) for page in pages],
+        "pages": list(map(str, pages)),
     }
 
 

@@ -104,7 +104,7 @@ def match_vocabularies(columns: Sequence[str]) -> dict[int, str]:
     """Number of a column of codes, from 1 on -> the vocabulary that its name states; {} where not
     all state one, or all the same.
     """
-    stated = [_match_name(name) for name in columns]
+    stated = list(map(_match_name, columns))
     if None in stated or len(set(stated)) < 2:
         return {}
     return {i: vocab for i, vocab in enumerate(stated, 1) if vocab}

@@ -78,7 +78,7 @@ def _check_date_form(form: str) -> None:
     if not form or form in dates.NUMBER_FORMS:
         return
     with suppress(ValueError):
-        days = {dates.to_day(when) for when in (SAMPLE_DATE, SAMPLE_DATE.replace(day=1))}
+        days = set(map(dates.to_day, (SAMPLE_DATE, SAMPLE_DATE.replace(day=1))))
         if dates.parse_day(SAMPLE_DATE.strftime(form), form) in days:
             return
     expected = (

@@ -269,7 +269,7 @@ def parse_sex(text: str) -> int | None:
     """
     if text in SEXES:
         return SEXES[text]
-    numbers = {SEXES.get(part) for part in re.findall(r"\w+", text)}
+    numbers = set(map(SEXES.get, re.findall(r"\w+", text)))
     sure = numbers - {SEX_NUMBERS["unknown"]}
     return sure.pop() if len(sure) == 1 else None
 
