@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from bitimely_core.objectives import get as get_objective
     from bitimely_core.ops.retention import retention
     from bitimely_core.pipeline import run
-    from bitimely_core.records import read_tables
     from bitimely_core.run import Run
+    from bitimely_core.store.records import read_tables
     from bitimely_core.tokens import open_tokens
     from bitimely_core.types import Batch, Encoded, Record
     from bitimely_core.workflows import (
@@ -73,7 +73,7 @@ SOURCES = {  # public name -> module and name in it
     "Classifier": ("bitimely_core.heads", "Classifier"),
     "MultiLabel": ("bitimely_core.heads", "MultiLabel"),
     "Regressor": ("bitimely_core.heads", "Regressor"),
-    "read_tables": ("bitimely_core.records", "read_tables"),
+    "read_tables": ("bitimely_core.store.records", "read_tables"),
     "Batch": ("bitimely_core.types", "Batch"),
     "Encoded": ("bitimely_core.types", "Encoded"),
     "Encoder": ("bitimely_core.workflows.encoder", "Encoder"),

@@ -34,7 +34,7 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
 from bitimely_core.errors import Exit, Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.privacy import format_count, round_message
-from bitimely_core.workspace import find_data_kind, locate_new
+from bitimely_core.store.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.registry import Choices
@@ -233,10 +233,10 @@ def _init_map(
     dataset: str, source: str | None, path: Path, workspace: Path, *, follow_symlinks: bool
 ) -> int:
     """Write a mapping file for the folder `source`."""
-    from bitimely_core import storage
     from bitimely_core.cache.staging import is_url
     from bitimely_core.formats.source import require_source, scan_folder
     from bitimely_core.recordings import template as map_template
+    from bitimely_core.store import storage
 
     if dataset != "generic":
         raise usage_error(
@@ -272,7 +272,7 @@ def _init_map(
 
 def _write_quarantine(path: Path, dataset: str, units: Sequence[UnitReport]) -> None:
     """The quarantined units of an ingest report as a file of their own."""
-    from bitimely_core import storage
+    from bitimely_core.store import storage
 
     quarantined = [
         unit.model_dump(mode="json", include={"unit", "files", "reasons"})

@@ -30,9 +30,9 @@ from bitimely_cli.options import (
     refresh_page,
 )
 from bitimely_cli.screen import screen, span
-from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, usage_error
 from bitimely_core.registry import Choices
+from bitimely_core.store import storage
 
 On = Annotated[
     str | None,

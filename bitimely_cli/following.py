@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bitimely_cli.options import name_workspace
 from bitimely_core.errors import UserError
-from bitimely_core.records import has_result
+from bitimely_core.store.records import has_result
 from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from bitimely_cli.completion import complete
 from bitimely_cli.screen import screen
 from bitimely_core.config import Section, TrainConfig
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, safe_text, usage_error
-from bitimely_core.storage import refuse_url
+from bitimely_core.store.storage import refuse_url
 
 
 def _json(value: bool) -> bool:

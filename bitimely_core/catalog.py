@@ -19,9 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
-from bitimely_core import __version__, registry, storage
+from bitimely_core import __version__, registry
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
 from bitimely_core.errors import check_choice
+from bitimely_core.store import storage
 
 Row = dict[str, Any]  # of a listing, column -> value
 SIZES = ("18m", "7.5m", "3m", "tiny")  # presets with a column of parameters

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from bitimely_core import storage
 from bitimely_core.errors import UserError
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 
 SHOWN = ".notices.json"

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from bitimely_core import __version__, locks, manifests, storage
+from bitimely_core import __version__
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.errors import (
     Reason,
@@ -18,13 +18,6 @@ from bitimely_core.errors import (
     integrity_error,
     raise_differences,
     usage_error,
-)
-from bitimely_core.records import (
-    ResultManifest,
-    complete_results,
-    has_result,
-    is_listed,
-    write_results,
 )
 from bitimely_core.registry import find_versions
 from bitimely_core.schemas.runs import (
@@ -37,9 +30,17 @@ from bitimely_core.schemas.runs import (
 )
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import HistoryPreparation, Preprocessing
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import (
+    ResultManifest,
+    complete_results,
+    has_result,
+    is_listed,
+    write_results,
+)
+from bitimely_core.store.workspace import find_run_folder, locate
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 from bitimely_core.tokens.sets import name_subjects
-from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

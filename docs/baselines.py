@@ -37,8 +37,8 @@ def main() -> None:
     from bitimely_core import evaluate, tokens, workflows
     from bitimely_core.evaluate import baselines, folds
     from bitimely_core.schemas.scores import EvaluationSettings
+    from bitimely_core.store.workspace import name_tokens
     from bitimely_core.tokens.drawing import sample_subjects
-    from bitimely_core.workspace import name_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workspace", type=Path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bitimely_core import registry
 from bitimely_core.config import read_toml
-from bitimely_core.records import list_results, read_result, write_results
+from bitimely_core.store.records import list_results, read_result, write_results
 from bitimely_core.workflows.export import export
 
 FACTS = {"data": "Data", "attribution": "Please cite", "licence": "Licence of the data"}

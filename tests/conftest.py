@@ -25,7 +25,7 @@ def same_key() -> Iterator[None]:
             token_bytes=lambda size: random.Random(17).randbytes(size), token_hex=secrets.token_hex
         )
         # names of temporary files, by token_hex, stay random
-        patch.setattr("bitimely_core.storage.secrets", seeded)
+        patch.setattr("bitimely_core.store.storage.secrets", seeded)
         yield
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from bitimely_core import storage, workflows
+from bitimely_core import workflows
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline import graph
+from bitimely_core.store import storage
 from bitimely_core.train import loop
 
 OPERATIONS = (

@@ -16,16 +16,17 @@ from typing import TypeVar
 import polars as pl
 import small
 
-from bitimely_core import cache, registry, storage, tokens
+from bitimely_core import cache, registry, tokens
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.recipe import load_recipe
-from bitimely_core.records import StoredRecord, write_results
 from bitimely_core.run import describe_identity
 from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.store import storage
+from bitimely_core.store.records import StoredRecord, write_results
 from bitimely_core.workflows.verify import verify
 
 Record = TypeVar("Record", bound=StoredRecord)

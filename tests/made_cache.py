@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import locks, registry, storage, tokens
+from bitimely_core import registry, tokens
 from bitimely_core.registry import DatasetFacts, View
 from bitimely_core.schemas.ingest_records import CacheManifest, CacheSettings
+from bitimely_core.store import locks, storage
 from bitimely_core.types import Annotation, Record, Signal
 
 RATE = 20.0

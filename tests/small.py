@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.store import storage
 
 RATE, SAMPLES, SUBJECTS = 50, 200, 30
 CLASSES = ("slow", "fast")

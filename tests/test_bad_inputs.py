@@ -21,9 +21,10 @@ import pytest
 from samples import BAD_INPUTS
 
 from bitimely_cli.main import main
-from bitimely_core import cache, manifests
+from bitimely_core import cache
 from bitimely_core.registry import datasets
 from bitimely_core.report import ingest_page
+from bitimely_core.store import manifests
 
 SCRIPT = BAD_INPUTS / "make_bad_inputs.py"
 FAMILIES = "EDF|WF|PX|UC|TS|SE"

@@ -17,10 +17,11 @@ import scipy.signal
 from samples import SAMPLES, require_sample
 from toys import HERE, clean, content, ingest, put, read_toy, refused, same, tree
 
-from bitimely_core import cache, locks, manifests, storage, workflows
+from bitimely_core import cache, workflows
 from bitimely_core.cache import quality, shards
 from bitimely_core.errors import Exit, Reason
 from bitimely_core.schemas.ingest_records import IngestReport
+from bitimely_core.store import locks, manifests, storage
 from bitimely_core.types import Record, Signal
 
 pytestmark = pytest.mark.usefixtures("toys")

@@ -20,10 +20,11 @@ import pytest
 from damage import Damage, append, delete, flip, truncate, zero4k
 from toys import READ, clean, content, ingest, put, refused, start, tree
 
-from bitimely_core import cache, locks, manifests, storage
+from bitimely_core import cache
 from bitimely_core.cache import shards, unit_groups
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.progress import show_progress
+from bitimely_core.store import locks, manifests, storage
 
 pytestmark = pytest.mark.usefixtures("toys")
 CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir")

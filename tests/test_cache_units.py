@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from toys import FACTS, READ, content, ingest, list_toys, put, read_toy, refused, tree
 
-from bitimely_core import cache, manifests, registry, storage
+from bitimely_core import cache, registry
 from bitimely_core.cache import shards, unit_groups
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.schemas.ingest_records import IngestReport
+from bitimely_core.store import manifests, storage
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
 
 pytestmark = pytest.mark.usefixtures("toys")

@@ -22,9 +22,9 @@ from bitimely_core.analyses.reliability import (
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Hypnogram, Table
-from bitimely_core.records import write_results
 from bitimely_core.report.prediction_page import describe_calibration
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.store.records import write_results
 from bitimely_core.workflows.calibrate import fit_calibration
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from bitimely_cli.main import main
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.records import read_result_table
+from bitimely_core.store.records import read_result_table
 from bitimely_core.train import loop, metrics_log
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batch

@@ -19,8 +19,8 @@ from test_resume import straight as straight
 from test_train import Outcome, Rows, Tiny, same, weights
 from torch import nn
 
-from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.store import storage
 from bitimely_core.train import checkpoints, loop, metrics_log
 from bitimely_core.types import Batch
 

@@ -18,10 +18,11 @@ import polars as pl
 import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample, require_sample
 
-from bitimely_core import cache, manifests, tokens, workflows
+from bitimely_core import cache, tokens, workflows
 from bitimely_core.claims import ingest_claims, label_rules
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
+from bitimely_core.store import manifests
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 FLAGS = ("SP_CHF:chf:1", "SP_COPD:copd:1", "SP_DIABETES:diabetes:1")

@@ -17,7 +17,7 @@ from test_browser import chromium  # noqa: F401  a fixture
 
 import bitimely
 from bitimely_cli.main import main
-from bitimely_core import storage
+from bitimely_core.store import storage
 from bitimely_core.workflows.dashboard import refresh_dashboard
 
 HOSTILE = "a<img src=x onerror=alert(1)>&quot;"

@@ -18,10 +18,11 @@ import fuzz_stored
 import pytest
 import small
 
-from bitimely_core import cache, storage, tokens
+from bitimely_core import cache, tokens
 from bitimely_core.errors import UserError
 from bitimely_core.formats import ts
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.store import storage
 
 
 @pytest.fixture(autouse=True)

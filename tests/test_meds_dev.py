@@ -22,8 +22,9 @@ import pytest
 from damage import flip, truncate
 
 from bitimely_cli.main import main
-from bitimely_core import storage, tokens, workflows
+from bitimely_core import tokens, workflows
 from bitimely_core.claims import tasks
+from bitimely_core.store import storage
 
 ROOT = Path(__file__).parent.parent
 # ICD-9 -> integer PheCode

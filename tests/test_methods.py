@@ -18,9 +18,9 @@ from bitimely_cli.main import main
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
 from bitimely_core.methods import classifiers, kernels, lengths, linear, method_contract, rates
-from bitimely_core.records import read_result_table
 from bitimely_core.registry import methods
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.store.records import read_result_table
 
 torch.set_num_threads(1)
 VIEW = ["--data", "synthetic/staging"]

@@ -10,7 +10,7 @@ from bitimely_core.config import build_model_config, find_model_config, list_pre
 from bitimely_core.errors import UserError
 from bitimely_core.models import layers
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.records import write_results
+from bitimely_core.store.records import write_results
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)

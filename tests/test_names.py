@@ -15,10 +15,11 @@ import pytest
 
 from bitimely_cli.main import app, main
 from bitimely_cli.options import describe_parameter, parse_path
-from bitimely_core import registry, workspace
+from bitimely_core import registry
 from bitimely_core.errors import UserError
 from bitimely_core.formats.source import scan_folder
-from bitimely_core.records import write_results
+from bitimely_core.store import workspace
+from bitimely_core.store.records import write_results
 
 BAD_NAMES = [
     "../../x",

@@ -19,7 +19,7 @@ from bitimely_cli.main import main
 from bitimely_core import registry
 from bitimely_core.catalog import list_rows
 from bitimely_core.config import read_toml
-from bitimely_core.storage import hash_file
+from bitimely_core.store.storage import hash_file
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", "../shared/data")).resolve()
 CINC = DATA / "complete" / "cinc2017" / "training2017"

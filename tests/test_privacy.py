@@ -22,11 +22,12 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import evaluate, manifests, privacy
+from bitimely_core import evaluate, privacy
 from bitimely_core.claims.protected_scores import protect_scores
 from bitimely_core.page import Page
 from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
 from bitimely_core.schemas.tokens import SequenceStatistics
+from bitimely_core.store import manifests
 from bitimely_core.tokens.sequences import open_sequences
 from bitimely_core.workflows.analyze import protect_page
 

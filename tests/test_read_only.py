@@ -18,8 +18,8 @@ from faults import OPERATIONS
 from test_faults import RECIPE
 
 from bitimely_cli.main import main
-from bitimely_core import storage
 from bitimely_core.errors import Exit
+from bitimely_core.store import storage
 
 REFUSALS = {errno.EROFS: "read-only file system", errno.EACCES: "permission denied"}
 WRITERS = {

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import report, storage
+from bitimely_core import report
 from bitimely_core.errors import Reason, UserError
 from bitimely_core.page import (
     BarPlot,
@@ -40,6 +40,7 @@ from bitimely_core.report.canvas import reduce_matrix, reduce_trace
 from bitimely_core.report.numbers import to_csv
 from bitimely_core.report.page_text import clean_text, format_number
 from bitimely_core.report.svg import draw_figure
+from bitimely_core.store import storage
 
 HOSTILE = (
     "<script>alert(1)</script>",

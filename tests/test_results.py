@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from scipy import stats
 
-from bitimely_core import evaluate, records, storage, workflows
+from bitimely_core import evaluate, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
@@ -32,6 +32,7 @@ from bitimely_core.schemas.scores import (
     MetricValue,
     Scores,
 )
+from bitimely_core.store import records, storage
 from bitimely_core.workflows.prepare import make_windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"

@@ -25,9 +25,9 @@ import torch
 from test_train import Outcome, Rows, Tiny, drawn, is_finished, squares
 from torch import nn
 
-from bitimely_core import storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.store import storage
 from bitimely_core.train import checkpoints, loop, metrics_log
 from bitimely_core.types import Batch
 

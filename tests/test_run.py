@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import small
 
-from bitimely_core import storage, tokens
+from bitimely_core import tokens
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.run import Run, hash_subjects, mark_subject
 from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects, TrialRecord
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
+from bitimely_core.store import storage
+from bitimely_core.store.records import ResultManifest, StoredRecord, write_results
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,

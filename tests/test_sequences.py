@@ -13,9 +13,10 @@ import polars as pl
 import pytest
 import torch
 
-from bitimely_core import data, models, objectives, storage, tokens, workflows
+from bitimely_core import data, models, objectives, tokens, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
+from bitimely_core.store import storage
 from bitimely_core.tokens import sequences
 from bitimely_core.types import Batch
 

@@ -14,9 +14,10 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import data, storage, tokens
-from bitimely_core.records import StoredFile
+from bitimely_core import data, tokens
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest
+from bitimely_core.store import storage
+from bitimely_core.store.records import StoredFile
 from bitimely_core.tokens import sequences
 
 MEASURE = """

@@ -18,7 +18,7 @@ from bitimely_cli.main import main
 from bitimely_core import models, workflows
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.progress import show_progress
-from bitimely_core.records import write_results
+from bitimely_core.store.records import write_results
 from bitimely_core.train.devices import use_threads
 from bitimely_core.types import Batch
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from made_cache import build, record, records
 from made_cache import tiny as tiny
 
-from bitimely_core import locks, tokens
+from bitimely_core import tokens
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.store import locks
 from bitimely_core.tokens import splits
 
 

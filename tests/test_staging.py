@@ -21,11 +21,12 @@ import pytest
 from remote import BUCKET, FileHandler, FileServer, serve
 
 from bitimely_cli.main import main
-from bitimely_core import cache, storage
+from bitimely_core import cache
 from bitimely_core.cache import staging
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import UserError, hide_credentials
 from bitimely_core.formats import edf_header, edf_writer
+from bitimely_core.store import storage
 
 s3fs = pytest.importorskip("s3fs")
 

@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.store import locks, manifests, storage
 
 CALLS = (
     "os_open",
@@ -127,7 +127,7 @@ def test_hashes_equal_hashlib(tmp_path: Path) -> None:
 
 
 def test_imports_neither_torch_nor_tables() -> None:
-    code = "import bitimely_core.storage, sys; print(sorted({'torch', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
+    code = "import bitimely_core.store.storage, sys; print(sorted({'torch', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
     assert run(code).communicate()[0].strip() == "[]"
 
 

@@ -27,9 +27,9 @@ from safetensors import SafetensorError
 
 from bitimely_cli import verbs
 from bitimely_cli.main import main
-from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error
 from bitimely_core.formats import edf_header, edf_writer
+from bitimely_core.store import storage
 from bitimely_core.system_errors import (
     find_system_error,
     raise_system_error,

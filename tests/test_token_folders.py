@@ -14,9 +14,10 @@ import pytest
 from made_cache import Memory, build, damage, files, missing, planned, record, records
 from made_cache import tiny as tiny
 
-from bitimely_core import locks, manifests, storage, tokens
+from bitimely_core import tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.progress import show_progress
+from bitimely_core.store import locks, manifests, storage
 from bitimely_core.tokens import cutting
 
 

@@ -17,8 +17,9 @@ from made_cache import RATE, build, damage, labels, missing, physical, record, r
 from made_cache import tiny as tiny
 from samples import SAMPLES, require_sample
 
-from bitimely_core import cache, locks, tokens
+from bitimely_core import cache, tokens
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.store import locks
 from bitimely_core.tokens import moments, resampling, splits
 from bitimely_core.types import Annotation, Signal
 

@@ -17,9 +17,9 @@ from bitimely_cli.following import name_next
 from bitimely_cli.main import main
 from bitimely_core import registry, tokens
 from bitimely_core.errors import UserError
-from bitimely_core.records import read_result_table
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.store.records import read_result_table
 from bitimely_core.tokens import splits
 from bitimely_core.tokens.fold_tokens import write_fold
 from bitimely_core.workflows import tokenize

@@ -10,8 +10,8 @@ from sklearn.metrics import accuracy_score
 
 from bitimely_cli.main import main
 from bitimely_core import heads
-from bitimely_core.records import read_result_table
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.store.records import read_result_table
 
 torch.set_num_threads(1)
 VIEW = ["--data", "synthetic/staging"]

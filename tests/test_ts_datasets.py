@@ -19,12 +19,13 @@ import pandas as pd
 import pytest
 from samples import BAD_INPUTS, SAMPLES, require_sample
 
-from bitimely_core import manifests, tokens
+from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import bidmc, ppg_dalia, tser
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats import ts
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.store import manifests
 from bitimely_core.types import Record, Records
 
 

@@ -19,8 +19,8 @@ import pytest
 from small import SMALL_RECIPE
 
 from bitimely_cli.main import main
-from bitimely_core import locks, storage
 from bitimely_core.errors import UserError
+from bitimely_core.store import locks, storage
 
 STEPS = ["--steps", "1", "--batch-size", "8"]
 PRETRAIN = [

@@ -300,7 +300,7 @@ def test_conflicts_of_options_are_found_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from bitimely_core import storage
+    from bitimely_core.store import storage
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "claims.csv").write_text("patient_id,date,icd9\np1,2001-02-03,250.00\n")

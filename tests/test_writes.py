@@ -58,8 +58,8 @@ FUNCTIONS = {
     ),
 }
 ALLOWED = {  # place -> why
-    "bitimely_core/locks.py:ftruncate": "the name of the holder of a lock, for messages",
-    "bitimely_core/locks.py:unlink": "the file that stands in for a lock",
+    "bitimely_core/store/locks.py:ftruncate": "the name of the holder of a lock, for messages",
+    "bitimely_core/store/locks.py:unlink": "the file that stands in for a lock",
     "bitimely_core/datasets/synthetic.py:write_bytes": "a copy in a TemporaryDirectory of the system",
     "bitimely_core/recordings/mne_files.py:write_bytes": "in a TemporaryDirectory of the system",
     "bitimely_core/recordings/mne_files.py:symlink_to": "in a TemporaryDirectory of the system",

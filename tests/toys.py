@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitimely_core import cache, manifests, registry, storage
+from bitimely_core import cache, registry
 from bitimely_core.cache import unit_groups
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
 from bitimely_core.progress import show_progress
+from bitimely_core.store import manifests, storage
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent

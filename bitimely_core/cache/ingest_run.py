@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__
 from bitimely_core.cache import ingest_report, shards, source_use
 from bitimely_core.cache.unit_groups import describe_mismatch, describe_unreadable
 from bitimely_core.cache.workers import StopFlag
@@ -35,6 +35,7 @@ from bitimely_core.schemas.ingest_records import (
     SourceUse,
     TableReport,
 )
+from bitimely_core.store import storage
 from bitimely_core.system_errors import translate_system_errors
 from bitimely_core.types import IngestUnit, SourceRows
 

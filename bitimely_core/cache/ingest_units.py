@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bitimely_core import locks, manifests, registry, storage
+from bitimely_core import registry
 from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.comparison import compare_levels, summarize_left_out
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
@@ -33,7 +33,6 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.progress import report_progress
-from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import (
     CachedPart,
@@ -45,6 +44,8 @@ from bitimely_core.schemas.ingest_records import (
     IngestReport,
     RecordingsManifest,
 )
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestUnit
 

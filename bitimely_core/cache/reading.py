@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.cache.ingest_units import SUBJECTS_COPY
@@ -25,13 +24,14 @@ from bitimely_core.errors import (
     input_warning,
     integrity_error,
 )
-from bitimely_core.records import BESIDE, STAGED_NAME
 from bitimely_core.schemas.ingest_records import (
     CachedUnit,
     CacheManifest,
     EventsManifest,
     RecordingsManifest,
 )
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import BESIDE, STAGED_NAME
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, integrity_error
 from bitimely_core.formats.text import MARKUP, escape_controls, has_unsafe_characters, list_names
 from bitimely_core.formats.units import find_range_fault, find_rate_fault
-from bitimely_core.records import FORMAT, StoredFile, store_hashed
 from bitimely_core.schemas.ingest_records import CachedPart, CachedUnit, CacheShard
+from bitimely_core.store import storage
+from bitimely_core.store.records import FORMAT, StoredFile, store_hashed
 from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
 

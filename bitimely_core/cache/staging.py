@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin
 
-from bitimely_core import locks, storage
 from bitimely_core.cache.workers import StopFlag, catch_signals
 from bitimely_core.errors import (
     Exit,
@@ -50,6 +49,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.progress import report_progress
+from bitimely_core.store import locks, storage
 from bitimely_core.system_errors import RETRY_HINT, find_folder, format_size, raise_system_error
 
 StoreOptions = dict[str, Any]  # of a file system of fsspec

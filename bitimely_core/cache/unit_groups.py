@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_report import report_rows, report_unit
 from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
@@ -38,7 +37,6 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
-from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest_records import (
     CachedPart,
     CachedRecording,
@@ -46,6 +44,8 @@ from bitimely_core.schemas.ingest_records import (
     CacheShard,
     TableReport,
 )
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import StoredFile
 from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 

@@ -37,8 +37,8 @@ from bitimely_core.privacy import EXACT, choose_counts, format_count, round_mess
 from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest_records import IngestAccount, IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
+from bitimely_core.store.workspace import refuse_inside_workspace
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
-from bitimely_core.workspace import refuse_inside_workspace
 
 PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.claims import (
     build_findings,
     code_values,
@@ -38,7 +37,6 @@ from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, input_error, raise_differences, usage_error
 from bitimely_core.progress import report_progress
-from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import CodeMap, FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -51,6 +49,8 @@ from bitimely_core.schemas.tokens import (
     SequenceOptions,
     SequenceStatistics,
 )
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import StoredFile
 from bitimely_core.tokens.sequences import SPECIAL, publish_sequences, write_shard
 
 # at most so many sequences of a shard, and in total, give the median gap

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import ingest_report as cache_report
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.ingest_units import PART_LOCK_WAIT, load_previous
@@ -52,7 +51,6 @@ from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.claims.subjects import CleanedSource, SubjectCounts
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats.source import Source, scan_folder
-from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import (
     AgreementCell,
@@ -64,9 +62,11 @@ from bitimely_core.schemas.ingest_records import (
     IngestReport,
 )
 from bitimely_core.schemas.tokens import HistoryPreparation
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import StoredFile
+from bitimely_core.store.workspace import refuse_inside_workspace
 from bitimely_core.system_errors import translate_system_errors
 from bitimely_core.tokens.sequences import HISTORIES
-from bitimely_core.workspace import refuse_inside_workspace
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels|codemap)-[0-9a-f]{16}\.(parquet|json)")
 RAW, PARTS = ".raw", ".parts"

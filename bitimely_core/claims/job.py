@@ -12,7 +12,6 @@ from pathlib import Path
 import polars as pl
 from pydantic import BaseModel, Field
 
-from bitimely_core import storage
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.clean import RowAccount
@@ -21,6 +20,7 @@ from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.label_rules import LabelRule, RuleTable
 from bitimely_core.claims.phecode_maps import PhecodeMap
 from bitimely_core.claims.sources import ClaimsSource
+from bitimely_core.store import storage
 
 FILE_SHIFT = 40  # bits of a line number; those above number the file
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it

@@ -28,7 +28,7 @@ from pydantic import (
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
 from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.errors import Reason, clean, usage_error
-from bitimely_core.records import describe_invalid
+from bitimely_core.store.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
 
 T = TypeVar("T")

@@ -21,11 +21,11 @@ from typing import IO, Any, NamedTuple
 
 import polars as pl
 
-from bitimely_core import storage
 from bitimely_core.claims.map_layouts import detect_layout
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.text import decode_table
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__
 from bitimely_core.cache import Cache
+from bitimely_core.store import storage
 from bitimely_core.tokens.sequences import COHORT, EventSequences, to_table
 
 DAY = 86_400_000_000  # microseconds

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from bitimely_core import manifests
 from bitimely_core.cache import Cache, ingest, open_cache
 from bitimely_core.claims import (
     dates,
@@ -36,7 +35,6 @@ from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import scan_folder
-from bitimely_core.records import StoredFile
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import EventsManifest, IngestReport
 from bitimely_core.schemas.tokens import (
@@ -45,7 +43,9 @@ from bitimely_core.schemas.tokens import (
     SequenceManifest,
     SequenceOptions,
 )
-from bitimely_core.storage import fingerprint, make_folder
+from bitimely_core.store import manifests
+from bitimely_core.store.records import StoredFile
+from bitimely_core.store.storage import fingerprint, make_folder
 from bitimely_core.tokens.sequences import (
     EXTERNAL,
     HISTORIES,

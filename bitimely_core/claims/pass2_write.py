@@ -19,7 +19,6 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from bitimely_core import storage
 from bitimely_core.claims import (
     cluster,
     engines,
@@ -43,7 +42,8 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.claims.subjects import CleanedSource
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.progress import report_progress
-from bitimely_core.records import StoredFile
+from bitimely_core.store import storage
+from bitimely_core.store.records import StoredFile
 
 ROWS = {  # columns of the rows of a shard
     "subject": pl.Int32,

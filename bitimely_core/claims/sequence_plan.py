@@ -9,7 +9,6 @@ from typing import Any
 
 import polars as pl
 
-from bitimely_core import storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import code_values, cohorts, disclosure, engines
 from bitimely_core.claims.cohorts import CohortRules
@@ -18,10 +17,11 @@ from bitimely_core.claims.label_rules import RuleTable
 from bitimely_core.claims.sequence_choices import PRESETS, SequenceChoices, parse_landmark
 from bitimely_core.errors import check_choice, usage_error
 from bitimely_core.privacy import SMALL
-from bitimely_core.records import has_result
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import EventsManifest
 from bitimely_core.schemas.tokens import HistoryPreparation, SequenceOptions
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 
 CHANGEABLE = {"landmark", "landmark_date", "min_codes"}  # beside --vocabulary

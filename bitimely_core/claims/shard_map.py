@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from bitimely_core import storage
 from bitimely_core.claims import code_values, codes, engines, steps, subject_splits
 from bitimely_core.claims.label_rules import parse_rules
 from bitimely_core.claims.periods import PERIOD_COLUMNS
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.steps import ClaimsShard, PhecodesOfCodes
 from bitimely_core.errors import usage_error
+from bitimely_core.store import storage
 
 T = TypeVar("T")
 DAY, MINUTE = 86_400_000_000, 60_000_000  # microseconds

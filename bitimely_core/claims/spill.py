@@ -15,10 +15,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bitimely_core import storage
 from bitimely_core.claims.distinct import sort_stably
 from bitimely_core.claims.job import FILE_SHIFT
-from bitimely_core.records import StoredFile
+from bitimely_core.store import storage
+from bitimely_core.store.records import StoredFile
 
 GROUP = 1 << 20  # rows of a row group of a published file
 SLICE = 1 << 18  # subjects that are put in order together

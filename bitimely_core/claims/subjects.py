@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from bitimely_core import storage
 from bitimely_core.claims import dates, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import compute_digests, to_keys
 from bitimely_core.claims.spill import SpilledStretch
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
+from bitimely_core.store import storage
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 PRESENCE = ("has_rows", "registered")  # how a subject is present

@@ -28,7 +28,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.claims.claims_reading import LABELS, ClaimsOptions
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.claims.synthetic_draws import (
@@ -54,6 +53,7 @@ from bitimely_core.claims.synthetic_draws import (
 )
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import Choices, DatasetFacts, View, datasets
+from bitimely_core.store import storage
 from bitimely_core.types import IngestOptions
 
 VOCABS = ("icd9", "icd10")

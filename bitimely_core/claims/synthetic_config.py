@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitimely_core import registry
 from bitimely_core.errors import check_choice, usage_error
-from bitimely_core.records import describe_invalid
+from bitimely_core.store.records import describe_invalid
 
 NAME = "synthetic-claims"
 RECIPE = "demo_claims.toml"

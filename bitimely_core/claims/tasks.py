@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import code_values, sequence_builder, sequence_plan, steps
 from bitimely_core.claims.prevalence import CodeSelection
@@ -28,9 +27,10 @@ from bitimely_core.errors import Finding, Place, Reason, input_error, input_warn
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.progress import report_progress
-from bitimely_core.records import StoredFile, write_results
 from bitimely_core.schemas.ingest_records import FindingRecord
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import StoredFile, write_results
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import (
     SPECIAL,

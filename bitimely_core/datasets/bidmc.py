@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.datasets.raw_files import (
     list_paths,
@@ -45,6 +44,7 @@ from bitimely_core.formats.source import (
 )
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core import evaluate, registry, storage
+from bitimely_core import evaluate, registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import UserError, clean
 from bitimely_core.methods import hazards, window_counts
@@ -28,9 +28,10 @@ from bitimely_core.methods.method_contract import (
     make_config,
 )
 from bitimely_core.methods.signal import list_measures
-from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, read_result_table, write_results
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sets import TokenSet

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import evaluate, storage
+from bitimely_core import evaluate
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import baselines
-from bitimely_core.records import has_result, read_result_table
 from bitimely_core.schemas.scores import Scores, TaskScores
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, read_result_table
 
 if TYPE_CHECKING:
     import polars as pl

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from bitimely_core import evaluate, registry, storage
+from bitimely_core import evaluate, registry
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.verdicts import find_difference
 from bitimely_core.privacy import WITHHELD
-from bitimely_core.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.run import flatten_compared
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
@@ -33,8 +32,10 @@ from bitimely_core.schemas.scores import (
     SeedScore,
     TaskScores,
 )
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, read_result, read_result_table, write_results
+from bitimely_core.store.workspace import parse_view
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.workspace import parse_view
 
 if TYPE_CHECKING:
     import polars as pl

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, safe_text, usage_error
 from bitimely_core.formats.units import MAX_FLOAT32
-from bitimely_core.records import describe_invalid
 from bitimely_core.schemas.scores import EncoderDeclaration
+from bitimely_core.store import storage
+from bitimely_core.store.records import describe_invalid
 from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.formats.edf_annotations import encode_tal
 from bitimely_core.formats.edf_header import FIELDS, SIGNAL_FIELDS, EdfChannel
+from bitimely_core.store import storage
 from bitimely_core.types import Annotation
 
 FIRST_DATE = datetime(1985, 1, 1)  # that the format can write

@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bitimely_core import storage
 from bitimely_core.errors import (
     Finding,
     Place,
@@ -29,6 +28,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 
 RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # a folder with such a name is not entered

@@ -43,8 +43,8 @@ from bitimely_core.page import (
     Trace,
     TracePlot,
 )
-from bitimely_core.records import read_result
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.store.records import read_result
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
 

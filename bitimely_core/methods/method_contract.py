@@ -19,12 +19,18 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from bitimely_core import storage
 from bitimely_core.config import ModelConfig, validate
 from bitimely_core.errors import Reason, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.progress import report_progress
-from bitimely_core.records import Part, StoredRecord, check_result, require_manifest, write_results
 from bitimely_core.registry import methods
+from bitimely_core.store import storage
+from bitimely_core.store.records import (
+    Part,
+    StoredRecord,
+    check_result,
+    require_manifest,
+    write_results,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import NativeWindow, Record
 

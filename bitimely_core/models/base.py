@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core import storage
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.adapters import count_channels, make_grid, require_codes
@@ -31,8 +30,9 @@ from bitimely_core.models.tokenizers import (
     StepTokenizer,
     get_observed,
 )
-from bitimely_core.records import FORMAT, write_results
 from bitimely_core.registry import models
+from bitimely_core.store import storage
+from bitimely_core.store.records import FORMAT, write_results
 from bitimely_core.types import Batch, Encoded
 
 Tokenizer = ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer

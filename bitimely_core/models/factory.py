@@ -22,7 +22,7 @@ from bitimely_core.config import (
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import configure_events
 from bitimely_core.models.base import Model
-from bitimely_core.records import FORMAT, check_result, read_result, require_manifest
+from bitimely_core.store.records import FORMAT, check_result, read_result, require_manifest
 from bitimely_core.system_errors import raise_system_error
 
 # shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids

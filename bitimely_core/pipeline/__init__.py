@@ -21,7 +21,7 @@ from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.registry import Choices
-from bitimely_core.workspace import locate_new
+from bitimely_core.store.workspace import locate_new
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
 # that --set changes in the recipe itself

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitimely_core import manifests, registry, storage
+from bitimely_core import registry
 from bitimely_core.catalog import COSTS
 from bitimely_core.config import (
     ModelConfig,
@@ -26,10 +26,11 @@ from bitimely_core.config import (
 from bitimely_core.errors import UserError, unknown_name_error
 from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingStage
 from bitimely_core.progress import report_progress
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.workspace import find_data_kind, locate, name_tokens, parse_view
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
 from bitimely_core.workflows.jobs import Flags
-from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 # share of the speed of a large matrix product that a training step reaches (assumed)
 UTILIZATION = 0.3

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bitimely_core import evaluate, registry, storage
+from bitimely_core import evaluate, registry
 from bitimely_core.errors import usage_error
 from bitimely_core.evaluate import baselines, folds, result_table
 from bitimely_core.evaluate.multiple import RunEstimates
@@ -30,6 +30,7 @@ from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report.families_page import make_families_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, RegisteredResult
+from bitimely_core.store import storage
 from bitimely_core.workflows.prepare import make_windows_opener
 
 SIGNAL = "signal"  # rival: the first baseline that the data set registers

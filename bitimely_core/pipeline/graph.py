@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitimely_core import locks, storage
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas.reports import StageRecord
+from bitimely_core.store import locks, storage
+from bitimely_core.store.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.system_errors import attach_result, find_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on

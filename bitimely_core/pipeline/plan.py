@@ -21,9 +21,15 @@ from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage,
 from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_results
 from bitimely_core.report.recipe_tables import PlannedCell
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.store.workspace import (
+    find_data_kind,
+    locate,
+    locate_new,
+    name_tokens,
+    parse_view,
+)
 from bitimely_core.workflows.jobs import Flags, TrainingResult
 from bitimely_core.workflows.prepare import make_windows_opener
-from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 # they leave the pre-training as it is: it is shared
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bitimely_core import storage
 from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.store import storage
 
 # options of sbatch that the script needs as they are
 OWN = {"array", "requeue", "no-requeue", "open-mode", "signal"}

@@ -26,7 +26,6 @@ from bitimely_core.page import (
     make_table,
     rename_units,
 )
-from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.dashboard_page import identify_arm, show_baseline, show_seeds
 from bitimely_core.report.differences import (
     DESCRIBED,
@@ -56,6 +55,7 @@ from bitimely_core.report.run_page import (
     run_facts,
 )
 from bitimely_core.schemas.scores import MetricValue, Scores
+from bitimely_core.store.records import describe_changes, has_result
 
 Arm = tuple[str, str]  # row, data
 COMMON_FACTS = ("Data", "Split", "Versions", "Computed on", "Fingerprint of the data")

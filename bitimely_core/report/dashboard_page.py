@@ -22,7 +22,7 @@ from urllib.parse import quote
 import numpy as np
 from pydantic import BaseModel
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__
 from bitimely_core.errors import UserError, safe_text
 from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import NAMES, is_lower_better
@@ -38,15 +38,16 @@ from bitimely_core.page import (
     Table,
     make_tables,
 )
-from bitimely_core.records import describe_changes, has_result
 from bitimely_core.report.page_text import text_cell
 from bitimely_core.schemas.ingest_records import CacheManifest, IngestReport, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import BestBaseline, MetricValue, Scores
 from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
+from bitimely_core.store import storage
+from bitimely_core.store.records import describe_changes, has_result
+from bitimely_core.store.workspace import NOUNS, FolderKind
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.workspace import NOUNS, FolderKind
 
 INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bitimely_core import registry
 from bitimely_core.page import Page, PageBuilder
+from bitimely_core.store.workspace import parse_view
 from bitimely_core.tokens import Windows
-from bitimely_core.workspace import parse_view
 
 COLUMNS = ("channels", "timesteps", "sequences", "length", "classes")
 CAPTION = (

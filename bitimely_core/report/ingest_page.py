@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import cache, registry, storage
+from bitimely_core import cache, registry
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import Page, PageBuilder, Table, make_table, make_tables, rename_units
-from bitimely_core.records import read_result, write_results
 from bitimely_core.report.channel_blocks import (
     channel_warnings,
     collect_channels,
@@ -29,6 +28,8 @@ from bitimely_core.report.page_text import format_duration
 from bitimely_core.report.recording_figures import draw_recording, label_blocks
 from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport, TableReport
+from bitimely_core.store import storage
+from bitimely_core.store.records import read_result, write_results
 from bitimely_core.system_errors import find_system_error, format_size
 
 MAX_UNITS = 200  # listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bitimely_core import evaluate, registry, storage
+from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import format_count
@@ -20,6 +20,7 @@ from bitimely_core.report.run_page import (
 )
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.store import storage
 
 LIMITS = (
     "Not a medical device: no diagnosis or treatment may rest on its output. Valid at most for "

@@ -56,8 +56,8 @@ from bitimely_core.report.recipe_tables import (
 )
 from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import WITHOUT_FITTED
+from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.workspace import find_run_folder
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe

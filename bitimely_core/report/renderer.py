@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__
 from bitimely_core.errors import UserError
 from bitimely_core.page import BarPlot, Figure, Link, Page, Sparkline, Table
-from bitimely_core.records import FORMAT, StoredFile, write_results
 from bitimely_core.report.canvas import COLOURS, format_tick
 from bitimely_core.report.numbers import (
     csv_link,
@@ -43,6 +42,8 @@ from bitimely_core.report.numbers import (
 from bitimely_core.report.page_text import clean_text, format_number, is_number, make_slug, to_json
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.schemas.reports import ReportInfo, Summary
+from bitimely_core.store import storage
+from bitimely_core.store.records import FORMAT, StoredFile, write_results
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.wording import fit_number, shorten_answer
 

@@ -23,11 +23,11 @@ from bitimely_core.evaluate.result_table import (
 )
 from bitimely_core.page import Figure, Line, LinePlot, RankPlot, Table, make_table, make_tables
 from bitimely_core.privacy import show_count
-from bitimely_core.records import has_result
 from bitimely_core.report.page_text import text_cell
 from bitimely_core.report.run_page import is_from_scratch, name_parent
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.workspace import locate
+from bitimely_core.store.records import has_result
+from bitimely_core.store.workspace import locate
 
 FURTHER_METRICS = {
     "classification": ("balanced_accuracy", "auroc", "macro_f1", "kappa"),

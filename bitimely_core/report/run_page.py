@@ -34,10 +34,10 @@ from bitimely_core.page import (
     rename_units,
 )
 from bitimely_core.privacy import format_count, is_small, round_message
-from bitimely_core.records import has_result
 from bitimely_core.report.score_blocks import add_score_blocks, comparison_table
 from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
 from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
+from bitimely_core.store.records import has_result
 from bitimely_core.train import tuning
 
 if TYPE_CHECKING:

@@ -9,7 +9,14 @@ from pydantic import Field
 
 from bitimely_core import privacy
 from bitimely_core.errors import Exit, Finding, Level
-from bitimely_core.records import Manifest, Part, StoredFile, StoredRecord, omit_none, write_results
+from bitimely_core.store.records import (
+    Manifest,
+    Part,
+    StoredFile,
+    StoredRecord,
+    omit_none,
+    write_results,
+)
 
 
 class FindingRecord(Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitimely_core.records import Part, ResultRecord, StoredFile
+from bitimely_core.store.records import Part, ResultRecord, StoredFile
 
 
 class ReportInfo(Part):

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, JsonValue, SerializeAsAny
 
 from bitimely_core.config import Settings, parse_stored_settings
-from bitimely_core.records import Part, ResultRecord, StoredFile, StoredRecord, omit_none
 from bitimely_core.registry import methods
 from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
+from bitimely_core.store.records import Part, ResultRecord, StoredFile, StoredRecord, omit_none
 
 
 def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:

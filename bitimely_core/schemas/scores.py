@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from bitimely_core.records import Part, ResultRecord, has_result, omit_none
 from bitimely_core.schemas.runs import ScoredCheckpoint
+from bitimely_core.store.records import Part, ResultRecord, has_result, omit_none
 
 # notice of an evaluation
 WITHOUT_FITTED = "Baselines that are fitted were left out (--baselines cheap)."

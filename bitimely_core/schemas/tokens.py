@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from bitimely_core.config import Filtering, Normalise, Resampling, Split, WindowConfig
-from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
 from bitimely_core.registry import Task
 from bitimely_core.schemas.ingest_records import (
     AgreementCell,
@@ -16,6 +15,7 @@ from bitimely_core.schemas.ingest_records import (
     CodeMap,
     FindingRecord,
 )
+from bitimely_core.store.records import Manifest, Part, StoredRecord, omit_none
 
 Number = int | float  # stored as given: 30 stays 30
 

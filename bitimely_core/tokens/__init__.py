@@ -12,8 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import manifests, registry
+from bitimely_core import registry
 from bitimely_core.cache import Cache, open_cache
+from bitimely_core.store import manifests
 from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet, find_token_kind

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import validate
 from bitimely_core.errors import Finding, UserError, raise_differences
-from bitimely_core.records import FORMAT, StoredFile, store_file, store_hashed
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -31,6 +29,8 @@ from bitimely_core.schemas.tokens import (
     WindowShard,
     WindowStatistics,
 )
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import FORMAT, StoredFile, store_file, store_hashed
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import moments, open_views
 from bitimely_core.tokens.choices import WindowChoices, resolve_options

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import locks, manifests, storage
-from bitimely_core.records import store_file
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions
+from bitimely_core.store import locks, manifests, storage
+from bitimely_core.store.records import store_file
 from bitimely_core.tokens.building import compute_statistics, is_current
 from bitimely_core.tokens.moments import Moments, compute_moments
 from bitimely_core.tokens.sets import check_subjects, open_manifest

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bitimely_core import manifests, storage
-from bitimely_core.records import StoredFile, store_file, store_hashed
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
     HistoryPreparation,
@@ -28,6 +26,8 @@ from bitimely_core.schemas.tokens import (
     SequenceOptions,
     SequenceStatistics,
 )
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import StoredFile, store_file, store_hashed
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.types import SPLITS, name_horizon

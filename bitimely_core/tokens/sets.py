@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, T
 
 import numpy as np
 
-from bitimely_core import manifests, registry
+from bitimely_core import registry
 from bitimely_core.errors import (
     Reason,
     UserError,
@@ -34,6 +34,7 @@ from bitimely_core.schemas.tokens import (
     TokenOptions,
     TokenStatistics,
 )
+from bitimely_core.store import manifests
 from bitimely_core.tokens.splits import SHARED
 from bitimely_core.types import SPLITS
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from bitimely_core import manifests
 from bitimely_core.cache import open_cache
 from bitimely_core.config import Section, SettingsLayer, read_toml, validate
 from bitimely_core.errors import (
@@ -63,6 +62,7 @@ from bitimely_core.schemas.tokens import (
     WindowOptions,
     WindowStatistics,
 )
+from bitimely_core.store import manifests
 from bitimely_core.tokens.cutting import (
     RecordCut,
     cut_record,

@@ -28,7 +28,6 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from bitimely_core import manifests, storage
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -39,8 +38,9 @@ from bitimely_core.errors import (
     raise_differences,
     safe_text,
 )
-from bitimely_core.records import store_file
 from bitimely_core.schemas.runs import CheckpointMeta, flatten_keys
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import store_file
 from bitimely_core.system_errors import describe_os_error, raise_system_error
 
 STEP = re.compile(r"step-(\d{1,15})")

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bitimely_core import storage
 from bitimely_core.errors import usage_error
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 
 FOLDER = "tensorboard"

@@ -30,11 +30,12 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from bitimely_core import __version__, locks, objectives, storage
+from bitimely_core import __version__, objectives
 from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
 from bitimely_core.schemas.runs import CheckpointMeta
+from bitimely_core.store import locks, storage
 from bitimely_core.system_errors import attach_result
 from bitimely_core.train import (
     averages,

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from bitimely_core import storage
 from bitimely_core.errors import integrity_error
-from bitimely_core.records import StoredFile, has_result, read_result
+from bitimely_core.store import storage
+from bitimely_core.store.records import StoredFile, has_result, read_result
 from bitimely_core.system_errors import translate_system_errors
 from bitimely_core.train import event_file
 

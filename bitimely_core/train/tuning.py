@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import storage
 from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.errors import Reason, UserError, check_choice, input_error
-from bitimely_core.records import ResultManifest, has_result, write_results
 from bitimely_core.schemas.runs import TrialRecord, TuningRecord, TuningTrial
+from bitimely_core.store import storage
+from bitimely_core.store.records import ResultManifest, has_result, write_results
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:

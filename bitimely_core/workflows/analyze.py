@@ -14,11 +14,11 @@ from bitimely_core import registry
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, has_small_count, is_small, round_message
-from bitimely_core.records import describe_changes
 from bitimely_core.run import FORMAT, Run
+from bitimely_core.store.records import describe_changes
+from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
 from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
-from bitimely_core.workspace import locate_new, shorten_name
 
 # words of columns
 COUNTED = frozenset(

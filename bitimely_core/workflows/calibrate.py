@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_predictions
 from bitimely_core.evaluate.prediction import Computation
 from bitimely_core.evaluate.prediction import predict as predict_windows
 from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
 from bitimely_core.privacy import round_rows
-from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, read_result_table, write_results
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
 from bitimely_core.workflows.prepare import hides_counts

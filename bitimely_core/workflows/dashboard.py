@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TypedDict, get_args
 
-from bitimely_core import locks, storage
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.page import Page
 from bitimely_core.report.dashboard_page import (
@@ -19,8 +18,9 @@ from bitimely_core.report.dashboard_page import (
 )
 from bitimely_core.report.renderer import render_index
 from bitimely_core.run import FORMAT
+from bitimely_core.store import locks, storage
+from bitimely_core.store.workspace import FolderKind
 from bitimely_core.system_errors import is_later_process
-from bitimely_core.workspace import FolderKind
 
 WAIT = 10.0  # seconds for another command that writes the page
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from bitimely_core import registry, storage
+from bitimely_core import registry
 from bitimely_core.errors import check_choice
 from bitimely_core.evaluate.prediction import Computation, map_batches
-from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT, Run, mark_subject
+from bitimely_core.store import storage
+from bitimely_core.store.records import refuse_other_manifest, write_results
 from bitimely_core.workflows.prepare import Execution, open_run
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from bitimely_core import evaluate as scoring
-from bitimely_core import storage
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate import endpoints, risk_calibration, verdicts
 from bitimely_core.evaluate.baselines import (
@@ -26,12 +25,6 @@ from bitimely_core.methods.method_contract import MethodFit, MethodRows, fit_met
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import EXACT, is_small
 from bitimely_core.progress import report_progress
-from bitimely_core.records import (
-    describe_changes,
-    has_result,
-    read_result_table,
-    refuse_other_manifest,
-)
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
@@ -50,13 +43,20 @@ from bitimely_core.schemas.scores import (
     TaskScores,
     TrainingScore,
 )
+from bitimely_core.store import storage
+from bitimely_core.store.records import (
+    describe_changes,
+    has_result,
+    read_result_table,
+    refuse_other_manifest,
+)
+from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import EXTERNAL
 from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
-from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
     import polars as pl

@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from bitimely_core import manifests, storage
 from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.privacy import is_small
-from bitimely_core.records import (
+from bitimely_core.report.run_page import list_notices
+from bitimely_core.run import FORMAT, Run
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import (
     describe_changes,
     has_result,
     list_results,
     read_result,
     write_results,
 )
-from bitimely_core.report.run_page import list_notices
-from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas.scores import Scores
+from bitimely_core.store.workspace import locate_new
 from bitimely_core.tokens.sequences import HISTORIES
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
-from bitimely_core.workspace import locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head

@@ -15,9 +15,10 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.prediction import measure_task
 from bitimely_core.recipe import Recipe
-from bitimely_core.records import has_result
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
+from bitimely_core.store.records import has_result
+from bitimely_core.store.workspace import find_dataset, locate_new
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.train import tuning
@@ -39,7 +40,6 @@ from bitimely_core.workflows.prepare import (
     prepare_windows,
     resolve_training,
 )
-from bitimely_core.workspace import find_dataset, locate_new
 
 NO_CASE = (
     "Give more people, or leave the label out: bitimely ingest with --rules FILE, or --label-column"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bitimely_core import storage
 from bitimely_core.errors import Reason, clean, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 
 # downloaded files: weights without code, numbers and text

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import storage
 from bitimely_core.cache import open_cache
 from bitimely_core.cache.ingest_run import REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.privacy import EXACT
-from bitimely_core.records import write_results
 from bitimely_core.registry import Choices
+from bitimely_core.store import storage
+from bitimely_core.store.records import write_results
+from bitimely_core.store.workspace import find_data_kind
 from bitimely_core.tokens.open_views import suggest_view
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
-from bitimely_core.workspace import find_data_kind
 
 # of the result of `tokenize`, kept in the report
 TOKEN_KEYS = ("windows", "events", "codes", "honesty", "selected", "small_counts")

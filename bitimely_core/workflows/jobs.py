@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 
-from bitimely_core import registry, storage
+from bitimely_core import registry
 from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import is_small
 from bitimely_core.progress import announce, are_lines_shown, report_progress
-from bitimely_core.records import find_missing, has_result, list_results, read_result, write_results
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import list_notices, training_page
@@ -39,6 +38,14 @@ from bitimely_core.schemas.runs import (
 )
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration
+from bitimely_core.store import storage
+from bitimely_core.store.records import (
+    find_missing,
+    has_result,
+    list_results,
+    read_result,
+    write_results,
+)
 from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning

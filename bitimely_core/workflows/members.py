@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from bitimely_core import evaluate as scoring
-from bitimely_core import storage
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.evaluate import folds as pooling
@@ -31,20 +30,21 @@ from bitimely_core.evaluate.result_table import (
 from bitimely_core.evaluate.scoring import ConstantBaseline
 from bitimely_core.page import Page
 from bitimely_core.progress import announce, show_lines_once
-from bitimely_core.records import has_result
 from bitimely_core.report.comparison_page import comparison_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import folds_page
 from bitimely_core.run import FORMAT, claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import PooledRuns, RunData, RunRecord, SplitCount
 from bitimely_core.schemas.scores import Difference, MetricValue, Scores
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result
+from bitimely_core.store.workspace import find_data_kind, find_dataset, locate_new, name_tokens
 from bitimely_core.tokens.fold_tokens import name_fold, write_fold
 from bitimely_core.tokens.windows import Windows
 from bitimely_core.types import SPLITS
 from bitimely_core.workflows.evaluate import evaluate, predict_shortcuts, score_endpoints
 from bitimely_core.workflows.jobs import TrainingPlan, TrainingResult
 from bitimely_core.workflows.prepare import Execution, make_windows_opener, prepare_windows
-from bitimely_core.workspace import find_data_kind, find_dataset, locate_new, name_tokens
 
 if TYPE_CHECKING:
     import polars as pl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core import storage
 from bitimely_core.config import RESUME_EXEMPT, FinetuneConfig, Settings, TrainConfig, TuneConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.methods.method_contract import (
@@ -17,6 +16,8 @@ from bitimely_core.methods.method_contract import (
 from bitimely_core.progress import announce
 from bitimely_core.run import claim_folder, describe_data, list_versions
 from bitimely_core.schemas.runs import FinalLosses, RunRecord
+from bitimely_core.store import storage
+from bitimely_core.store.workspace import locate_new
 from bitimely_core.workflows.finetune import describe_fraction, open_view
 from bitimely_core.workflows.jobs import (
     TrainingPlan,
@@ -28,7 +29,6 @@ from bitimely_core.workflows.jobs import (
     seal_run,
 )
 from bitimely_core.workflows.prepare import Execution, resolve_training
-from bitimely_core.workspace import locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.recipe import Recipe

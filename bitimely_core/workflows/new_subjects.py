@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core import registry, storage
+from bitimely_core import registry
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
 from bitimely_core.evaluate.prediction import Computation, map_batches
@@ -24,8 +24,9 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
+from bitimely_core.store import storage
+from bitimely_core.store.workspace import refuse_inside_workspace
 from bitimely_core.tokens.sequences import NewHistories
-from bitimely_core.workspace import refuse_inside_workspace
 
 if TYPE_CHECKING:
     import polars as pl

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.unit_groups import describe_failure
 from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
@@ -30,7 +30,6 @@ from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.page import Spectrogram
 from bitimely_core.progress import report_progress
 from bitimely_core.recordings.points import PointTimes, read_times
-from bitimely_core.records import describe_changes, read_result_table
 from bitimely_core.registry import Choices
 from bitimely_core.report.prediction_page import (
     collection_page,
@@ -41,6 +40,9 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration, Preprocessing, WindowOptions
+from bitimely_core.store import storage
+from bitimely_core.store.records import describe_changes, read_result_table
+from bitimely_core.store.workspace import find_run_folder, locate_new
 from bitimely_core.tokens.resampling import to_physical
 from bitimely_core.tokens.unlabelled import (
     ChannelMap,
@@ -66,7 +68,6 @@ from bitimely_core.workflows.new_subjects import (
 )
 from bitimely_core.workflows.prepare import Execution, prepare_windows
 from bitimely_core.workflows.tokenize import apply_vocabulary
-from bitimely_core.workspace import find_run_folder, locate_new
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,18 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bitimely_core import cache, registry, storage
+from bitimely_core import cache, registry
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
-from bitimely_core.records import list_results, read_result, write_results
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.report.renderer import render_html
 from bitimely_core.run import Run
-from bitimely_core.tokens.sequences import EventSequences
-from bitimely_core.tokens.sets import TokenSet
-from bitimely_core.workspace import (
+from bitimely_core.store import storage
+from bitimely_core.store.records import list_results, read_result, write_results
+from bitimely_core.store.workspace import (
     find_data_kind,
     find_run_folder,
     locate,
@@ -28,6 +27,8 @@ from bitimely_core.workspace import (
     name_tokens,
     parse_view,
 )
+from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import TokenSet
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

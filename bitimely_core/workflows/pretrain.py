@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import registry, storage
+from bitimely_core import registry
 from bitimely_core.config import (
     ModelConfig,
     Settings,
@@ -19,10 +19,12 @@ from bitimely_core.config import (
     parse_assignments,
 )
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
-from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import SamplePreparation
+from bitimely_core.store import storage
+from bitimely_core.store.records import check_result, has_result
+from bitimely_core.store.workspace import locate, locate_new, name_run
 from bitimely_core.tokens.drawing import limit_windows
 from bitimely_core.train import tuning
 from bitimely_core.types import Batches
@@ -43,7 +45,6 @@ from bitimely_core.workflows.prepare import (
     prepare_windows,
     resolve_training,
 )
-from bitimely_core.workspace import locate, locate_new, name_run
 
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model

@@ -9,7 +9,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.page import Page
 from bitimely_core.report.comparison_page import comparison_page
 from bitimely_core.run import FORMAT
-from bitimely_core.workspace import find_run_folder, locate_new, shorten_name
+from bitimely_core.store.workspace import find_run_folder, locate_new, shorten_name
 
 
 class ReportResult(TypedDict, total=False):

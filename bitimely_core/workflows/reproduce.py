@@ -6,22 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from bitimely_core import storage
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.evaluate import parse_predictions
-from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.report import run_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run, list_versions
 from bitimely_core.schemas.runs import Reproduction, RunEnvironment, RunRecord
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, read_result_table, write_results
+from bitimely_core.store.workspace import locate, locate_new
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.jobs import Flags, TrainingResult
 from bitimely_core.workflows.prepare import Execution, prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.train import train
-from bitimely_core.workspace import locate, locate_new
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from typing import TypedDict
 from bitimely_core.errors import UserError
 from bitimely_core.report.dataset_statistics import ViewStatistics, count_view, statistics_page
 from bitimely_core.run import FORMAT
+from bitimely_core.store.workspace import locate, name_tokens
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.workspace import locate, name_tokens
 
 
 class StatisticsResult(TypedDict):

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core import manifests
-from bitimely_core.records import has_result
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.tokens import HistoryPreparation
-from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
-from bitimely_core.workflows.prepare import (
-    Execution,
-    ensure_cache,
-    make_scratch_workspace,
-    write_tokens,
-)
-from bitimely_core.workspace import (
+from bitimely_core.store import manifests
+from bitimely_core.store.records import has_result
+from bitimely_core.store.workspace import (
     find_data_kind,
     find_run_folder,
     locate,
     locate_new,
     name_tokens,
     parse_view,
+)
+from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.workflows.prepare import (
+    Execution,
+    ensure_cache,
+    make_scratch_workspace,
+    write_tokens,
 )
 
 

@@ -14,6 +14,13 @@ from bitimely_core.recipe import Recipe
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import WindowManifest
+from bitimely_core.store.workspace import (
+    find_data_kind,
+    find_dataset,
+    locate,
+    locate_new,
+    name_tokens,
+)
 from bitimely_core.workflows.choice import limit_choice
 from bitimely_core.workflows.finetune import (
     build_head,
@@ -40,7 +47,6 @@ from bitimely_core.workflows.pretrain import (
     choose_rate,
     collect_dimensions,
 )
-from bitimely_core.workspace import find_data_kind, find_dataset, locate, locate_new, name_tokens
 
 if TYPE_CHECKING:
     from bitimely_core.heads import Head

@@ -23,13 +23,14 @@ from bitimely_core.evaluate.vector_files import (
 )
 from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.privacy import EXACT, is_small, round_rows
-from bitimely_core.records import refuse_other_manifest
 from bitimely_core.report.encoder_page import encoder_page
 from bitimely_core.report.page_text import make_slug
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import SPLITS, Run, flatten_compared
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import ComparedRow, EncoderRecord, EvaluationSettings, Scores
+from bitimely_core.store.records import refuse_other_manifest
+from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.workflows.evaluate import (
@@ -46,7 +47,6 @@ from bitimely_core.workflows.evaluate import (
     score_windows,
 )
 from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
-from bitimely_core.workspace import locate_new, shorten_name
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

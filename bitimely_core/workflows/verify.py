@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from bitimely_core import manifests, storage
 from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
 from bitimely_core.progress import report_progress
-from bitimely_core.records import (
+from bitimely_core.run import FORMAT
+from bitimely_core.schemas.reports import StageRecord, Summary
+from bitimely_core.schemas.runs import RunRecord, TrialRecord
+from bitimely_core.store import manifests, storage
+from bitimely_core.store.records import (
     BESIDE,
     ResultManifest,
     StoredRecord,
@@ -19,9 +22,6 @@ from bitimely_core.records import (
     has_result,
     list_results,
 )
-from bitimely_core.run import FORMAT
-from bitimely_core.schemas.reports import StageRecord, Summary
-from bitimely_core.schemas.runs import RunRecord, TrialRecord
 from bitimely_core.system_errors import raise_system_error
 
 RECORDS: dict[str, type[StoredRecord]] = {

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from bitimely_core import registry, storage
+from bitimely_core import registry
 from bitimely_core.errors import Reason, safe_text, unknown_name_error, usage_error
-from bitimely_core.records import has_result, is_listed
+from bitimely_core.store import storage
+from bitimely_core.store.records import has_result, is_listed
 
 FolderKind = Literal["cache", "tokens", "runs", "reports", "exports", "pipelines"]
 NOUNS: dict[str, str] = {

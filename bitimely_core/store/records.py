@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bitimely_core import locks, manifests, storage
 from bitimely_core.errors import (
     HINTS,
     Finding,
@@ -34,6 +33,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.store import locks, manifests, storage
 from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translate_system_errors
 
 if TYPE_CHECKING:

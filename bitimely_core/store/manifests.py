@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from bitimely_core import storage
 from bitimely_core.errors import (
     HINTS,
     Exit,
@@ -22,6 +21,7 @@ from bitimely_core.errors import (
     input_error,
     integrity_error,
 )
+from bitimely_core.store import storage
 from bitimely_core.system_errors import RETRY_HINT, describe_os_error, raise_system_error
 
 Manifest = dict[str, Any]  # with `files`, `generation`, `manifest_sha256` and keys of its kind

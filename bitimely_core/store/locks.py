@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, clean
+from bitimely_core.store import storage
 from bitimely_core.system_errors import describe_os_error, translate_system_errors
 
 LOCK_FILE = ".lock"
