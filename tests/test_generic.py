@@ -525,6 +525,22 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_table_beside_the_map_is_asked_for_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    np.save(tmp_path / "raw" / "eeg.npy", np.random.default_rng(1).standard_normal(500))
+    text, table = (
+        TABLES[: TABLES.index("[annotations]")],
+        "recording,patient,diagnosis\neeg,p1,ill\n",
+    )
+    (tmp_path / "t.csv").write_text(table)  # beside the map
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    (reason,) = report["reasons"]
+    assert "t.csv' is missing" in reason["message"]
+    assert "into the folder of the recordings" in reason["message"]
+    (tmp_path / "raw" / "t.csv").write_text(table)  # as it says
+    assert ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")["exit_code"] == 0
+
+
 def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
     for i, name in enumerate(("rest/p1", "task/p1")):
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)

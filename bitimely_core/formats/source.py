@@ -75,8 +75,8 @@ class Source:
         """Whether a file of this path, in POSIX form, is there, be it one that is not read."""
         return rel in self.files or rel in self.rejected
 
-    def path(self, rel: str) -> Path:
-        """Absolute path of a file of this source.
+    def path(self, rel: str, hint: str | None = None) -> Path:
+        """Absolute path of a file of this source; `hint`: what to do where it is missing.
 
         `rel`, a POSIX path, may have been read in a file, hence is not trusted. Raises UserError:
         path_escape for a path that leaves the root, the reason in `rejected`, or
@@ -93,7 +93,8 @@ class Source:
         if name in self.rejected:
             raise finding_to_error(self.rejected[name])
         if name not in self.files:
-            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is missing")
+            problem = f"the file {safe_text(rel)} is missing"
+            raise input_error(Reason.MISSING_SIGNAL_FILE, problem, hint=hint)
         return self.root / name
 
 

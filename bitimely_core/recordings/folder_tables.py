@@ -42,6 +42,7 @@ from bitimely_core.types import (
 
 EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
 PARTICIPANTS = "participants.tsv"  # of a BIDS folder
+PLACE_HINT = "Put it into the folder of the recordings: paths in the map begin there"
 SPLIT_NAMES = dict(zip(SPLITS, SPLITS, strict=True)) | {
     "training": "train",
     "val": "validation",
@@ -116,7 +117,7 @@ def read_attributes(
     columns = {name: column for name, column in columns.items() if column}
     names = list(dict.fromkeys([key, *columns.values(), *table.labels]))
     with locate_errors(table.path):
-        path = source.path(table.path)
+        path = source.path(table.path, PLACE_HINT)
         delimiter = table.delimiter or find_delimiter(path)
         rows, faults = parse_rows(
             tables.read_rows(path, names, key=[key], delimiter=delimiter),
@@ -345,7 +346,7 @@ def read_annotations(
     columns = [table.file, table.onset, table.value or table.label]
     columns += [table.duration] if table.duration else []
     with locate_errors(table.path):
-        path = source.path(table.path)
+        path = source.path(table.path, PLACE_HINT)
         delimiter = table.delimiter or find_delimiter(path)
         rows, faults = parse_rows(
             tables.read_rows(path, columns, delimiter=delimiter),

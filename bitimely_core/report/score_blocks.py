@@ -460,13 +460,14 @@ def _add_nights(
 ) -> None:
     """Agreement of the clinical endpoints: a table, and the differences of single nights."""
     page.section("Clinical endpoints")
-    kappa_range = ""
-    if scores.kappa_range:
-        lowest, highest = scores.kappa_range
-        kappa_range = f", from {lowest:.2f} to {highest:.2f}"
-    lines: list[list[Any]] = [
-        ["kappa of a night", "", scores.nights, None, None, scores.kappa, None, None]
-    ]
+    page.table(
+        "night-kappa",
+        f"Agreement of the stages of a night, {scores.nights} nights",
+        "Cohen's kappa of each night; the mean has its interval over subjects.",
+        ["mean kappa of a night", "lowest", "highest"],
+        [[scores.kappa, *(scores.kappa_range or (None, None))]],
+    )
+    lines: list[list[Any]] = []
     for name, endpoint in scores.endpoints.items():
         means = (endpoint.scored, endpoint.predicted)
         agreement = (endpoint.bias, endpoint.lower_limit, endpoint.upper_limit)
@@ -475,7 +476,7 @@ def _add_nights(
     page.table(
         "endpoints",
         f"Sleep endpoints of {scores.nights} nights of {scores.subjects} subjects",
-        f"{AGREEMENT} Kappa of a night: its mean over nights{kappa_range}.",
+        AGREEMENT,
         [*counts, "bias", "lower limit", "upper limit"],
         lines,
     )
