@@ -7,9 +7,9 @@ width, D model width, H heads, L layers.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from bitimely_core.errors import Finding
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SPLITS = ("train", "validation", "test")
+Item = TypeVar("Item")
+Group = TypeVar("Group", bound=Hashable)
 
 
 class Signal(NamedTuple):
@@ -165,6 +167,14 @@ class LabelColumns(NamedTuple):
 
     columns: list[int]
     days: list[float]
+
+
+def group_by(items: Iterable[Item], find_group: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Group -> its items, both in order."""
+    groups: dict[Group, list[Item]] = {}
+    for item in items:
+        groups.setdefault(find_group(item), []).append(item)
+    return groups
 
 
 def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:

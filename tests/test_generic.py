@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bitimely_core.datasets import generic
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.template import write_template
 from bitimely_core.types import Annotation, Record
 
 
@@ -523,6 +525,33 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     assert "eeg.npy: 1 recordings have no row in the table" in str(
         [reason["message"] for reason in report["reasons"]]
     )
+
+
+@pytest.mark.parametrize("nights", [(2, 2, 2, 2), (1, 3, 2)])
+def test_folders_of_people_that_hold_the_same_are_one_group_of_the_template(
+    tmp_path: Path, nights: tuple[int, ...]
+) -> None:
+    for i, count in enumerate(nights):
+        for night in range(count):
+            write_edf(tmp_path / "raw" / f"p{i}" / f"night{night}.edf", seed=i)
+    text = write_template(scan_folder(tmp_path / "raw"))
+    assert text.count("[[files]]") == 1
+    line = next(line for line in text.splitlines() if "folder is a person" in line)
+    stated = text.replace(line, line.removeprefix("# "))
+    report = ingest_with_map(tmp_path / "raw", stated, tmp_path / "cache")
+    assert report["exit_code"] == 0
+    found = recordings(tmp_path / "cache").values()
+    assert Counter(record.subject_id for record in found) == Counter(
+        {f"p{i}": count for i, count in enumerate(nights)}
+    )
+
+
+def test_folders_that_hold_other_channels_are_groups_of_the_template(tmp_path: Path) -> None:
+    for i in range(3):
+        write_edf(tmp_path / "raw" / f"p{i}" / "night.edf", seed=i, notes=())
+    rename = tmp_path / "raw" / "p2" / "night.edf"
+    rename.write_bytes(rename.read_bytes().replace(b"EEG Cz", b"EEG Pz"))
+    assert write_template(scan_folder(tmp_path / "raw")).count("[[files]]") == 3
 
 
 def test_a_table_beside_the_map_is_asked_for_in_the_folder(tmp_path: Path) -> None:

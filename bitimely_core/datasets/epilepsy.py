@@ -55,6 +55,7 @@ from bitimely_core.types import (
     Records,
     Signal,
     SourceRows,
+    group_by,
 )
 
 TABLE = "data.csv"
@@ -393,9 +394,7 @@ def read_segments(files: Mapping[str, Path]) -> Records:
         held, findings = _read_segment_file(rel, path)
         segments += held
         remarks += findings
-    copies: dict[str, list[BonnSegment]] = {}
-    for segment in segments:
-        copies.setdefault(segment.name, []).append(segment)
+    copies = group_by(segments, lambda segment: segment.name)
     used: dict[str, np.ndarray] = {}
     faults: list[Finding] = []
     for name, same in sorted(copies.items()):
@@ -452,9 +451,7 @@ def _account_segments(
     """
     places = {segment.place: segment.place for segment in segments}
     places |= {segment.file: segment.place for segment in segments}
-    by_place: dict[str, list[Finding]] = {}
-    for fault in faults:
-        by_place.setdefault(places[str(fault.file)], []).append(fault)
+    by_place = group_by(faults, lambda fault: places[str(fault.file)])
     seen = Counter(segment.place for segment in segments)
     rows = [
         account_rows(place, "segments", count, by_place.get(place, []))

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,24 +36,15 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.store.workspace import parse_view
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import group_by
 
 if TYPE_CHECKING:
     import polars as pl
 
-Item = TypeVar("Item")
-Group = TypeVar("Group", bound=Hashable)
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
 CACHE_VERSION = 5  # of stored comparisons: raise it where the numbers change
-
-
-def group_by(items: Iterable[Item], find_group: Callable[[Item], Group]) -> dict[Group, list[Item]]:
-    """Group -> its items, both in order."""
-    groups = defaultdict[Group, list[Item]](list)
-    for item in items:
-        groups[find_group(item)].append(item)
-    return dict(groups)
 
 
 class BaselinePair(NamedTuple):

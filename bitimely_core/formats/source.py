@@ -30,6 +30,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import group_by
 
 RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # a folder with such a name is not entered
 ARCHIVE_SUFFIXES = (
@@ -94,7 +95,7 @@ class Source:
             raise finding_to_error(self.rejected[name])
         if name not in self.files:
             problem = f"the file {safe_text(rel)} is missing"
-            raise input_error(Reason.MISSING_SIGNAL_FILE, problem, hint=hint)
+            raise input_error(Reason.MISSING_SIGNAL_FILE, problem, "", hint)
         return self.root / name
 
 
@@ -481,9 +482,7 @@ def report_unclaimed(
 
 def report_faults(faults: Iterable[Finding]) -> list[Finding]:
     """Findings on faulty lines, the first few of each reason one by one, the others counted."""
-    by_code: dict[Reason, list[Finding]] = {}
-    for fault in faults:
-        by_code.setdefault(fault.code, []).append(fault)
+    by_code = group_by(faults, lambda fault: fault.code)
     findings: list[Finding] = []
     for same in by_code.values():
         findings += same[:MAX_LISTED]

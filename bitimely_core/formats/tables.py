@@ -56,6 +56,7 @@ from bitimely_core.formats.table_rows import (
 from bitimely_core.formats.table_text import TableSpan, read_first_line
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
+from bitimely_core.types import group_by
 
 if TYPE_CHECKING:
     import polars as pl
@@ -311,9 +312,7 @@ def group_findings(findings: Iterable[Finding]) -> list[Finding]:
 
     Up to five of their rows are examples.
     """
-    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.code, finding.level, finding.file), []).append(finding)
+    groups = group_by(findings, lambda finding: (finding.code, finding.level, finding.file))
     return list(map(_join_findings, groups.values()))
 
 

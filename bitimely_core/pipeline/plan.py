@@ -28,6 +28,7 @@ from bitimely_core.store.workspace import (
     name_tokens,
     parse_view,
 )
+from bitimely_core.types import group_by
 from bitimely_core.workflows.jobs import Flags, TrainingResult
 from bitimely_core.workflows.prepare import make_windows_opener
 
@@ -835,9 +836,7 @@ def _write_results(
 
 def _find_states(plan: ExperimentPlan, states: States) -> list[PlannedCell]:
     """The cells of the table with their states. The test folds of one cell are its runs."""
-    folds: dict[tuple[str, str, int], list[TableEntry]] = {}
-    for entry in plan.table:
-        folds.setdefault((entry.row, entry.column, entry.seed), []).append(entry)
+    folds = group_by(plan.table, lambda entry: (entry.row, entry.column, entry.seed))
     cells = []
     for place, entries in folds.items():
         missing = [

@@ -25,7 +25,7 @@ from bitimely_core.formats.units import (
     scale_signal,
 )
 from bitimely_core.recordings.mapping import NO_FACTS, ChannelChoice, FileRule, RecordingInfo
-from bitimely_core.types import Annotation, Signal
+from bitimely_core.types import Annotation, Signal, group_by
 
 MINUS = " - "  # of a derivation in a map
 # names of channels that are no signals, in small letters and digits alone
@@ -279,10 +279,7 @@ def _find_runs(values: np.ndarray, places: np.ndarray, gap: int) -> tuple[np.nda
 
 def group_segments(signals: Iterable[Signal]) -> dict[str, list[Signal]]:
     """Channel -> its segments."""
-    segments: dict[str, list[Signal]] = {}
-    for signal in signals:
-        segments.setdefault(signal.channel, []).append(signal)
-    return segments
+    return group_by(signals, lambda signal: signal.channel)
 
 
 def _read_codes(signal: Signal) -> np.ndarray:

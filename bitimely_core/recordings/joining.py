@@ -21,7 +21,7 @@ from bitimely_core.formats.text import list_first, list_names
 from bitimely_core.recordings.mapping import SUFFIXES, Format, LabelFile, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
+from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, group_by
 
 NEAR = 1.0  # seconds: headers state the start to the second
 SHOWN = 3  # recordings in a line
@@ -62,9 +62,7 @@ def find_channel_folders(
     """File -> recording, of folders whose EDF files hold one differently named channel each, of
     equal durations, where at least `least` folders (2, or 1) have files of the same names.
     """
-    folders: dict[str, list[str]] = {}
-    for rel in recordings:
-        folders.setdefault(str(PurePosixPath(rel).parent), []).append(rel)
+    folders = group_by(recordings, lambda rel: str(PurePosixPath(rel).parent))
     counts = Counter(PurePosixPath(rel).name for rel in recordings)
     chosen: dict[str, list[str]] = {}
     for folder, rels in folders.items():

@@ -40,6 +40,7 @@ from bitimely_core.recordings.sample_tables import find_subjects, list_channel_n
 from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import holds_samples, sniff_file
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import group_by
 
 MOST_WORDS = 100  # texts of labels that are listed
 # by which label files are read for their texts alone
@@ -48,6 +49,7 @@ FILES = 200  # of a group whose headers are read
 NIGHTS = 20  # of a group whose annotations are read
 ROWS = 1000  # of a table
 GROUPS = 12  # folders and endings in groups of their own
+FOLDERS = 3  # that hold the same, from which on one pattern stands for all
 LISTED = 60  # channels of a group
 ASSUMED_RATE = 1.0  # Hz, of files that state none
 RATE_LINE = (
@@ -57,6 +59,7 @@ MATCH_LINE = (
     '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: '
     "a regular expression on the path"
 )
+PERSON_LINE = '# match = "(?P<subject>[^/]+)/[^/]*$"  # TO STATE where a folder is a person'
 CLASS_LINE = '# match = "(?P<label>[^/]+)/[^/]*$"  # TO STATE where a folder is a class'
 JOINING_LINE = 'match = "(?P<recording>.+)/"  # the files of a folder are channels of one recording'
 NAMES_LINE = (
@@ -160,7 +163,7 @@ def _sort_files(source: Source) -> FolderContents:
     candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
     others = [rel for rel in candidates if rel in rows and not holds_samples(source, rel)]
     recordings = [rel for rel in candidates if rel not in others] or candidates
-    return FolderContents(_group_files(recordings), others, shared, rows, labels)
+    return FolderContents(_group_files(source, recordings), others, shared, rows, labels)
 
 
 def _list_annotation_files(rels: Iterable[str]) -> set[str]:
@@ -186,8 +189,8 @@ def _describe_groups(
         count = f"{len(members)} files, such as {clean(members[0], 100)}"
         match = _describe_joining(members[0], joined.get(members[0], ("", ""))[1])
         yield from ["", "[[files]]", f"pattern = {_quote(pattern)}  # {count}", match]
-        if folder != "." and match == MATCH_LINE:
-            yield CLASS_LINE
+        if "/" in members[0] and match == MATCH_LINE:
+            yield from (PERSON_LINE, CLASS_LINE)
         yield from _describe_group(source, members, texts)
         beside = [contents.labels.files.get(rel, ()) for rel in members]
         yield from _describe_label_files(beside, texts)
@@ -265,9 +268,7 @@ def _list_recordings(source: Source) -> list[str]:
         for rel in source.files
         if find_suffix(rel) in SUFFIXES and not (bids and rel.startswith(DERIVED))
     ]
-    by_ending: dict[str, list[str]] = {}
-    for rel in rels:
-        by_ending.setdefault(find_suffix(rel), []).append(rel)
+    by_ending = group_by(rels, find_suffix)
     arrays = by_ending.pop(".mat", [])
     left_out = find_segments(source, by_ending.get(".hea", ())) | find_later_parts(source, rels)
     left_out.update(find_label_arrays(source, rels).list_files())
@@ -306,18 +307,33 @@ def _find_label_tables(rels: Sequence[str], contents: Mapping[str, TableContent]
     return beside
 
 
-def _group_files(rels: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+def _group_files(source: Source, rels: Iterable[str]) -> dict[tuple[str, str], list[str]]:
     """Folder and ending -> files, deep folders first: the first pattern that fits a file counts.
 
-    There is one folder for all where there are too many groups.
+    There is one folder for all where there are too many groups, and for an ending of which many
+    folders hold the same, such as one folder a person.
     """
     places = {rel: (str(PurePosixPath(rel).parent), find_suffix(rel)) for rel in rels}
-    is_merged = len(set(places.values())) > GROUPS
+    firsts = {place: rel for rel, place in reversed(places.items())}
+    merged = set(places.values()) if len(firsts) > GROUPS else _find_same(source, firsts)
     groups: dict[tuple[str, str], list[str]] = {}
     for rel, (folder, ending) in places.items():
-        groups.setdefault(("." if is_merged else folder, ending), []).append(rel)
+        group = (".", ending) if (folder, ending) in merged else (folder, ending)
+        groups.setdefault(group, []).append(rel)
     order = sorted(groups, key=lambda group: (-group[0].count("/"), group[0] == ".", group))
     return {group: groups[group] for group in order}
+
+
+def _find_same(source: Source, firsts: Mapping[tuple[str, str], str]) -> set[tuple[str, str]]:
+    """The folders and endings that one pattern can stand for: the first files of all folders with
+    this ending are described alike. `firsts`: folder and ending -> the first file.
+    """
+    same: set[tuple[str, str]] = set()
+    for places in group_by(firsts, lambda place: place[1]).values():
+        described = {tuple(_describe_group(source, [firsts[place]], Counter())) for place in places}
+        if len(places) >= FOLDERS and len(described) == 1:
+            same.update(places)
+    return same
 
 
 def _quote(text: str) -> str:

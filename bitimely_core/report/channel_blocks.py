@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import BarPlot, Figure, Table, make_table
 from bitimely_core.report.page_text import format_duration
+from bitimely_core.types import group_by
 
 MAX_BARS = 24  # channels or labels of a bar plot
 MAX_BAR_PLOTS = 3  # units of measurement that get a figure

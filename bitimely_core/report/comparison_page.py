@@ -14,7 +14,7 @@ from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate import result_table
 from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import is_lower_better
-from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn, group_by
+from bitimely_core.evaluate.result_table import ResultTable, ScoreColumn
 from bitimely_core.evaluate.verdicts import count_units
 from bitimely_core.page import (
     BarPlot,
@@ -56,6 +56,7 @@ from bitimely_core.report.run_page import (
 )
 from bitimely_core.schemas.scores import MetricValue, Scores
 from bitimely_core.store.records import describe_changes, has_result
+from bitimely_core.types import group_by
 
 Arm = tuple[str, str]  # row, data
 COMMON_FACTS = ("Data", "Split", "Versions", "Computed on", "Fingerprint of the data")

@@ -26,7 +26,7 @@ from bitimely_core import __version__
 from bitimely_core.errors import UserError, safe_text
 from bitimely_core.evaluate.intervals import list_values
 from bitimely_core.evaluate.metrics import NAMES, is_lower_better
-from bitimely_core.evaluate.result_table import group_by, read_curves
+from bitimely_core.evaluate.result_table import read_curves
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -48,6 +48,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import describe_changes, has_result
 from bitimely_core.store.workspace import NOUNS, FolderKind
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import group_by
 
 INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve

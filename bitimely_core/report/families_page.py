@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.evaluate.verdicts import PrintedMetric
 from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder, make_tables
 from bitimely_core.report.differences import scale_fields
 from bitimely_core.report.page_text import scale_number
 from bitimely_core.schemas.scores import RegisteredResult
+from bitimely_core.types import group_by
 
 COLUMNS = (
     "family",

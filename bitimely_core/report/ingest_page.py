@@ -15,7 +15,6 @@ from typing import Any
 
 from bitimely_core import cache, registry
 from bitimely_core.errors import Finding, Reason, UserError
-from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import Page, PageBuilder, Table, make_table, make_tables, rename_units
 from bitimely_core.report.channel_blocks import (
     channel_warnings,
@@ -31,6 +30,7 @@ from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport, Ta
 from bitimely_core.store import storage
 from bitimely_core.store.records import read_result, write_results
 from bitimely_core.system_errors import find_system_error, format_size
+from bitimely_core.types import group_by
 
 MAX_UNITS = 200  # listed
 STATES = {

@@ -27,7 +27,6 @@ from bitimely_core.evaluate.result_table import (
     OpenWindows,
     ResultTable,
     ScoredRun,
-    group_by,
     has_withheld,
 )
 from bitimely_core.page import (
@@ -58,6 +57,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import group_by
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, ScoredRun, group_by
+from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, ScoredRun
 from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.page import Table, make_table
 from bitimely_core.report.numbers import table_data, to_csv
@@ -22,6 +22,7 @@ from bitimely_core.report.page_text import (
     text_cell,
 )
 from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
+from bitimely_core.types import group_by
 
 EVENT_BASELINES = ("length_only", "single_code")  # shortcut baselines of claims, with labels
 MISSING_COLUMNS = ("rows", "column", "seeds", "state", "reason")

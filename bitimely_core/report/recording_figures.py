@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from bitimely_core import cache, registry
-from bitimely_core.evaluate.result_table import group_by
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -29,7 +28,7 @@ from bitimely_core.report.channel_blocks import MAX_BARS
 from bitimely_core.report.page_text import format_duration
 from bitimely_core.report.plain_figures import DEPTH
 from bitimely_core.schemas.ingest_records import IngestReport
-from bitimely_core.types import Record, Signal
+from bitimely_core.types import Record, Signal, group_by
 
 EXCERPT = 30.0  # seconds of the first figure
 SHORT = 45.0  # seconds up to which a recording has one figure

@@ -17,7 +17,6 @@ from bitimely_core.evaluate.result_table import (
     ResultTable,
     ScoreColumn,
     ScoredRun,
-    group_by,
     read_curves,
     read_speed,
 )
@@ -28,6 +27,7 @@ from bitimely_core.report.run_page import is_from_scratch, name_parent
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.store.records import has_result
 from bitimely_core.store.workspace import locate
+from bitimely_core.types import group_by
 
 FURTHER_METRICS = {
     "classification": ("balanced_accuracy", "auroc", "macro_f1", "kappa"),

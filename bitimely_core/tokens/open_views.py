@@ -22,6 +22,7 @@ from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_si
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens.epochs import choose_scored
+from bitimely_core.types import group_by
 
 NAMES = 12  # channels in a line
 LONGEST_LINE = 600  # characters of a line of a map in an advice
@@ -153,10 +154,7 @@ def find_alternatives(inputs: Mapping[str, Iterable[str]]) -> dict[str, list[str
 
 def _group_names(names: Iterable[str], key: Callable[[str], str]) -> list[list[str]]:
     """The names in groups of one key."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(key(name), []).append(name)
-    return list(groups.values())
+    return list(group_by(names, key).values())
 
 
 def _find_word(name: str) -> str:

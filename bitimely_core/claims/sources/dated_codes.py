@@ -21,6 +21,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.types import group_by
 
 Pairs = Mapping[str, tuple[str, ...]]
 """Column of codes -> that of its dates; several where a cell of it holds a list of codes."""
@@ -111,10 +112,8 @@ def _pair_series(names: Sequence[str], codes: Sequence[str]) -> dict[str, tuple[
 
 def _group_series(names: Sequence[str]) -> list[list[str]]:
     """Names that differ by their last number alone, in the order of their numbers."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(names, key=list_numbers):
-        groups.setdefault(LAST_NUMBER.sub("", name), []).append(name)
-    return list(groups.values())
+    ordered = sorted(names, key=list_numbers)
+    return list(group_by(ordered, lambda name: LAST_NUMBER.sub("", name)).values())
 
 
 def _refuse_one_of_series(names: Sequence[str], codes: Sequence[str], stated: str) -> None:

@@ -23,6 +23,7 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, 
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
+from bitimely_core.types import group_by
 
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
@@ -252,9 +253,7 @@ def _refuse_copies(files: Collection[str]) -> None:
 
     Folders side by side, as of years, hold parts of one table. Raises UserError: no_input.
     """
-    folders: dict[str, list[PurePosixPath]] = {}
-    for path in map(PurePosixPath, files):
-        folders.setdefault(path.name.lower().split(".")[0], []).append(path)
+    folders = group_by(map(PurePosixPath, files), lambda path: path.name.lower().split(".")[0])
     for name, paths in folders.items():
         parents = [path.parent for path in paths]
         is_twice = len(set(parents)) < len(parents)
