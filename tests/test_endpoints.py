@@ -262,3 +262,23 @@ def test_touching_events_do_not_overlap():
     for true, predicted in itertools.permutations(([0, 1, 0, 0], [0, 0, 1, 0])):
         found = endpoints.score_events(index, np.array(true), np.array(predicted), 2.0)
         assert (found.sensitivity.value, found.false_alarms) == (0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "event"),
+    [
+        (("AF", "sinus"), "AF"),
+        (("atrial fibrillation", "Sinus rhythm"), "atrial fibrillation"),
+        (("apnea", "normal"), "apnea"),
+        (("no seizure", "seizure"), "seizure"),
+        (("seizure", "non-seizure"), "seizure"),
+        (("artifact", "background_activity"), "artifact"),
+        (("0", "1"), "1"),
+        (("normality", "novel"), "novel"),  # neither says that nothing happens
+        (("rest", "move"), "move"),
+    ],
+)
+def test_the_event_is_the_class_in_which_something_happens(
+    names: tuple[str, str], event: str
+) -> None:
+    assert names[endpoints.choose_event(names)] == event

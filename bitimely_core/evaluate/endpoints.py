@@ -7,6 +7,7 @@ not scored. Legend: E epochs, K classes, n windows, N nights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +37,12 @@ STAGES = {  # class name in capitals -> stage
 }
 SLEEP = ("N1", "N2", "N3", "REM")
 NO_SLEEP = "no epoch of sleep"
+# names of a class of which nothing is to be found
+QUIET = re.compile(
+    r"(no|non|not|none|without|normal|sinus|sr|nsr|background|bckg|interictal|baseline|healthy|"
+    r"control|negative|false|0)\b",
+    re.IGNORECASE,
+)
 
 
 def is_staging(class_names: Sequence[str]) -> bool:
@@ -269,11 +276,19 @@ def find_events(
     return [(float(run[0]), float(run[-1]) + step) for run in runs if len(run)]
 
 
+def choose_event(names: Sequence[str]) -> int:
+    """Which of two classes is the event: the other one where the name of one says that nothing
+    happens, as `sinus` beside `AF`, else the second.
+    """
+    is_quiet = [QUIET.match(re.sub(r"[\W_]+", " ", name)) is not None for name in names]
+    return int(is_quiet != [False, True])
+
+
 def score_events(
     index: pl.DataFrame, target: Array, prediction: Array, step: float, bootstrap: int = 1000
 ) -> EventScores:
-    """Sensitivity and false alarms an hour of events of class 1 (ids [n] 0 or 1); windows begin
-    every `step` seconds.
+    """Sensitivity and false alarms an hour of events (target and prediction [n], 1 or True where
+    one is); windows begin every `step` seconds.
 
     An event is found where any predicted event overlaps it; predicted events that overlap none are
     false alarms. Intervals over subjects.

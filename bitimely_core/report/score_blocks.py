@@ -126,11 +126,12 @@ def add_score_blocks(
     if scores.nights is not None:
         _add_nights(page, scores.nights, rows, columns)
     if events := scores.events:
+        event = events.event or rows.class_names[1]
         page.table(
             "events",
-            f"Detection of {rows.class_names[1]}",
-            f"Successive windows of {rows.class_names[1]} are one event; it is found where any "
-            "predicted event overlaps it, and predicted events that overlap none are false alarms: "
+            f"Detection of {event}",
+            f"Successive windows of {event} are one event; it is found where any predicted event "
+            "overlaps it, and predicted events that overlap none are false alarms: "
             f"{events.false_alarms:,} in {events.hours:.3g} h. 95 % CI over subjects.",
             ["measure", "events", "value"],
             [

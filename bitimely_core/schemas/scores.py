@@ -277,10 +277,11 @@ class NightScores(Part):
 
 
 class EventScores(Part):
-    """Events of the second of two classes: successive windows of it are one event; it is found
-    where any predicted event overlaps it.
+    """Events of one of two classes: successive windows of it are one event; it is found where any
+    predicted event overlaps it.
     """
 
+    event: str | None = None  # the class; None: the second
     events: int
     hours: float
     false_alarms: int  # predicted events that overlap no true one

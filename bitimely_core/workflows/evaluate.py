@@ -532,8 +532,8 @@ def score_windows(
 def score_endpoints(
     windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray
 ) -> dict[str, Any]:
-    """Clinical endpoints of sleep stages night by night, of the second of two classes as events
-    over time, and incidence by predicted risk.
+    """Clinical endpoints of sleep stages night by night, of one of two classes as events over time
+    (`endpoints.choose_event`), and incidence by predicted risk.
     """
     if not len(rows):
         return {}
@@ -552,8 +552,12 @@ def score_endpoints(
         return {"nights": NightScores.model_validate(rename_units(nights.model_dump(), unit))}
     if len(names) == 2 and rows.index["recording_id"].n_unique() < len(rows):
         step = options.epoch or options.stride / options.rate
-        events = endpoints.score_events(rows.index, target, classes, step, bootstrap)
-        return {"events": EventScores.model_validate(rename_units(events.model_dump(), unit))}
+        event = endpoints.choose_event(names)
+        events = endpoints.score_events(
+            rows.index, target == event, classes == event, step, bootstrap
+        )
+        named = {**rename_units(events.model_dump(), unit), "event": names[event]}
+        return {"events": EventScores.model_validate(named)}
     return {}
 
 
