@@ -127,7 +127,7 @@ FAMILIES = {
     ),
     "models-families": (
         'bitimely run models --only "strict 0.1" --only "scratch 0.1" '
-        '--only "scratch 1.0 epilepsy/five" --only "resnet 1.0 epilepsy/five" -w W',
+        '--only "scratch 1.0 epilepsy/five" --only "resnet 1.0 epilepsy/five" --only "resnet 0.1" --only "masked 0.1" -w W',
     ),
 }
 DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
