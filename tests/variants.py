@@ -17,7 +17,7 @@ from bitimely_core.formats import edf_header, edf_writer
 Codes = dict[bytes, str]
 
 NUMBERS: Codes = dict.fromkeys(
-    (b"inf", b"nan", b"1_000", b"0x10", "\u0661\u0662".encode(), b"2,5", b"1e400", b"", b"abc"),
+    (b"inf", b"nan", b"1_000", b"0x10", "\u0661\u0662".encode(), b"2,500", b"1e400", b"", b"abc"),
     "header_field",
 )
 BAD_RANGES = dict.fromkeys((b"1e30", b"-1e30", b"1e300", b"1e19", b"1e12"), "physical_range")
