@@ -530,9 +530,10 @@ def list_(
         return Exit.OK
     rows = catalog.list_rows(kind, common.workspace)
     tables = [catalog.COLUMNS[kind], *([catalog.CLAIMED] if kind == "models" else [])]
-    for columns in tables:
+    for columns in tables if rows else ():
         screen.table(columns, [list(map(row.get, columns)) for row in rows])
-    screen.result({kind: rows, "format_version": 1}, catalog.list_notes(kind))
+    notes = catalog.list_notes(kind) if rows else [f"no {kind} in {common.workspace}"]
+    screen.result({kind: rows, "format_version": 1}, notes)
     return Exit.OK
 
 

@@ -83,7 +83,7 @@ class Run:
     def open(
         cls,
         run: str | Path,
-        workspace: Path,
+        workspace: str | Path,
         *,
         data: str | None = None,
         open_windows: Callable[[str], Windows] | None = None,
@@ -97,6 +97,7 @@ class Run:
         """
         from bitimely_core import tokens
 
+        workspace = Path(workspace)
         folder = find_run_folder(run, workspace)
         record = RunRecord.load(folder / "run.json")
         return cls(

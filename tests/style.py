@@ -69,11 +69,11 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 734_417, 480_000),
+    Bound("tokens", 734_769, 480_000),
     Bound("branches", 25.6, 20),
     Bound("branchy_functions", 60, 90),
     Bound("wide_functions", 41, 15),
-    Bound("same_keywords", 1_147, 350),
+    Bound("same_keywords", 1_146, 350),
     Bound("filler_names", 17, 300),
     Bound("import_circles", 0, 0),
     Bound("any_dicts", 123, 139),

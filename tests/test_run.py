@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small
 
+import bitimely
 from bitimely_core import tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.run import Run, hash_subjects, mark_subject
@@ -18,6 +21,7 @@ from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.store import storage
 from bitimely_core.store.records import ResultManifest, StoredRecord, write_results
+from bitimely_core.text_paths import accept_texts
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,
@@ -142,3 +146,41 @@ def test_subjects_of_the_training_are_counted_and_refused_in_a_held_out_split(ho
     assert set(hash_subjects([windows], "test")[:3]) == {
         mark_subject(windows.dataset, subject) for subject in named
     }
+
+
+VERBS_WITH_TEXTS: dict[str, Callable[[str], object]] = {
+    "evaluate": lambda home: bitimely.evaluate("tuned", workspace=home, dry_run=True),
+    "report": lambda home: bitimely.report(["tuned"], workspace=home, out=f"{home}/page"),
+    "tokenize": lambda home: bitimely.tokenize("generic", workspace=home, dry_run=True),
+    "dashboard": lambda home: bitimely.dashboard(workspace=home, dry_run=True),
+    "export": lambda home: bitimely.export("tuned", workspace=home, out=f"{home}/out"),
+    "embed": lambda home: bitimely.embed("tuned", workspace=home, dry_run=True),
+    "reproduce": lambda home: bitimely.reproduce("tuned", workspace=home, dry_run=True),
+    "run": lambda home: bitimely.run("smoke", workspace=home, dry_run=True),
+    "from_pretrained": lambda home: bitimely.from_pretrained("tuned", workspace=home),
+    "open": lambda home: bitimely.Run.open("tuned", home),
+}
+
+
+@pytest.mark.parametrize("name", VERBS_WITH_TEXTS)
+def test_the_library_takes_texts_for_paths(home: Path, name: str) -> None:
+    VERBS_WITH_TEXTS[name](str(home))
+
+
+def test_texts_become_paths_wherever_they_stand() -> None:
+    def verb(
+        run: str | Path, out: Path | None, files: Sequence[Path] = (), *, workspace: Path = Path()
+    ) -> tuple[object, ...]:
+        return run, out, files, workspace
+
+    wrapped: Any = accept_texts(verb)
+    assert wrapped("run", "a/b", ["c"], workspace="d") == (
+        "run",
+        Path("a/b"),
+        [Path("c")],
+        Path("d"),
+    )
+    assert wrapped("run", None) == ("run", None, (), Path())
+    with pytest.raises(TypeError, match="positional"):
+        wrapped("run", None, (), "one too many")
+    assert wrapped.__name__ == "verb"

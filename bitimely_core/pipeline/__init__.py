@@ -22,6 +22,7 @@ from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experim
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.registry import Choices
 from bitimely_core.store.workspace import locate_new
+from bitimely_core.text_paths import accept_texts
 
 __all__ = ["ExperimentStatus", "StageRow", "load", "run"]
 # that --set changes in the recipe itself
@@ -61,6 +62,7 @@ def load(
     return recipe if preset is None else replace_preset(recipe, preset)
 
 
+@accept_texts
 def run(
     pipeline: str,
     *,

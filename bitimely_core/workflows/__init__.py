@@ -1,15 +1,19 @@
 """The verbs of the command line as functions, one file each.
 
 A verb reads settings and folders, calls the library, writes one folder and returns plain values.
-Each is imported on first use, so that an ingest does not load the libraries of models.
+Each is imported on first use, so that an ingest does not load the libraries of models. Paths may
+be given as texts.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from bitimely_core.text_paths import accept_texts
 
 if TYPE_CHECKING:
     from bitimely_core.workflows.analyze import analyze
@@ -57,6 +61,11 @@ ELSEWHERE = {
 }  # verbs -> their files, where these have other names
 
 
+@functools.cache
+def _find_verb(module: ModuleType, name: str) -> Any:
+    return accept_texts(getattr(module, name))
+
+
 class _VerbModule(ModuleType):
     """A module whose attribute `ingest` is the function also where the file of that name has been
     imported.
@@ -65,14 +74,13 @@ class _VerbModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(
-            importlib.import_module(f"{self.__name__}.{ELSEWHERE.get(name, name)}"), name
-        )
+        file = importlib.import_module(f"{self.__name__}.{ELSEWHERE.get(name, name)}")
+        return _find_verb(file, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(
             name,
-            getattr(value, name) if name in __all__ and isinstance(value, ModuleType) else value,
+            _find_verb(value, name) if name in __all__ and isinstance(value, ModuleType) else value,
         )
 
 

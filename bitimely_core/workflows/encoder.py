@@ -142,7 +142,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     @staticmethod
     def from_pretrained(
-        run: str | Path, *, workspace: Path = Path("workspace")
+        run: str | Path, *, workspace: str | Path = Path("workspace")
     ) -> HistoryPredictor:
         """The encoder of histories of a fine-tuned run or export: `transform(table)` gives vectors
         and `predict(table)` risks, for a table with columns of people, dates and codes (polars), a
@@ -152,7 +152,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         from bitimely_core.workflows.predict import from_pretrained
 
-        model = from_pretrained(run, workspace=workspace)
+        model = from_pretrained(run, workspace=Path(workspace))
         if isinstance(model, HistoryPredictor):
             return model
         raise usage_error(

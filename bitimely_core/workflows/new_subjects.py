@@ -90,7 +90,7 @@ class SubjectsPrediction(NamedTuple):
     exact: bool  # whether pages show small counts: the people are synthetic
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HistoryPredictor:
     """A fine-tuned model with what turns histories of new people into its sequences."""
 
@@ -101,6 +101,10 @@ class HistoryPredictor:
     # of each label, in the place of the calibration
     recalibrations: Sequence[Recalibration | None] | None = None
     changes: tuple[str, ...] = ()  # sentences on the altered files of the run
+
+    def __repr__(self) -> str:
+        record = self.run.record
+        return f"HistoryPredictor({record.run!r}: {record.model} on {record.data[0].name})"
 
     @property
     def class_names(self) -> tuple[str, ...]:

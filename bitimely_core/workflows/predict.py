@@ -210,7 +210,7 @@ def _read_clock(record: Record) -> float | None:
     return start.hour * 3600 + start.minute * 60 + start.second
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictor:
     """A fine-tuned model with what turns recordings into its windows; of a run over folds or seeds
     the mean of all its models.
@@ -222,6 +222,10 @@ class Predictor:
     calibration: Calibration | None = None
     others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
     changes: tuple[str, ...] = ()  # sentences on the altered files of the run
+
+    def __repr__(self) -> str:
+        record = self.run.record
+        return f"Predictor({record.run!r}: {record.model} on {record.data[0].name})"
 
     def predict_record(
         self, record: Record, name: str, place: Computation = ANYWHERE

@@ -1,0 +1,34 @@
+"""Texts in the place of paths: whoever works in a notebook writes `workspace="ws"`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+
+def accept_texts(verb: Callable[Options, Result]) -> Callable[Options, Result]:
+    """`verb`, which takes a text, or several, wherever its parameter is a path or several."""
+    annotations = {
+        name: str(parameter.annotation).removesuffix(" | None")
+        for name, parameter in inspect.signature(verb).parameters.items()
+    }
+
+    def convert(name: str, value: Any) -> Any:
+        if annotations.get(name) == "Path" and isinstance(value, str):
+            return Path(value)
+        if annotations.get(name) == "Sequence[Path]" and isinstance(value, list | tuple):
+            return list(map(Path, value))
+        return value
+
+    @functools.wraps(verb)
+    def call(*arguments: Any, **options: Any) -> Result:
+        placed = tuple(map(convert, annotations, arguments)) + arguments[len(annotations) :]
+        return verb(*placed, **{name: convert(name, value) for name, value in options.items()})
+
+    return call
