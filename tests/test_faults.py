@@ -179,7 +179,7 @@ def test_files_of_a_live_process_stay(tmp_path: Path) -> None:
 
     from bitimely_core.store import storage
 
-    sweep = f"from pathlib import Path; from bitimely_core import storage; print(storage.remove_temporary_files(Path({str(tmp_path)!r})))"
+    sweep = f"from pathlib import Path; from bitimely_core.store import storage; print(storage.remove_temporary_files(Path({str(tmp_path)!r})))"
     (tmp_path / "old.json.tmp-1-0123abcd").write_bytes(
         b"of a dead process, though number 1 is alive"
     )

@@ -51,7 +51,7 @@ MISTAKES = {  # line -> what mypy says of it
     'bt.evalute("run")': 'maybe "evaluate"?',
     'bt.Classifier("model", outputs=2)': "arg-type",
     'bt.read_tables("run")["metrics"].no_such_method()': "attr-defined",
-    'bt.Run.open("run", "workspace")': 'expected "Path"',
+    'bt.Run.open("run", 3)': 'expected "str | Path"',
     "bt.batches(3, 32)": 'expected "',
 }
 

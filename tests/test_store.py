@@ -250,7 +250,7 @@ def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> N
 
 # ---- the lock
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core import locks\nwith locks.lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom bitimely_core.store import locks\nwith locks.lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
 
 
 def take(folder: Path, wait: float = 0.0) -> int | None:

@@ -237,9 +237,9 @@ ALLOWED = {  # file: functions that need not ask
     "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
     # the reader of the layout meets the fault again, and says it
     "claims/sources/__init__.py": {"_has_anchor_year"},
-    "locks.py": {"_locked_error"},  # a message
-    "storage.py": {"try_lock"},  # no locks there
-    "manifests.py": {"remove_old_files"},  # leaves the files for the next time
+    "store/locks.py": {"_locked_error"},  # a message
+    "store/storage.py": {"try_lock"},  # no locks there
+    "store/manifests.py": {"remove_old_files"},  # leaves the files for the next time
     "claims/engines.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     # a pipe that the other side has closed
     "cache/workers.py": {"_receive", "_serve_tasks"},
