@@ -13,18 +13,21 @@ Result = TypeVar("Result")
 
 
 def accept_texts(verb: Callable[Options, Result]) -> Callable[Options, Result]:
-    """`verb`, which takes a text, or several, wherever its parameter is a path or several."""
+    """`verb`, which takes a text wherever its parameter is a path, and a single text or path where
+    it takes several.
+    """
     annotations = {
         name: str(parameter.annotation).removesuffix(" | None")
         for name, parameter in inspect.signature(verb).parameters.items()
     }
 
     def convert(name: str, value: Any) -> Any:
-        if annotations.get(name) == "Path" and isinstance(value, str):
+        annotation = annotations.get(name, "")
+        if annotation.startswith(("Sequence[", "list[")) and isinstance(value, str | Path):
+            value = [value]
+        if annotation == "Path" and isinstance(value, str):
             return Path(value)
-        if annotations.get(name) == "Sequence[Path]" and isinstance(value, list | tuple):
-            return list(map(Path, value))
-        return value
+        return list(map(Path, value)) if annotation == "Sequence[Path]" else value
 
     @functools.wraps(verb)
     def call(*arguments: Any, **options: Any) -> Result:

@@ -150,7 +150,9 @@ def test_subjects_of_the_training_are_counted_and_refused_in_a_held_out_split(ho
 
 VERBS_WITH_TEXTS: dict[str, Callable[[str], object]] = {
     "evaluate": lambda home: bitimely.evaluate("tuned", workspace=home, dry_run=True),
-    "report": lambda home: bitimely.report(["tuned"], workspace=home, out=f"{home}/page"),
+    "report": lambda home: bitimely.report("tuned", workspace=home, out=f"{home}/page"),
+    "analyze": lambda home: bitimely.analyze("svd", "tuned", workspace=home, dry_run=True),
+    "predict": lambda home: bitimely.predict("tuned", f"{home}/raw", workspace=home, dry_run=True),
     "tokenize": lambda home: bitimely.tokenize("generic", workspace=home, dry_run=True),
     "dashboard": lambda home: bitimely.dashboard(workspace=home, dry_run=True),
     "export": lambda home: bitimely.export("tuned", workspace=home, out=f"{home}/out"),
@@ -180,6 +182,7 @@ def test_texts_become_paths_wherever_they_stand() -> None:
         [Path("c")],
         Path("d"),
     )
+    assert wrapped("run", None, "c") == ("run", None, [Path("c")], Path())
     assert wrapped("run", None) == ("run", None, (), Path())
     with pytest.raises(TypeError, match="positional"):
         wrapped("run", None, (), "one too many")
