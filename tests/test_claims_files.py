@@ -508,6 +508,15 @@ def test_any_separator(ingest: Ingest, raw: Path, name: str, mark: str) -> None:
     assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "sep=;;;", "SEP=;"])
+def test_a_first_line_may_state_the_separator(ingest: Ingest, raw: Path, line: str) -> None:
+    copy_patients(raw)
+    table = read_control().write_csv(separator=";")
+    (raw / "claims.csv").write_text(f"{line}\r\n{table}")
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -45,6 +45,7 @@ from bitimely_core.formats.table_layout import (
     split_line,
 )
 from bitimely_core.formats.table_rows import TableShape
+from bitimely_core.formats.table_text import STATED_MARK
 from bitimely_core.formats.tables import is_binary
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def find_delimiter(path: Path) -> str:
         return ","
     lines = [line for line in read_head(path).lines if line.strip()][:50]
     first = next(iter(lines), "")
+    if (stated := STATED_MARK.fullmatch(first)) and stated[1] in DELIMITERS:
+        return stated[1]
     is_tsv = path.name.lower().removesuffix(".gz").endswith(".tsv")
     if is_tsv and ("\t" in first or "," not in first):
         return "\t"

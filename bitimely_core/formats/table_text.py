@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import re
 import struct
 import zipfile
 import zlib
@@ -26,6 +27,8 @@ from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import UTF8, DecodedStream, detect_encoding, require_utf8
 from bitimely_core.system_errors import raise_system_error
 
+# a first line such as sep=; by which spreadsheets know the delimiter
+STATED_MARK = re.compile(r'"?sep=(.)"?[;,\t ]*', re.IGNORECASE)
 MAX_LINE = 1 << 24  # bytes
 # bytes that a packed table may always hold; beyond it at most MAX_RATIO times its size
 MAX_EXPANDED = 1 << 30
@@ -118,7 +121,7 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def read_first_line(path: Path) -> tuple[int, str]:
-    """Number and text of the first line that is not blank.
+    """Number and text of the first line that is neither blank nor states the delimiter alone.
 
     Raises UserError: empty_file, expansion_limit, resource_limit, and as `open_text`.
     """
@@ -130,8 +133,9 @@ def read_first_line(path: Path) -> tuple[int, str]:
                 require_utf8(line, size, row)
             size += len(line)
             _check_size(size, limit, len(line), row)
-            if line.strip():
-                return row, line.decode().removesuffix("\n").removesuffix("\r")
+            text = line.decode().removesuffix("\n").removesuffix("\r")
+            if text.strip() and not STATED_MARK.fullmatch(text):
+                return row, text
     problem = "holds nothing but blank lines" if row else "has 0 bytes"
     raise input_error(Reason.EMPTY_FILE, problem)
 
