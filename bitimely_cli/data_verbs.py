@@ -331,14 +331,11 @@ def _name_tokens(report: IngestReport | IngestPart, folder: Path) -> str:
     from bitimely_core.workflows.ingest import suggest_tokens
 
     data = suggest_tokens(report.dataset, folder) if report.published else report.dataset
-    # the default selection has left nothing, or so few that it is refused
-    if any(
-        reason.code == Reason.MIN_CODES
-        or (reason.code == Reason.NO_INPUT and reason.level == "error")
-        for reason in report.reasons
-    ):
-        data += " --no-select"
-    return data
+    # the default selection has left nothing, or so few that no sequences were made
+    codes = {reason.code for reason in report.reasons if reason.level == "error"}
+    if getattr(report, "tokens", None) is None:
+        codes |= {reason.code for reason in report.reasons} & {Reason.MIN_CODES}
+    return f"{data} --no-select" if codes & {Reason.NO_INPUT, Reason.MIN_CODES} else data
 
 
 def _name_next(verb: str, data: str, workspace: Path) -> str:

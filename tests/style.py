@@ -69,7 +69,7 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 734_842, 480_000),
+    Bound("tokens", 734_869, 480_000),
     Bound("branches", 25.6, 20),
     Bound("branchy_functions", 60, 90),
     Bound("wide_functions", 41, 15),
