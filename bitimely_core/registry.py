@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import (
     Finding,
@@ -416,10 +416,6 @@ def find_subject_unit(dataset: str, index: Any = None) -> str:
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
 
 
-def _refuse_operation(*_: object, **__: object) -> Never:
-    raise NotImplementedError("this kind of data has no such operation")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataKind:
     """The operations of one kind of data, which verbs look up here."""
@@ -457,10 +453,12 @@ class DataKind:
     protect_scores: Callable[[Any, Any], Any] = lambda scores, windows: scores
     # token folder -> whether a label has counts that are withheld
     has_withheld_labels: Callable[[Path], bool] = lambda folder: False
-    # (file, rows, probabilities, table of ids): predictions up to prediction times
-    write_predictions: Callable[..., Any] = _refuse_operation
-    # (source, run folder, preparation, home, as_of=, options=) -> `tokens.sequences.NewHistories`
-    read_subjects: Callable[..., Any] = _refuse_operation
+    # (file, rows, probabilities, table of ids): predictions up to prediction times; None: it has no
+    # such times
+    write_predictions: Callable[..., Any] | None = None
+    # (source, run folder, preparation, home, as_of=, options=) -> `tokens.sequences.NewHistories`;
+    # None: its new data are recordings
+    read_subjects: Callable[..., Any] | None = None
 
 
 # kind of a token set -> kind of its data

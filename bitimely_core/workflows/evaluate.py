@@ -195,6 +195,7 @@ def evaluate(
             files["predictions.parquet"] = storage.encode_parquet(frame)
             if predictions is not None:
                 write = windows.data_kind.write_predictions
+                assert write is not None  # as `_check_prediction_times` has seen
                 write(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
@@ -305,7 +306,8 @@ def _check_prediction_times(windows: Windows, kind: str, folder: Path) -> None:
     for other tokens, a run that is not fine-tuned, a `folder` of data.
     """
     refuse_other_manifest(folder)
-    if kind != "finetune" or getattr(windows.options, "asked", None) is None:
+    has_times = windows.data_kind.write_predictions and getattr(windows.options, "asked", None)
+    if kind != "finetune" or not has_times:
         problem = "no prediction times" if kind == "finetune" else "a run without a head"
         expected = "expected a fine-tuned run and sequences of tokenize --task"
         raise usage_error(problem, expected, file=str(windows.folder), field="--predictions")

@@ -187,6 +187,7 @@ class HistoryPredictor:
     def _read(self, source: People, request: SubjectsRequest) -> Iterator[NewHistories]:
         """The histories of the people, in a folder that is there within the block."""
         read = registry.data_kinds["events"].read_subjects
+        assert read is not None
         with tempfile.TemporaryDirectory(prefix="bitimely-people-") as name:
             yield read(
                 source,
