@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +44,7 @@ NUMBER_IN_TEXT = re.compile(r"(?<![\w.-])\d[\d,]*(?!\.?\w)")
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result", bound=Mapping[str, object])  # of a verb
+Record = TypeVar("Record", bound=BaseModel)
 Sums = Sequence[tuple[Key, Sequence[Key]]]  # total, parts
 
 
@@ -87,6 +91,53 @@ def round_message(text: str) -> str:
         return f"{'' if is_rounded else 'at most '}{round_rows(count):,}"
 
     return COUNT_IN_MESSAGE.sub(replace, text)
+
+
+class Sharing(Enum):
+    """How a field of a record is shared where counts of people are withheld (`share_record`)."""
+
+    PEOPLE = "a count of people, withheld where it is of 1 to 10"
+    ROWS = "a count of rows, rounded up"
+    MESSAGE = "a text, whose counts are rounded up"
+    OWNER = "for the owner of the data alone: counts of people could be computed from it"
+
+
+def withhold_small(count: int) -> int | None:
+    """A count of people; None where it is withheld by itself."""
+    return None if is_small(count) else count
+
+
+SHARED: Mapping[Sharing, Callable[[Any], Any]] = {
+    Sharing.PEOPLE: withhold_small,
+    Sharing.ROWS: round_rows,
+    Sharing.MESSAGE: round_message,
+}
+
+
+def share_record(record: Record) -> Record:
+    """The record as it may be shared, with the records in it: each field as its `Sharing` says."""
+    changed = {}
+    for name, field in type(record).model_fields.items():
+        sharing = next((mark for mark in field.metadata if isinstance(mark, Sharing)), None)
+        value = getattr(record, name)
+        shared = None if sharing is Sharing.OWNER else _share_value(value, sharing)
+        if shared != value:
+            changed[name] = shared
+    return record.model_copy(update=changed)
+
+
+def _share_value(value: Any, sharing: Sharing | None) -> Any:
+    """A value of a field, or each of its parts."""
+    match value:
+        case BaseModel():
+            return share_record(value)
+        case dict():
+            return {key: _share_value(part, sharing) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(_share_value(part, sharing) for part in value)
+        case int() | str() if sharing is not None:
+            return SHARED[sharing](value)
+    return value
 
 
 def show_count(count: Any) -> Any:

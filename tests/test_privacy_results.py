@@ -17,8 +17,12 @@ from typing import Any
 import polars as pl
 import pytest
 import test_privacy
+from pydantic import BaseModel
 
 from bitimely_cli.main import main
+from bitimely_core import privacy
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import open_sequences
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -324,6 +328,20 @@ def test_nothing_that_is_shared_shows_what_is_withheld(
     find: Callable[[Path, str], list[Any]], shared: tuple[Path, str]
 ) -> None:
     assert find(*shared) == []
+
+
+def test_shared_records_are_as_the_filter_leaves_them(shared: tuple[Path, str]) -> None:
+    home, _ = shared
+    records: list[BaseModel] = [
+        *map(Scores.load, home.rglob("scores_shared.json")),
+        *map(RunRecord.load, (home / "exports").rglob("run.json")),
+        *map(Scores.load, (home / "exports").rglob("scores.json")),
+    ]
+    assert len(records) >= 4
+    for record in records:
+        assert privacy.share_record(record) == record
+    run = RunRecord.load(home / "exports" / "two" / "run.json")
+    assert run.data[0].windows is None
 
 
 def test_the_scan_sees_what_small_counts_shows(shared: tuple[Path, str], tmp_path: Path) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from bitimely_core import privacy
+from bitimely_core.privacy import Sharing
+from bitimely_core.schemas.ingest_records import FindingRecord, TableReport
+from bitimely_core.schemas.runs import RunData, RunRecord, SplitCount
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import Calibration
 
 Cells = dict[str, int]
 Sums = list[tuple[str, tuple[str, ...]]]
@@ -95,6 +104,119 @@ def test_exact_counts_are_for_the_owner_of_the_data_alone() -> None:
     assert privacy.choose_counts(result, owner=True) == {"run": "a", "people": 7, "cases": 3}
     nothing_exact = {"run": "a"}
     assert privacy.choose_counts(nothing_exact, owner=True) == nothing_exact
+
+
+class Ward(BaseModel):
+    name: str
+    people: Annotated[int | None, Sharing.PEOPLE]
+
+
+class Hospital(BaseModel):
+    beds: int
+    wards: tuple[Ward, ...]
+    rows: Annotated[dict[str, int], Sharing.ROWS]
+    notices: Annotated[list[str], Sharing.MESSAGE]
+    total: Annotated[int | None, Sharing.OWNER]
+
+
+def test_a_shared_record_has_no_small_count_and_the_exact_one_stays() -> None:
+    exact = Hospital(
+        beds=7,
+        wards=(Ward(name="A", people=7), Ward(name="B", people=40), Ward(name="C", people=0)),
+        rows={"dated": 41, "none": 0},
+        notices=["3 subjects have no birth date"],
+        total=47,
+    )
+    shared = privacy.share_record(exact)
+    assert [ward.people for ward in shared.wards] == [None, 40, 0]
+    assert [ward.people for ward in exact.wards] == [7, 40, 0]
+    assert shared.rows == {"dated": 50, "none": 0}
+    assert shared.notices == ["at most 10 subjects have no birth date"]
+    assert (shared.total, shared.beds) == (None, 7)
+    assert privacy.share_record(shared) == shared
+
+
+# whole numbers in records that count no people and no rows of them
+NO_PEOPLE = {
+    "beds",
+    *("format_version", "seed", "seeds", "folds", "test_fold", "limit", "fraction", "row"),
+    *("channels", "others", "length", "layers", "heads", "dim", "value_dim", "ffn_dim", "patch"),
+    *("stride", "codes", "horizon", "window", "width", "parameters", "paper_parameters"),
+    *("epochs", "steps", "step", "batch_size", "accumulate", "patience", "devices", "log_every"),
+    *("checkpoint_every", "keep", "context", "intervals", "rates", "pretraining_steps", "settings"),
+    *("bandpass", "notch", "landmark_days", "day", "gap_days", "horizon_days"),
+    *("threads", "processes", "bootstrap", "defined", "of", "minimum_units", "minimum_rows"),
+}
+
+
+def list_undeclared(kind: Any, name: str = "", seen: set[Any] | None = None) -> Iterator[str]:
+    """Fields of a record, and of the records in it, that are whole numbers without `Sharing`."""
+    seen = set() if seen is None else seen
+    if kind is int:
+        yield name
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        if kind not in seen:
+            seen.add(kind)
+            for field, info in kind.model_fields.items():
+                if not any(isinstance(mark, Sharing) for mark in info.metadata):
+                    yield from list_undeclared(info.annotation, field, seen)
+    elif not any(isinstance(mark, Sharing) for mark in getattr(kind, "__metadata__", ())):
+        for part in typing.get_args(kind):
+            yield from list_undeclared(part, name, seen)
+
+
+@pytest.mark.parametrize("record", [RunRecord, Scores, Calibration, FindingRecord, TableReport])
+def test_each_count_of_a_record_that_is_shared_says_what_it_counts(record: type[Any]) -> None:
+    undeclared = set(list_undeclared(record)) - NO_PEOPLE
+    assert not undeclared, "declare them as Annotated[int | None, Sharing.PEOPLE] or the like"
+
+
+def test_the_check_of_declarations_sees_a_count() -> None:
+    class Forgotten(BaseModel):
+        visits: dict[str, list[int]]
+
+    assert set(list_undeclared(Forgotten)) == {"visits"}
+    assert "total" not in set(list_undeclared(Hospital))
+
+
+def make_run(*, small_counts: bool) -> RunRecord:
+    audit = {
+        "train": SplitCount(windows=80, subjects=80),
+        "validation": SplitCount(windows=7, subjects=7),
+        "test": SplitCount(windows=20, subjects=20),
+    }
+    data = RunData(
+        name="claims",
+        dataset="pophr",
+        fingerprint="0",
+        windows=107,
+        audit=audit,
+        vocabulary="0",
+        small_counts=small_counts,
+    )
+    return RunRecord.model_construct(
+        run="r",
+        kind="train",
+        model="gru-d",
+        settings=None,
+        data=(data,),
+        pretraining_data=(data,),
+        notices=("7 subjects are left out",),
+        train_windows=9,
+        train_label_counts={"COPD": 5},
+    )
+
+
+def test_a_shared_run_does_not_show_how_few_people_a_split_has() -> None:
+    shared = make_run(small_counts=False).share()
+    for data in (*shared.data, *(shared.pretraining_data or ())):
+        assert data.audit["validation"] == SplitCount(windows=None, subjects=None)
+        assert data.audit["train"].subjects == 80
+        assert data.windows is None  # with the other splits it shows the withheld one
+    assert (shared.train_windows, shared.train_label_counts) == (None, None)
+    assert shared.notices == ("at most 10 subjects are left out",)
+    exact = make_run(small_counts=True)
+    assert exact.share() == exact
 
 
 def test_a_table_is_open_where_no_cell_is_small() -> None:

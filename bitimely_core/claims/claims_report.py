@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -139,7 +139,9 @@ def round_report(report: Report) -> Report:
             "rows": [_round_table(table) for table in report.rows if table.kind != SUBJECTS],
             "units": units,
             "reasons": [reason.round_counts() for reason in report.reasons],
-            "reason_counts": _round_counts(report.reason_counts),
+            "reason_counts": {
+                reason: privacy.round_rows(n) for reason, n in report.reason_counts.items()
+            },
         }
     )
 
@@ -164,24 +166,11 @@ def _round_finding(finding: Finding) -> Finding:
     return replace(finding, problem=problem, requirement=requirement)
 
 
-def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    return {reason: privacy.round_rows(n) for reason, n in counts.items()}
-
-
 def _round_table(table: TableReport) -> TableReport:
     """The account of a table with rounded counts and their totals."""
-    dropped, quarantined = map(
-        _round_counts, (table.dropped_by_reason, table.quarantined_by_reason)
-    )
-    used = privacy.round_rows(table.used)
-    totals = {"dropped": sum(dropped.values()), "quarantined": sum(quarantined.values())}
-    return table.model_copy(
-        update={
-            "dropped_by_reason": dropped,
-            "quarantined_by_reason": quarantined,
-            "warned_by_reason": _round_counts(table.warned_by_reason),
-            "used": used,
-            **totals,
-            "seen": used + sum(totals.values()),
-        }
-    )
+    shared = privacy.share_record(table)
+    dropped = sum(shared.dropped_by_reason.values())
+    quarantined = sum(shared.quarantined_by_reason.values())
+    seen = shared.used + dropped + quarantined
+    totals = {"dropped": dropped, "quarantined": quarantined, "seen": seen}
+    return shared.model_copy(update=totals)

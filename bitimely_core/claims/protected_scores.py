@@ -61,8 +61,11 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
     disclosure = open_disclosure(sequences.folder)
     if disclosure.exact:
         return scores
-    notices = list(map(privacy.round_message, scores.notices))
-    scores = scores.model_copy(update={"notices": notices})
+    return privacy.share_record(_withhold_linked(scores, disclosure))
+
+
+def _withhold_linked(scores: Scores, disclosure: CountDisclosure) -> Scores:
+    """The scores without what is computed from counts of few people, or shows them in a sum."""
     if scores.task == "survival":
         return _protect_times(scores)
     if scores.task == "multilabel":

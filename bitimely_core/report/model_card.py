@@ -10,14 +10,7 @@ from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.report.page_text import markdown_row, markdown_text
-from bitimely_core.report.run_page import (
-    ORDER,
-    baseline_values,
-    list_notices,
-    run_facts,
-    show_split,
-    stamp_text,
-)
+from bitimely_core.report.run_page import ORDER, baseline_values, run_facts, stamp_text
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.store import storage
@@ -47,6 +40,7 @@ def render_card(
     """Content of `model_card.md` of the finished run in `folder`: model, training data, scores,
     intended use. Counts only, nothing about a person.
     """
+    record = record.share()
     pretraining = record.pretraining_data or ()
     kind, verb = KINDS[record.kind]
     model, version = markdown_text(record.model), markdown_text(record.versions["bitimely"])
@@ -60,7 +54,7 @@ def render_card(
     ]
     if subjects is not None:
         marks = subjects.marks
-        digest = f"{storage.fingerprint(sorted(marks))[:16]}, of {len(marks):,}"
+        digest = storage.fingerprint(sorted(marks))[:16]
         parts.append(
             "Hash of the training subjects (pre-training and fine-tuning): "
             f"{digest}. Equal hashes, equal subjects."
@@ -97,8 +91,9 @@ def _card_data(data: RunData, verb: str) -> str:
         "|---|---|---|",
     ]
     for part in sorted(data.audit, key=ORDER.index):
-        counts = [show_split(data, part, kind) for kind in ("subjects", "windows")]
-        lines.append(markdown_row([markdown_text(part), *counts]))
+        counts = data.audit[part]
+        cells = map(format_count, (counts.subjects, counts.windows))
+        lines.append(markdown_row([markdown_text(part), *cells]))
     return "\n".join(lines)
 
 
@@ -153,7 +148,7 @@ def _card_metric(scores: Scores, name: str) -> str:
 
 
 def _card_caveats(record: RunRecord, scores: Scores | None) -> str:
-    caveats = dict.fromkeys([*list_notices(record), *(scores.remarks if scores else ())])
+    caveats = dict.fromkeys([*record.notices, *(scores.remarks if scores else ())])
     lines = [f"- {markdown_text(line)}" for line in caveats]
     return "\n".join(lines) or "- none beyond the limits below"
 

@@ -33,7 +33,7 @@ from bitimely_core.page import (
     make_table,
     rename_units,
 )
-from bitimely_core.privacy import format_count, is_small, round_message
+from bitimely_core.privacy import format_count, show_count
 from bitimely_core.report.score_blocks import add_score_blocks, comparison_table
 from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
 from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
@@ -86,19 +86,6 @@ def name_parent(record: RunRecord) -> str | None:
 def is_from_scratch(record: RunRecord) -> bool:
     """Whether a run was fine-tuned without pre-trained weights."""
     return record.is_finetuned and name_parent(record) is None
-
-
-def show_split(data: RunData, split: str, kind: str) -> str:
-    """Subjects or windows of a split in a text; of claims withheld where they are few."""
-    count: int = getattr(data.audit[split], kind)
-    is_withheld = data.vocabulary and not data.small_counts and is_small(count)
-    return format_count(None if is_withheld else count)
-
-
-def list_notices(record: RunRecord) -> list[str]:
-    """The notices of a run, of claims without exact counts."""
-    is_exact = not record.data[0].vocabulary or record.data[0].small_counts
-    return list(record.notices if is_exact else map(round_message, record.notices))
 
 
 def list_reproductions(folder: Path) -> list[str]:
@@ -156,13 +143,13 @@ def _describe_model(record: RunRecord) -> str:
 
 def _describe_data(record: RunRecord) -> dict[str, str]:
     """The data sets of a run, and how the first of them is split."""
-    data = record.data[0]
+    data = record.share().data[0]
     shape = f"{data.channels} channels, {data.length} samples at {data.rate:g} Hz"
     if data.vocabulary:
         shape = f"code sequences, the last {data.length} events"
     counts = ", ".join(
-        f"{split} {show_split(data, split, 'subjects')} subjects"
-        f" / {show_split(data, split, 'windows')} windows"
+        f"{split} {format_count(data.audit[split].subjects)} subjects"
+        f" / {format_count(data.audit[split].windows)} windows"
         for split in ORDER
     )
     split = f"{data.split}: {counts}"
@@ -214,7 +201,7 @@ def training_page(folder: Path, record: RunRecord, unit: str = "subject") -> Pag
     """The page of a run that has been trained but not evaluated; `unit`: what its subjects are."""
     final = record.final or FinalLosses()
     page = PageBuilder(f"Run {record.run}")
-    page.notice(*list_reproductions(folder), *list_notices(record))
+    page.notice(*list_reproductions(folder), *record.share().notices)
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
     trained = f"{final.step:,} steps"
@@ -277,7 +264,7 @@ def folds_page(
     """
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*scores.notices, *scores.remarks)
-    subjects = show_split(record.data[0], "test", "subjects")
+    subjects = format_count(record.share().data[0].audit["test"].subjects)
     pooled = {
         "Data": _describe_data(record)["Data"],
         "Split": f"{len(runs)} folds by subject, each of {subjects} subjects is tested once",
@@ -301,8 +288,8 @@ def _fold_table(runs: Sequence[ScoredRun]) -> Table:
     names = list(runs[0].scores.metrics)
     table = []
     for number, run in enumerate(runs, 1):
-        audit = run.record.data[0].audit
-        people = [audit[split].subjects for split in ORDER]
+        audit = run.record.share().data[0].audit
+        people = [show_count(audit[split].subjects) for split in ORDER]
         values = [run.scores.metrics[name].value for name in names]
         table.append([str(number), run.name, *people, run.scores.n, *values])
     columns = ["fold", "run", *(f"{split} subjects" for split in ORDER), "test windows"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from bitimely_core import privacy
 from bitimely_core.errors import Exit, Finding, Level
+from bitimely_core.privacy import Sharing
 from bitimely_core.store.records import (
     Manifest,
     Part,
@@ -24,13 +25,13 @@ class FindingRecord(Part):
 
     code: str
     level: Level
-    message: str
+    message: Annotated[str, Sharing.MESSAGE]
     file: str | None
     field: str | None
     row: int | None
     found: str | None
     expected: str | None
-    count: int
+    count: Annotated[int, Sharing.ROWS]
     examples: list[str]
 
     @classmethod
@@ -40,13 +41,8 @@ class FindingRecord(Part):
 
     def round_counts(self) -> Self:
         """This finding without exact counts of rows and subjects."""
-        return self.model_copy(
-            update={
-                "message": privacy.round_message(self.message),
-                "count": privacy.round_rows(self.count),
-                "examples": [] if privacy.is_small(self.count) else self.examples,
-            }
-        )
+        examples = [] if privacy.is_small(self.count) else self.examples
+        return privacy.share_record(self).model_copy(update={"examples": examples})
 
 
 class UnitReport(Part):
@@ -66,13 +62,13 @@ class TableReport(Part):
 
     file: str
     kind: str
-    seen: int
-    used: int
-    dropped: int
-    quarantined: int
-    dropped_by_reason: dict[str, int]
-    quarantined_by_reason: dict[str, int]
-    warned_by_reason: dict[str, int]
+    seen: Annotated[int, Sharing.ROWS]
+    used: Annotated[int, Sharing.ROWS]
+    dropped: Annotated[int, Sharing.ROWS]
+    quarantined: Annotated[int, Sharing.ROWS]
+    dropped_by_reason: Annotated[dict[str, int], Sharing.ROWS]
+    quarantined_by_reason: Annotated[dict[str, int], Sharing.ROWS]
+    warned_by_reason: Annotated[dict[str, int], Sharing.ROWS]
 
 
 ChecksumStatus = Literal["verified", "mismatch", "absent", "skipped"]

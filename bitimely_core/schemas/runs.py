@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, JsonValue, SerializeAsAny
 
+from bitimely_core import privacy
 from bitimely_core.config import Settings, parse_stored_settings
+from bitimely_core.privacy import Sharing
 from bitimely_core.registry import methods
 from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
 from bitimely_core.store.records import Part, ResultRecord, StoredFile, StoredRecord, omit_none
@@ -40,8 +42,8 @@ class ReadingOptions(Part):
 class SplitCount(Part):
     """Size of one split."""
 
-    windows: int = 0
-    subjects: int = 0
+    windows: Annotated[int | None, Sharing.PEOPLE] = 0  # None: withheld
+    subjects: Annotated[int | None, Sharing.PEOPLE] = 0
 
 
 class RunData(Part):
@@ -57,7 +59,7 @@ class RunData(Part):
     rate: float = 0.0  # Hz; 0 for events
     reading: ReadingOptions = ReadingOptions()
     split: str = "subject"
-    windows: int = 0
+    windows: Annotated[int | None, Sharing.OWNER] = 0  # in all: with the audit it shows each split
     audit: dict[str, SplitCount] = {}
     class_names: tuple[str, ...] = ()
     vocabulary: str | None = omit_none("SHA-256 of the names of the codes, for events.")
@@ -192,7 +194,7 @@ class RunRecord(ResultRecord):
     seed: int = 0
     versions: dict[str, str] = {}
     verified: bool = True  # whether checksums of the data were compared
-    notices: tuple[str, ...] = ()
+    notices: Annotated[tuple[str, ...], Sharing.MESSAGE] = ()
     finished: bool = False
     final: FinalLosses | None = omit_none("Of finished runs.")
     device: str | None = omit_none("Of finished runs.")
@@ -210,12 +212,17 @@ class RunRecord(ResultRecord):
     renewed: tuple[str, ...] | None = omit_none(
         "Tensors of a fine-tuning that were randomly initialised."
     )
-    train_windows: int | None = omit_none("Of a fine-tuning.")
-    train_label_counts: dict[str, int] | None = omit_none(
+    train_windows: Annotated[int | None, Sharing.PEOPLE] = omit_none("Of a fine-tuning.")
+    train_label_counts: Annotated[dict[str, int] | None, Sharing.OWNER] = omit_none(
         "Training windows of each class, of a fine-tuning."
     )
 
     members: PooledRuns | None = omit_none("Of a run over test folds or seeds.")
+
+    def share(self) -> Self:
+        """The record as it may be shared: of claims without counts of few people."""
+        withholds = any(data.vocabulary and not data.small_counts for data in self.data)
+        return privacy.share_record(self) if withholds else self
 
     @property
     def is_finetuned(self) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from bitimely_core.privacy import Sharing
 from bitimely_core.schemas.runs import ScoredCheckpoint
 from bitimely_core.store.records import Part, ResultRecord, has_result, omit_none
 
+People = Annotated[int | None, Sharing.PEOPLE]  # None: withheld
 # notice of an evaluation
 WITHOUT_FITTED = "Baselines that are fitted were left out (--baselines cheap)."
 
@@ -22,7 +24,7 @@ class Uncertainty(Part):
     se: float | None = None
     lo: float | None = None
     hi: float | None = None
-    n_defined: int | None = 0  # subjects (units) that the estimate is made of; None: withheld
+    n_defined: People = 0  # subjects (units) that the estimate is made of
     undefined_reason: str | None = None
 
 
@@ -123,10 +125,10 @@ class MetricValue(Uncertainty):
 class ClassScores(Part):
     """Scores of one class or label against the rest."""
 
-    support: int | None = 0  # rows of the class; None: withheld
-    subjects: int | None = 0  # subjects with such a row; None: withheld
+    support: People = 0  # rows of the class
+    subjects: People = 0  # subjects with such a row
     base_rate: float | None = None
-    unknown: int | None = omit_none("rows in which the label is not known, multi-label only")
+    unknown: People = omit_none("rows in which the label is not known, multi-label only")
     precision: MetricValue = MetricValue()
     recall: MetricValue = MetricValue()
     f1: MetricValue = MetricValue()
@@ -194,7 +196,7 @@ class IntervalMethod(Part):
     by: Literal["subject", "window"]
     unit: str = "subject"  # what a unit is: subject, recording, segment or window
     level: float
-    units: int
+    units: People
     minimum_units: int
     minimum_effective: float
     minimum_rows: int
@@ -205,8 +207,8 @@ class PairedComparison(Part):
 
     task: str
     main: str
-    n: int
-    n_subjects: int
+    n: People
+    n_subjects: People
     metrics: dict[str, PairedScores]
     intervals: IntervalMethod
 
@@ -226,8 +228,8 @@ class CellScore(MetricValue):
     seeds: list[SeedScore]
     seed_sd: float | None = None  # standard deviation over seeds
     seed_se: float | None = None
-    n: int | None = 0  # None: withheld
-    n_subjects: int | None = 0
+    n: People = 0
+    n_subjects: People = 0
 
 
 class ColumnResult(Part):
@@ -257,7 +259,7 @@ class EndpointAgreement(Part):
     """
 
     unit: str
-    nights: int  # in which both define it
+    nights: People  # in which both define it
     scored: float | None = None  # mean over nights
     predicted: float | None = None
     bias: MetricValue = MetricValue()
@@ -269,8 +271,8 @@ class EndpointAgreement(Part):
 class NightScores(Part):
     """Agreement night by night of predicted and scored hypnograms."""
 
-    nights: int
-    subjects: int
+    nights: People
+    subjects: People
     kappa: MetricValue  # mean over nights of Cohen's kappa
     kappa_range: tuple[float, float] | None  # lowest and highest night
     endpoints: dict[str, EndpointAgreement]
@@ -282,9 +284,9 @@ class EventScores(Part):
     """
 
     event: str | None = None  # the class; None: the second
-    events: int
+    events: People
     hours: float
-    false_alarms: int  # predicted events that overlap no true one
+    false_alarms: People  # predicted events that overlap no true one
     sensitivity: MetricValue
     false_alarms_per_hour: MetricValue
 
@@ -293,8 +295,8 @@ class RiskPoint(Part):
     """A group of predicted risk on one day; None: withheld."""
 
     day: float
-    at_risk: int | None  # under observation without event behind it
-    events: int | None  # up to it
+    at_risk: People  # under observation without event behind it
+    events: People  # up to it
     incidence: float | None  # Aalen and Johansen's
     lo: float | None
     hi: float | None
@@ -304,7 +306,7 @@ class RiskGroup(Part):
     """Subjects of similar predicted risk at the longest horizon."""
 
     name: str
-    n: int | None
+    n: People
     predicted: list[float] | None  # mean predicted risk at each horizon
     points: list[RiskPoint]
 
@@ -363,7 +365,7 @@ class EncoderRecord(Part):
     width: int
     pretrained_on: tuple[str, ...] | None  # as declared; None: unknown
     penalty: list[float]
-    fitted_on: dict[str, int]  # split -> windows; of histories withheld
+    fitted_on: Annotated[dict[str, int] | None, Sharing.OWNER]  # split -> windows
 
 
 class TrainingScore(Part):
@@ -371,8 +373,9 @@ class TrainingScore(Part):
     scored split are the mark of a model that knows its training people.
     """
 
-    n: int | None  # windows, drawn at random where the training had more; None: withheld
-    total: int | None  # windows of the training; None: withheld
+    # windows, drawn at random where the training had more
+    n: Annotated[int | None, Sharing.OWNER]
+    total: Annotated[int | None, Sharing.OWNER]  # windows of the training
     metrics: dict[str, MetricValue] = {}
 
 
@@ -405,15 +408,15 @@ class TaskScores(Part):
     task: str | None = None
     main: str | None = None  # the metric of verdicts
     unit: str | None = omit_none("of the values of a regression, where it is known")
-    n: int | None = 0  # rows; None: withheld
-    n_subjects: int | None = 0
+    n: People = 0  # rows
+    n_subjects: People = 0
     metrics: dict[str, MetricValue] = {}
     by_class: dict[str, ClassScores] = {}
-    confusion: list[list[int]] | None = None
+    confusion: Annotated[list[list[int]] | None, Sharing.OWNER] = None
     baselines: dict[str, Baseline] = {}
     intervals: IntervalMethod | None = omit_none("of a task")
     folds: int | None = omit_none("test folds, each predicted by a model of its own")
-    remarks: list[str] = []
+    remarks: Annotated[list[str], Sharing.MESSAGE] = []
 
     def find_best_baseline(self, metric: str, *, lower: bool) -> BestBaseline | None:
         """The baseline with the best value of a metric; None: none has one. `lower`: lower is
@@ -448,8 +451,8 @@ class Scores(TaskScores, ResultRecord):
     split: str = "test"
     settings: EvaluationSettings = EvaluationSettings()
     leak_free: bool | str | None = None
-    subjects_shared_with_training: int = 0
-    notices: list[str] = []
+    subjects_shared_with_training: Annotated[int, Sharing.ROWS] = 0
+    notices: Annotated[list[str], Sharing.MESSAGE] = []
     comparison: Comparison | None = omit_none("with --compare")
     lift: BaselineLift | None = omit_none("over the best baseline")
     training: TrainingScore | None = omit_none(

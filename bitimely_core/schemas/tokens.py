@@ -4,9 +4,10 @@ needs to prepare new recordings.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from bitimely_core.config import Filtering, Normalise, Resampling, Split, WindowConfig
+from bitimely_core.privacy import Sharing
 from bitimely_core.registry import Task
 from bitimely_core.schemas.ingest_records import (
     AgreementCell,
@@ -281,8 +282,8 @@ class Calibration(StoredRecord):
     weights: str  # SHA-256 of the model
     data: str  # name of the windows
     unit: str  # what a unit is: subject, recording, segment; window: of one person's own recordings
-    units: int
-    windows: int
+    units: Annotated[int, Sharing.ROWS]
+    windows: Annotated[int, Sharing.ROWS]
     level: float  # of coverage
     temperature: float | None  # None: values, which have no probabilities
     # of one less the probability, or of the absolute error, see `evaluate.conformal`; None: sets

@@ -17,7 +17,7 @@ from bitimely_core.evaluate import conformal, list_classes, name_unit, parse_pre
 from bitimely_core.evaluate.prediction import Computation
 from bitimely_core.evaluate.prediction import predict as predict_windows
 from bitimely_core.evaluate.risk_calibration import LEAST, Recalibration, fit_recalibration
-from bitimely_core.privacy import round_rows
+from bitimely_core.privacy import share_record
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Calibration, Preprocessing
@@ -138,10 +138,7 @@ def calibrate_on_validation(
         data=f"{windows.name}, validation",
         subject=windows.subject_unit,
     )
-    if not hides_counts(windows):
-        return fitted
-    sizes = {"units": round_rows(fitted.units), "windows": round_rows(fitted.windows)}
-    return fitted.model_copy(update=sizes)
+    return share_record(fitted) if hides_counts(windows) else fitted
 
 
 def calibrate_folds(run: Run) -> Calibration | None:

@@ -54,7 +54,13 @@ from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import EXTERNAL
-from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
+from bitimely_core.workflows.prepare import (
+    Execution,
+    hides_counts,
+    open_run,
+    prepare_windows,
+    share_sizes,
+)
 from bitimely_core.workflows.report import check_margin
 from bitimely_core.workflows.tokenize import apply_vocabulary
 
@@ -150,10 +156,9 @@ def evaluate(
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
     n_subjects = len(set(rows.subjects()))
-    counts: dict[str, Any] = {"n": len(rows), "n_subjects": n_subjects}
     source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        return {**source, "folder": str(folder), **_protect_counts(windows, counts)}
+        return {**source, "folder": str(folder), **share_sizes(windows, len(rows), n_subjects)}
     settings = EvaluationSettings(
         bootstrap=bootstrap,
         by=by,
@@ -166,7 +171,8 @@ def evaluate(
     )
     scores = Scores(
         **source,
-        **counts,
+        n=len(rows),
+        n_subjects=n_subjects,
         settings=settings,
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
@@ -280,12 +286,6 @@ def _read_pooled(
     return {**scores.to_json(), "report": str(folder / "report.html"), "verdict": verdict}
 
 
-def _protect_counts(windows: Windows, counts: Mapping[str, int]) -> Mapping[str, object]:
-    """The numbers of rows and subjects, withheld where they are of few people."""
-    is_withheld = hides_counts(windows) and is_small(counts["n_subjects"])
-    return {**dict.fromkeys(counts), EXACT: counts} if is_withheld else counts
-
-
 def _check_arguments(
     split: str, by: str, baselines: str, compare: str | None, margin: float | None, workspace: Path
 ) -> None:
@@ -393,7 +393,7 @@ def _join_notices(record: RunRecord, windows: Windows) -> list[str]:
     """Notices of the run and of its windows; exact only where those of these scores are
     protected.
     """
-    trained = record.notices if hides_counts(windows) else run_page.list_notices(record)
+    trained = record.notices if hides_counts(windows) else record.share().notices
     return list(dict.fromkeys([*trained, *windows.notices]))
 
 

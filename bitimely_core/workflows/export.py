@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from bitimely_core.errors import safe_text, usage_error
-from bitimely_core.privacy import is_small
-from bitimely_core.report.run_page import list_notices
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.store import manifests, storage
@@ -179,21 +177,7 @@ def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
     record, protected = run.record, {}
     if has_result(run.folder / Scores.SHARED) and "scores.json" in names:
         protected["scores.json"] = read_result(run.folder / Scores.SHARED)
-    if record.data[0].vocabulary and not record.data[0].small_counts and "run.json" in names:
-        audits = (
-            {split: row for split, row in data.audit.items() if not is_small(row.subjects)}
-            for data in record.data
-        )
-        data = tuple(
-            data.model_copy(update={"audit": audit})
-            for data, audit in zip(record.data, audits, strict=True)
-        )
-        record = record.model_copy(
-            update={
-                "data": data,
-                "train_label_counts": None,
-                "notices": tuple(list_notices(record)),
-            }
-        )
-        protected["run.json"] = storage.encode_json(record.to_json())
+    shared = record.share()
+    if shared != record and "run.json" in names:
+        protected["run.json"] = storage.encode_json(shared.to_json())
     return protected

@@ -13,11 +13,11 @@ from bitimely_core.cache import open_cache
 from bitimely_core.config import ModelConfig, Settings, describe_tokens
 from bitimely_core.errors import Finding, UserError, usage_error
 from bitimely_core.notices import select_unseen
-from bitimely_core.privacy import is_small
+from bitimely_core.privacy import withhold_small
 from bitimely_core.progress import announce, are_lines_shown, report_progress
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
-from bitimely_core.report.run_page import list_notices, training_page
+from bitimely_core.report.run_page import training_page
 from bitimely_core.run import (
     FORMAT,
     SPLITS,
@@ -197,7 +197,7 @@ def describe_run(record: RunRecord, folder: Path) -> TrainingResult:
         "run": record.run,
         "folder": str(folder),
         "leak_free": record.leak_free,
-        "notices": list_notices(record),
+        "notices": list(record.share().notices),
         "exact": {"notices": list(record.notices)},
     }
 
@@ -206,7 +206,7 @@ def describe_plan(record: RunRecord, folder: Path, windows: Windows) -> Training
     """What the results of all dry runs have in common; windows of few people are withheld."""
     result, hidden = describe_run(record, folder), hides_counts(windows)
     counts = {split: len(windows[split]) for split in SPLITS}
-    shared = {split: None if hidden and is_small(n) else n for split, n in counts.items()}
+    shared = {split: withhold_small(n) if hidden else n for split, n in counts.items()}
     return {
         **result,
         "exists": (folder / "run.json").is_file(),

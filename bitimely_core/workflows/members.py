@@ -231,7 +231,7 @@ def _make_group(
 
 def _describe_folds(data: RunData, folds: int) -> RunData:
     """The windows of all test folds, in each of which every subject is tested once."""
-    subjects = sum(count.subjects for count in data.audit.values())
+    subjects = sum(count.subjects or 0 for count in data.audit.values())
     audit = {split: SplitCount() for split in SPLITS}
     audit["test"] = SplitCount(windows=data.windows, subjects=subjects)
     name = f"{data.name}-{folds}-folds"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from bitimely_core import cache, registry
 from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
+from bitimely_core.privacy import EXACT, is_small
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
@@ -95,6 +96,16 @@ def hides_counts(windows: TokenSet) -> bool:
     `small_counts`.
     """
     return isinstance(windows, EventSequences) and not windows.options.small_counts
+
+
+def share_sizes(windows: TokenSet, n: int, n_subjects: int) -> dict[str, object]:
+    """The numbers of rows and subjects of what would be scored; withheld where they are of few
+    people, but for who owns the data.
+    """
+    sizes = {"n": n, "n_subjects": n_subjects}
+    if hides_counts(windows) and is_small(n_subjects):
+        return {"n": None, "n_subjects": None, EXACT: sizes}
+    return dict(sizes)
 
 
 def make_windows_opener(workspace: Path) -> Callable[[str], Any]:

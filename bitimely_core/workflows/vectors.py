@@ -22,7 +22,6 @@ from bitimely_core.evaluate.vector_files import (
     read_vectors,
 )
 from bitimely_core.methods.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
-from bitimely_core.privacy import EXACT, is_small, round_rows
 from bitimely_core.report.encoder_page import encoder_page
 from bitimely_core.report.page_text import make_slug
 from bitimely_core.report.renderer import write_report
@@ -46,7 +45,13 @@ from bitimely_core.workflows.evaluate import (
     score_endpoints,
     score_windows,
 )
-from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
+from bitimely_core.workflows.prepare import (
+    Execution,
+    hides_counts,
+    open_run,
+    prepare_windows,
+    share_sizes,
+)
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -136,13 +141,11 @@ def evaluate_vectors(
     )
     probed = _select_windows(windows, rows, settings)
     if dry_run:
-        hidden = hides_counts(windows) and is_small(probed.n_subjects)
-        counts = {"n": len(probed.scored), "n_subjects": probed.n_subjects}
         return {
             "encoders": list(encoders),
             "data": windows.name,
             "folder": str(folder),
-            **({**dict.fromkeys(counts), EXACT: counts} if hidden else counts),
+            **share_sizes(windows, len(probed.scored), probed.n_subjects),
         }
     probes = {name: probed.fit(encoder) for name, encoder in encoders.items()}
     models, controls = _predict_others(probed, probes, opened, batch_size, device)
@@ -221,7 +224,7 @@ def _score_encoder(
         endpoints = score_endpoints(
             windows, probed.scored, probed.settings.bootstrap, rows.target, prediction
         )
-    fitted = {} if hidden else {split: len(probed.rows[split]) for split in SPLITS[:2]}
+    fitted = {split: len(probed.rows[split]) for split in SPLITS[:2]}
     return Scores(
         **{
             **dict(task),
@@ -232,7 +235,7 @@ def _score_encoder(
         run=encoder.name,
         data=windows.name,
         settings=probed.settings,
-        subjects_shared_with_training=round_rows(n_shared) if hidden else n_shared,
+        subjects_shared_with_training=n_shared,
         notices=_list_notices(probed, encoders, shared, opened, probes),
         encoder=EncoderRecord(
             file=clean(encoder.path.name),
