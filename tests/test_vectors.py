@@ -601,7 +601,7 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
         vector=pl.Series(np.ones((own.height, 2)).tolist())
     ).write_parquet(tmp_path / "y.parquet")
     hidden = call(capsys, few, tmp_path / "y.parquet", data="synthetic-claims")
-    assert (hidden["n"], hidden["n_subjects"], hidden["encoder"]["fitted_on"]) == (None, None, {})
+    assert (hidden["n"], hidden["n_subjects"], hidden["encoder"]["fitted_on"]) == (None, None, None)
     assert all(one["value"] is None for one in hidden["metrics"].values())
     page = (few / "reports" / "vectors-y-synthetic-claims" / "report.html").read_text()
     assert re.search(r"\b4 (test )?(windows|subjects)", page) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.page import rename_units
-from bitimely_core.privacy import format_count
+from bitimely_core.privacy import format_count, withhold_small
 from bitimely_core.report.page_text import markdown_row, markdown_text
 from bitimely_core.report.run_page import ORDER, baseline_values, run_facts, stamp_text
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
@@ -54,7 +54,8 @@ def render_card(
     ]
     if subjects is not None:
         marks = subjects.marks
-        digest = storage.fingerprint(sorted(marks))[:16]
+        number = withhold_small(len(marks)) if record.hides_counts else len(marks)
+        digest = f"{storage.fingerprint(sorted(marks))[:16]}, of {format_count(number)}"
         parts.append(
             "Hash of the training subjects (pre-training and fine-tuning): "
             f"{digest}. Equal hashes, equal subjects."

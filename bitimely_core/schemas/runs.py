@@ -219,10 +219,14 @@ class RunRecord(ResultRecord):
 
     members: PooledRuns | None = omit_none("Of a run over test folds or seeds.")
 
+    @property
+    def hides_counts(self) -> bool:
+        """Whether counts of 1 to 10 people are withheld: histories without `small_counts`."""
+        return any(data.vocabulary and not data.small_counts for data in self.data)
+
     def share(self) -> Self:
-        """The record as it may be shared: of claims without counts of few people."""
-        withholds = any(data.vocabulary and not data.small_counts for data in self.data)
-        return privacy.share_record(self) if withholds else self
+        """The record as it may be shared (`privacy.share_record`)."""
+        return privacy.share_record(self) if self.hides_counts else self
 
     @property
     def is_finetuned(self) -> bool:
