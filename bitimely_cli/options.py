@@ -245,12 +245,6 @@ class TrainOptions(OptionGroup):
         ),
     ] = None
 
-    def sections(self) -> dict[str, dict[str, Any]]:
-        """The options by the sections of the settings."""
-        values = self.collect()
-        tune = values.pop("tune", None)
-        return {"train": values, "tune": {"rates": tune}}
-
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions(BuildOptions):
@@ -462,17 +456,6 @@ def refresh_page(workspace: Path) -> None:
                 file="index.html",
             )
         )
-
-
-def collect_settings(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The sections without what was not given: `{"train": {"lr": 1e-3}}` for
-    `collect_settings(train={"lr": 1e-3, "seed": None}, model={})`.
-    """
-    chosen = {
-        name: {key: value for key, value in section.items() if is_set(value)}
-        for name, section in sections.items()
-    }
-    return {name: section for name, section in chosen.items() if section}
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:

@@ -30,13 +30,12 @@ from bitimely_cli.options import (
     StartOptions,
     TrainOptions,
     WriteOptions,
-    collect_settings,
     declare_setting,
     expand_options,
     take_settings,
 )
 from bitimely_cli.screen import screen
-from bitimely_core.config import DataConfig, FinetuneConfig, SettingsLayer
+from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
 
@@ -255,20 +254,14 @@ def pretrain(
 
     Example: bitimely pretrain --preset 18m
     """
-    flags = collect_settings(
-        model={"name": source.model, "ties": ties, "rotary": rotary},
-        objective={"name": source.objective},
-        data={"names": source.data},
-        **training.sections(),
-    )
     from bitimely_core import workflows
 
     call = partial(
         workflows.pretrain,
-        preset=source.preset,
-        budget=source.budget,
-        flags=flags,
-        init=source.init,
+        ties=ties,
+        rotary=rotary,
+        **source.collect(),
+        **training.collect(),
         **start.collect(),
     )
     result = _train_here_or_launch(call)
@@ -288,10 +281,10 @@ def finetune(
 
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
-    flags = collect_settings(**_name_sections(head), **training.sections())
     from bitimely_core import workflows
 
-    call = partial(workflows.finetune, source, data=data, flags=flags, **start.collect())
+    options = {**head.collect(), **training.collect(), **start.collect()}
+    call = partial(workflows.finetune, source, data=data, **options)
     result = _train_here_or_launch(call)
     return _show_training(result, start.workspace, start.dry_run)
 
@@ -327,32 +320,14 @@ def train(
 
     Example: bitimely train resnet --data epilepsy/five --folds 5
     """
-    flags = collect_settings(**_name_sections(head), **training.sections())
     from bitimely_core import workflows
 
-    call = partial(
-        workflows.train,
-        model,
-        data=data,
-        folds=head.folds,
-        seeds=head.seeds,
-        preset=head.preset,
-        flags=flags,
-        **start.collect(),
-    )
+    options = {**head.collect(), **training.collect(), **start.collect()}
+    call = partial(workflows.train, model, data=data, **options)
     result = _train_here_or_launch(call)
     if "members" in result:
         return _show_members(result, start.workspace)
     return _show_training(result, start.workspace, start.dry_run)
-
-
-def _name_sections(head: FinetuneOptions | HeadOptions) -> SettingsLayer:
-    """The options of a head by the sections of the settings."""
-    options = head.collect()
-    return {
-        "finetune": {key: options[key] for key in options if key in FinetuneConfig.model_fields},
-        "data": {"fraction": head.fraction},
-    }
 
 
 def _show_members(result: TrainingResult, workspace: Path) -> int:
@@ -758,7 +733,7 @@ def report(
 
 def _train_here_or_launch(call: partial[TrainingResult]) -> TrainingResult:
     """The result of a verb that trains, here or in as many processes as `--devices` says."""
-    devices = call.keywords["flags"].get("train", {}).get("devices")
+    devices = call.keywords.get("devices")
     if devices == "auto" and "WORLD_SIZE" not in os.environ and not call.keywords.get("dry_run"):
         with screen.progress():
             plan = call(dry_run=True)

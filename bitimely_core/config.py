@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -595,6 +595,42 @@ def merge_layers(*layers: SettingsLayer) -> SettingsLayer:
             if isinstance(value, dict) and isinstance(out.get(key), dict):
                 value = merge_layers(out[key], value)
             out[key] = value
+    return out
+
+
+# options of trainings whose names are not those of their settings
+RENAMED = {
+    "data": ("data", "names"),
+    "model": ("model", "name"),
+    "objective": ("objective", "name"),
+    "tune": ("tune", "rates"),
+}
+PLACES = {
+    **{key: ("train", key) for key in TrainConfig.model_fields},
+    **{key: ("finetune", key) for key in FinetuneConfig.model_fields},
+    **{key: ("model", key) for key in ("ties", "rotary", "clock", "tokenizer")},
+    "fraction": ("data", "fraction"),
+    **RENAMED,
+}  # option of a training -> section and key of its setting
+
+
+PRETRAINING = frozenset(name for name, (section, _) in PLACES.items() if section != "finetune")
+
+
+def place_options(
+    options: Mapping[str, Any], names: Collection[str] = PLACES.keys()
+) -> SettingsLayer:
+    """Options of a training in the sections of its settings: `{"train": {"lr": 1e-3}}` for
+    `{"lr": 1e-3}`. None: not given.
+
+    Raises UserError (config, exit 2) for an option that is none of `names`.
+    """
+    out: SettingsLayer = {}
+    for name, value in options.items():
+        check_choice("option of a training", name, names)
+        if value is not None:
+            section, key = PLACES[name]
+            out.setdefault(section, {})[key] = value
     return out
 
 

@@ -18,6 +18,7 @@ from bitimely_core.config import (
     check_device_name,
     merge_layers,
     parse_assignments,
+    place_options,
     read_toml,
     validate,
     validate_settings,
@@ -76,31 +77,10 @@ class RecipeStage(Section):
 
     def flags(self) -> SettingsLayer:
         """As nested settings, without `preset` and `budget`; of `data` what `pretrain` reads."""
-        out: SettingsLayer = {}
         values = self.model_dump(exclude_none=True, exclude={"preset", "budget"})
-        for name, value in values.items():
-            section, key = FLAG_FIELDS.get(name, ("train", name))
-            is_single = name == "data" and isinstance(value, str)
-            out.setdefault(section, {})[key] = (value,) if is_single else value
-        return out
-
-
-FLAG_FIELDS = {
-    "data": ("data", "names"),
-    "model": ("model", "name"),
-    "objective": ("objective", "name"),
-    "tune": ("tune", "rates"),
-    "ties": ("model", "ties"),
-    "rotary": ("model", "rotary"),
-    "clock": ("model", "clock"),
-    "tokenizer": ("model", "tokenizer"),
-    "readout": ("finetune", "readout"),
-    "layers": ("finetune", "layers"),
-    "freeze": ("finetune", "freeze"),
-    "from_scratch": ("finetune", "from_scratch"),
-    "augment": ("finetune", "augment"),
-    "fraction": ("data", "fraction"),
-}
+        if isinstance(self.data, str):
+            values["data"] = (self.data,)
+        return place_options(values)
 
 
 class IngestStage(Section):

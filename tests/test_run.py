@@ -11,7 +11,15 @@ import pytest
 import small
 
 import bitimely
-from bitimely_core import tokens
+from bitimely_core import tokens, workflows
+from bitimely_core.config import (
+    PLACES,
+    RENAMED,
+    FinetuneConfig,
+    Settings,
+    TrainConfig,
+    place_options,
+)
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.run import Run, hash_subjects, mark_subject
 from bitimely_core.schemas.ingest_records import IngestReport
@@ -187,3 +195,28 @@ def test_texts_become_paths_wherever_they_stand() -> None:
     with pytest.raises(TypeError, match="positional"):
         wrapped("run", None, (), "one too many")
     assert wrapped.__name__ == "verb"
+
+
+def test_options_of_the_command_line_are_arguments_in_python(home: Path) -> None:
+    options = {"steps": 7, "lr": 3e-3, "class_weights": "balanced", "fraction": 0.5, "tune": None}
+    assert place_options(options) == {
+        "train": {"steps": 7, "lr": 3e-3},
+        "finetune": {"class_weights": "balanced"},
+        "data": {"fraction": 0.5},
+    }
+    plan = workflows.train("resnet", data=small.VIEW, workspace=home, dry_run=True, **options)
+    assert plan["steps"] == 7
+
+
+@pytest.mark.parametrize("name", ["step", "readout"])
+def test_an_option_that_a_pretraining_does_not_have_is_named(home: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"unknown option of a training '{name}'"):
+        workflows.pretrain(small.VIEW, workspace=home, **{name: 5})
+
+
+def test_no_option_of_a_training_stands_for_two_settings() -> None:
+    fields = [*TrainConfig.model_fields, *FinetuneConfig.model_fields, *RENAMED]
+    assert len(fields) == len(set(fields))
+    settings = Settings().model_dump()
+    for section, key in PLACES.values():
+        assert section == "model" or key in settings[section]

@@ -155,10 +155,9 @@ def evaluate(
         _check_prediction_times(windows, record.kind, predictions.parent)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
-    n_subjects = len(set(rows.subjects()))
     source = {"run": record.run, "data": windows.name, "split": split}
     if dry_run:
-        return {**source, "folder": str(folder), **share_sizes(windows, len(rows), n_subjects)}
+        return {**source, "folder": str(folder), **share_sizes(rows)}
     settings = EvaluationSettings(
         bootstrap=bootstrap,
         by=by,
@@ -172,7 +171,7 @@ def evaluate(
     scores = Scores(
         **source,
         n=len(rows),
-        n_subjects=n_subjects,
+        n_subjects=len(set(rows.subjects())),
         settings=settings,
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,

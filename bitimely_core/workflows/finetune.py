@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
+from bitimely_core.config import Settings, list_presets, load_preset, merge_layers, place_options
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.prediction import measure_task
@@ -71,8 +71,12 @@ def finetune(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    **options: Any,
 ) -> TrainingResult:
     """Fine-tune the model of run `source` with a supervised head on the labelled view `data`.
+
+    `options` are those of the command line and further settings by name (`config.place_options`),
+    such as steps=500 and seed=1; `flags` are settings by section.
 
     On the data set of the pre-training a fifth of the training subjects is used (the paper, section
     on experiments), else all.
@@ -92,7 +96,7 @@ def finetune(
         _collect_defaults(parent.record, name, workspace),
         config=recipe,
         pairs=assignments or [],
-        flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
+        flags=merge_layers(flags or {}, place_options(options), {"data": {"names": (name,)}}),
     )
     execution = Execution(workspace, force_new, verify, dry_run)
     windows, view = open_view(name, settings, execution)

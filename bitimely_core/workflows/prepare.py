@@ -98,12 +98,12 @@ def hides_counts(windows: TokenSet) -> bool:
     return isinstance(windows, EventSequences) and not windows.options.small_counts
 
 
-def share_sizes(windows: TokenSet, n: int, n_subjects: int) -> dict[str, object]:
+def share_sizes(rows: TokenSet) -> dict[str, object]:
     """The numbers of rows and subjects of what would be scored; withheld where they are of few
     people, but for who owns the data.
     """
-    sizes = {"n": n, "n_subjects": n_subjects}
-    if hides_counts(windows) and is_small(n_subjects):
+    sizes = {"n": len(rows), "n_subjects": len(set(rows.subjects()))}
+    if hides_counts(rows) and is_small(sizes["n_subjects"]):
         return {"n": None, "n_subjects": None, EXACT: sizes}
     return dict(sizes)
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry
 from bitimely_core.config import (
+    PRETRAINING,
     ModelConfig,
     Settings,
     TuneConfig,
@@ -17,6 +18,7 @@ from bitimely_core.config import (
     load_preset,
     merge_layers,
     parse_assignments,
+    place_options,
 )
 from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.run import describe_data, list_versions
@@ -65,9 +67,13 @@ def pretrain(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    **options: Any,
 ) -> TrainingResult:
     """Pre-train a model on the windows of `data`, one view or several (None: those of `flags`,
     `config` or the preset); makes missing tokens first, resumes a stopped run exactly.
+
+    `options` are those of the command line and further settings by name (`config.place_options`),
+    such as model="timelygpt", steps=500 and seed=1; `flags` are settings by section.
 
     Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5),
     resources (6), locked (7).
@@ -75,7 +81,8 @@ def pretrain(
     from bitimely_core import models, objectives
 
     recipe = open_recipe(config)
-    flags, assignments = _name_data(flags or {}, data), assignments or []
+    placed = merge_layers(flags or {}, place_options(options, PRETRAINING))
+    flags, assignments = _name_data(placed, data), assignments or []
     preset = preset or recipe.pretrain.preset or "tiny"
     shipped = load_preset(preset)
     chosen = merge_layers(recipe.overrides("pretrain"), flags, parse_assignments(assignments))

@@ -69,9 +69,11 @@ def tokenize(
     verify: bool = True,
     force_new: bool = False,
     dry_run: bool = False,
+    **windows: Any,
 ) -> dict[str, Any]:
     """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices,
-    findings and the audit of the split.
+    findings and the audit of the split. Choices of windows are given by name, such as stride=10,
+    or as `options`.
 
     Of claims also the shortcut baselines and the path of a page. With `options["task"]`, a folder
     of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of
@@ -83,7 +85,7 @@ def tokenize(
     """
     dataset, view = parse_view(data)
     kind = find_data_kind(data)
-    choices = {"view": view, **(options or {})}
+    choices = {"view": view, **(options or {}), **windows}
     if (run := choices.get("vocabulary")) is not None:
         choices["vocabulary"] = folder = find_run_folder(run, workspace)
         name = name_applied(data, folder) if name is None else name

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, load_preset, merge_layers, parse_assignments
+from bitimely_core.config import (
+    Settings,
+    load_preset,
+    merge_layers,
+    parse_assignments,
+    place_options,
+)
 from bitimely_core.errors import unknown_name_error
 from bitimely_core.methods.rates import is_rate
 from bitimely_core.recipe import Recipe
@@ -85,6 +91,7 @@ def train(
     force_new: bool = False,
     verify: bool = True,
     dry_run: bool = False,
+    **options: Any,
 ) -> TrainingResult:
     """Train `model` with a head on the labelled view `data`, from random weights and on all
     training subjects.
@@ -94,11 +101,15 @@ def train(
     is trained and scored for each test fold by subject and each seed, which are pooled as one run
     (`workflows.members`).
 
+    `options` are those of the command line and further settings by name (`config.place_options`),
+    such as steps=500 and seed=1; `flags` are settings by section.
+
     Raises UserError: as `finetune`; config (exit 2) for more folds than subjects.
     """
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
+    placed = merge_layers(flags or {}, place_options(options))
     plan = _plan_training(
-        model, data, preset, open_recipe(config), assignments or [], flags or {}, workspace
+        model, data, preset, open_recipe(config), assignments or [], placed, workspace
     )
     execution = Execution(workspace, force_new, verify, dry_run)
     if folds or seeds:

@@ -145,7 +145,7 @@ def evaluate_vectors(
             "encoders": list(encoders),
             "data": windows.name,
             "folder": str(folder),
-            **share_sizes(windows, len(probed.scored), probed.n_subjects),
+            **share_sizes(probed.scored),
         }
     probes = {name: probed.fit(encoder) for name, encoder in encoders.items()}
     models, controls = _predict_others(probed, probes, opened, batch_size, device)
