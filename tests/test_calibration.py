@@ -340,9 +340,11 @@ def test_slope_intercept_brier_and_tenths_are_those_of_their_definitions():
     assert found.tenths.share == pytest.approx(right[order].mean(1))
 
 
-@pytest.mark.parametrize(("wrong", "fits"), [(0, False), (3, True)])
-def test_windows_without_a_mistake_fit_no_temperature(wrong: int, fits: bool) -> None:
-    target, subjects = np.arange(72) % 2, np.repeat(np.arange(3), 24)
+@pytest.mark.parametrize(("wrong", "people", "fits"), [(0, 9, False), (3, 9, True), (3, 8, False)])
+def test_windows_without_a_mistake_or_of_few_people_fit_no_temperature(
+    wrong: int, people: int, fits: bool
+) -> None:
+    target, subjects = np.arange(72) % 2, np.repeat(np.arange(people), 72 // people)
     said = np.where(np.arange(72) < wrong, 1 - target, target)
     prediction = np.where(said[:, None] == np.arange(2), 0.9, 0.1)
     fitted = fit_calibration(
@@ -353,4 +355,5 @@ def test_windows_without_a_mistake_fit_no_temperature(wrong: int, fits: bool) ->
         share = 1 / (1 + 9 ** (-1 / fitted.temperature))
         assert share == pytest.approx(1 - wrong / 72, abs=1e-3)
     else:
-        assert "without a temperature" in describe_calibration(fitted)
+        reason = "not calibrated: 8 cal" if people == 8 else "without a temperature"
+        assert reason in describe_calibration(fitted)

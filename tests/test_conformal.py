@@ -22,6 +22,7 @@ from bitimely_core.evaluate.conformal import (
     score_windows,
 )
 from bitimely_core.schemas.tokens import Calibration
+from bitimely_core.store.records import write_results
 
 
 def draw_cohort(rng: np.random.Generator, subjects: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,16 +87,24 @@ def test_the_temperature_is_stored_exported_and_applied(
     scored: pl.DataFrame,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    night = find_night(home, scored)
+    night, run = find_night(home, scored), home / "ws" / "runs" / "stager"
     assert call(home, [night], tmp_path / "out") == 0
-    stored = Calibration.load(home / "ws" / "runs" / "stager" / "calibration.json")
+    stored = Calibration.load(run / "calibration.json")
     assert Calibration.load(home / "model" / "calibration.json") == stored
     frame = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     p = frame.select([f"p_{name}" for name in STAGES]).to_numpy().astype(np.float64)
-    assert stored.temperature is not None
-    powers = p ** (1 / stored.temperature)  # a softmax of logits over a temperature
-    tempered = powers / powers.sum(1, keepdims=True)
-    assert frame["confidence"].to_numpy() == pytest.approx(tempered.max(1), abs=1e-6)
+    assert stored.temperature is None  # too few subjects for one, too
+    assert frame["confidence"].to_numpy() == pytest.approx(p.max(1), abs=1e-6)
+    copy = tmp_path / "ws" / "runs" / "stager"
+    shutil.copytree(run, copy)
+    tempered = stored.model_copy(update={"temperature": 2.0})
+    write_results(copy, {"calibration.json": tempered.encode()})
+    made = bitimely.predict(str(copy), [night], out=tmp_path / "hot", workspace=home / "ws")
+    assert made["exit_code"] == 0
+    powers = p ** (1 / 2)  # a softmax of logits over the temperature
+    expected = (powers / powers.sum(1, keepdims=True)).max(1)
+    hot = pl.read_parquet(tmp_path / "hot" / "predictions.parquet")["confidence"].to_numpy()
+    assert hot == pytest.approx(expected, abs=1e-6)
     validation = bitimely.Run.open("stager", home / "ws").windows()["validation"]
     assert stored.units == len(set(validation.subjects()))
     assert stored.windows == len(validation)

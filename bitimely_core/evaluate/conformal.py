@@ -21,6 +21,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 COVERAGE = 0.9
+LEAST_UNITS = math.ceil(COVERAGE / (1 - COVERAGE) - 1e-9)  # with fewer sets would hold everything
 
 
 class ConformalThreshold(NamedTuple):
@@ -53,9 +54,9 @@ def find_threshold(
     _, group = np.unique(np.arange(len(scores)) if units is None else units, return_inverse=True)
     count = np.bincount(group)
     n_units, what = len(count), "windows" if units is None else f"{subject}s"
-    least = math.ceil(COVERAGE / (1 - COVERAGE) - 1e-9)
-    if n_units < least:
-        few = f"{n_units} calibration {what}, at least {least} required for {COVERAGE:.0%} coverage"
+    if n_units < LEAST_UNITS:
+        required = f"at least {LEAST_UNITS} required for {COVERAGE:.0%} coverage"
+        few = f"{n_units} calibration {what}, {required}"
         return ConformalThreshold(None, few)
     order = np.argsort(scores, kind="stable")
     reached = np.cumsum(1 / ((n_units + 1) * count[group[order]]))

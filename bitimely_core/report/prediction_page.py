@@ -130,6 +130,8 @@ def describe_calibration(calibration: Calibration | None) -> str:
             "probability of the class as the model gives it; not calibrated: the validation "
             "windows of the run are not here"
         )
+    if calibration.temperature is None and calibration.threshold is None:
+        return f"as the model gives it; not calibrated: {calibration.undefined_reason}"
     fitted = f"fitted on {calibration.units} {calibration.unit}s ({calibration.data})"
     if calibration.temperature is not None:
         temperature = f"temperature {calibration.temperature:.3g}"

@@ -50,16 +50,20 @@ def fit_calibration(
     with it.
 
     `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one
-    person, each window is a unit. Labels of a multi-label task have a temperature and no sets.
+    person, each window is a unit. Classes have a temperature where there are units enough for sets.
+    Labels of a multi-label task have a temperature and no sets.
     `subject`: word for what they are.
     """
     # they import torch
     from bitimely_core.analyses.reliability import apply_temperature, fit_temperature
 
-    temperature = None
-    # where no window is wrong it would be 0, and every window of others certain
-    is_right = task == "classification" and bool((prediction.argmax(1) == target).all())
-    if task not in ("regression", "survival") and not is_right:
+    temperature, n_units = None, len(target) if subjects is None else len(np.unique(subjects))
+    if task == "multilabel" or (
+        task == "classification"
+        and n_units >= conformal.LEAST_UNITS
+        # where no window is wrong it would be 0, and every window of others certain
+        and (prediction.argmax(1) != target).any()
+    ):
         temperature = fit_temperature(task, prediction, target)
     threshold = conformal.ConformalThreshold(
         None, "sets are made of classes and values, not of labels"
@@ -73,7 +77,7 @@ def fit_calibration(
         weights=weights,
         data=data,
         unit="window" if subjects is None else subject,
-        units=len(target) if subjects is None else len(np.unique(subjects)),
+        units=n_units,
         windows=len(target),
         level=conformal.COVERAGE,
         temperature=temperature,
