@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 
 from bitimely_cli.main import app, main
 from bitimely_cli.options import describe_parameter, parse_path
@@ -46,12 +47,9 @@ STEPS = ["--steps", "1", "--batch-size", "8", "--set", "model.tokenizer=patch"]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a pre-trained run and one that is fine-tuned from it."""
-    home = tmp_path_factory.mktemp("trained") / "workspace"
+    home = small.copy_data(tmp_path_factory.mktemp("trained") / "workspace")
     assert (
-        main(
-            ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "-w", str(home)]
-        )
-        == 0
+        main(["pretrain", "--preset", "tiny", "--data", small.VIEW, *STEPS, "-w", str(home)]) == 0
     )
     assert (
         main(
@@ -59,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "finetune",
                 "tiny",
                 "--data",
-                "synthetic/staging",
+                small.VIEW,
                 "--fraction",
                 "1",
                 *STEPS[:4],
@@ -245,9 +243,7 @@ def test_names_in_stored_records_stay_inside(
         },
     )
     before = list_files(ws.parent.parent)
-    more = (
-        ["--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
-    )
+    more = ["--data", small.VIEW, "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
     assert main([verb, "tiny", *more, "-w", str(ws)]) == 2
     assert "no name for a" in capsys.readouterr().err
     assert list_files(ws.parent.parent) == before
@@ -256,16 +252,16 @@ def test_names_in_stored_records_stay_inside(
 def test_data_named_in_a_record_is_looked_for_inside(
     ws: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.move(ws / "tokens" / "synthetic-staging", ws.parent / "elsewhere")
-    path = ws / "runs" / "tiny-staging" / "run.json"
+    shutil.move(ws / "tokens" / "generic-classification", ws.parent / "elsewhere")
+    path = ws / "runs" / "tiny-classification" / "run.json"
     body = json.loads(path.read_text())
     body["data"][0]["name"] = "../../elsewhere"
     write_results(path.parent, {path.name: json.dumps(body).encode()})
-    assert main(["evaluate", "tiny-staging", "-w", str(ws)]) == 2
+    assert main(["evaluate", "tiny-classification", "-w", str(ws)]) == 2
     assert "unknown" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("inner", ["runs/tiny-staging", "runs"])
+@pytest.mark.parametrize("inner", ["runs/tiny-classification", "runs"])
 def test_results_are_not_written_through_links(
     ws: Path, inner: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,18 +270,13 @@ def test_results_are_not_written_through_links(
     (ws / inner).symlink_to(target, target_is_directory=True)
     before = list_files(target)
     for argv in (
-        ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]],
-        [
-            "finetune",
-            "tiny",
-            "--data",
-            "synthetic/staging",
-            "--fraction",
-            "1",
-            *STEPS[:4],
-            "--force-new",
-        ],
-        *([["evaluate", "tiny-staging"], ["embed", "tiny-staging"]] if inner != "runs" else []),
+        ["finetune", "tiny", "--data", small.VIEW, "--fraction", "1", *STEPS[:4]],
+        ["finetune", "tiny", "--data", small.VIEW, "--fraction", "1", *STEPS[:4], "--force-new"],
+        *(
+            [["evaluate", "tiny-classification"], ["embed", "tiny-classification"]]
+            if inner != "runs"
+            else []
+        ),
     ):
         assert main([*argv, "-w", str(ws)]) == 2, argv
         assert "link" in capsys.readouterr().err
@@ -293,7 +284,7 @@ def test_results_are_not_written_through_links(
 
 
 @pytest.mark.parametrize(
-    "inner", ["reports/svd-tiny", "reports", "tokens/t", "cache/synthetic-claims", "exports/tiny"]
+    "inner", ["reports/svd-tiny", "reports", "tokens/t", "cache/synthetic", "exports/tiny"]
 )
 def test_links_in_the_place_of_folders_are_refused(
     ws: Path, inner: str, capsys: pytest.CaptureFixture[str]
@@ -305,32 +296,12 @@ def test_links_in_the_place_of_folders_are_refused(
     calls = {
         "reports": ["analyze", "svd", "tiny"],
         "tokens": ["tokenize", "synthetic", "--name", "t"],
-        "cache": ["ingest", "synthetic-claims"],
+        "cache": ["ingest", "synthetic"],
         "exports": ["export", "tiny"],
     }
     assert main([*calls[inner.partition("/")[0]], "-w", str(ws)]) == 2
     assert "is a link" in capsys.readouterr().err
     assert list(target.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def claims_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with claims, their sequences, a report and the key of their pseudonyms."""
-    home = tmp_path_factory.mktemp("claims") / "anything"
-    assert main(
-        [
-            "ingest",
-            "synthetic-claims",
-            "--subjects",
-            "300",
-            "--min-case-support",
-            "1",
-            "-w",
-            str(home),
-        ]
-    ) in {0, 3}
-    assert main(["analyze", "leakage", "--name", "r", "-w", str(home)]) in {0, 5}
-    return home
 
 
 def write_recordings(folder: Path) -> None:
@@ -347,14 +318,12 @@ def write_recordings(folder: Path) -> None:
 @pytest.mark.parametrize(
     "state", ["complete", "no locks", "unfinished", "linked", "linked folders", "linked files"]
 )
-def test_a_workspace_below_a_source_is_no_source(
-    trained: Path, claims_workspace: Path, tmp_path: Path, state: str
-) -> None:
+def test_a_workspace_below_a_source_is_no_source(trained: Path, tmp_path: Path, state: str) -> None:
     root = tmp_path / "study"
     write_recordings(root)
     expected = scan_folder(root).files
     assert len(expected) == 4
-    for at, home in enumerate((trained, claims_workspace)):
+    for at, home in enumerate((trained, small.find_workspace())):
         place = tmp_path / "outside" if state.startswith("linked") else root
         copy = Path(shutil.copytree(home, place / f"w{at}" / "inner"))
         if state == "no locks":
@@ -443,7 +412,7 @@ def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) ->
         "finetune",
         "tiny",
         "--data",
-        "synthetic/staging",
+        small.VIEW,
         "--fraction",
         "1",
         *STEPS[:4],
@@ -452,9 +421,9 @@ def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) ->
     assert call(*scratch)[0] == 0
     compared = [
         "evaluate",
-        "tiny-staging",
+        "tiny-classification",
         "--compare",
-        "tiny-staging-scratch",
+        "tiny-classification-scratch",
         "--bootstrap",
         "10",
     ]
@@ -464,38 +433,19 @@ def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) ->
     assert advised is not None, err
     assert call(*advised[1].split(), "--bootstrap", "10")[0] == 0
     assert call(*compared)[0] == 0
-    changed = [
-        "pretrain",
-        "--preset",
-        "tiny",
-        "--data",
-        "synthetic/staging",
-        *STEPS,
-        "--lr",
-        "0.01",
-    ]
+    changed = ["pretrain", "--preset", "tiny", "--data", small.VIEW, *STEPS, "--lr", "0.01"]
     code, err = call(*changed)
     assert code == 2
     assert "--run NAME" in err
     assert "--force-new" in err
     assert call(*changed, "--run", "other")[0] == 0
     assert call(*changed, "--force-new")[0] == 0
-    code, err = call(
-        "pretrain", "--run", "a b", "--preset", "tiny", "--data", "synthetic/staging", *STEPS
-    )
+    code, err = call("pretrain", "--run", "a b", "--preset", "tiny", "--data", small.VIEW, *STEPS)
     assert code == 2
     better = re.search(r"For example (--run \S+)\.", err)
     assert better is not None, err
     assert (
-        call(
-            "pretrain",
-            *better[1].split(),
-            "--preset",
-            "tiny",
-            "--data",
-            "synthetic/staging",
-            *STEPS,
-        )[0]
+        call("pretrain", *better[1].split(), "--preset", "tiny", "--data", small.VIEW, *STEPS)[0]
         == 0
     )
 
@@ -521,9 +471,6 @@ def test_parts_of_a_run_that_are_links_change_nothing_outside(
             (target / name / "precious").touch()
         (target / "x.tmp-1-00000000").touch()
     before = list_files(target) if target.is_dir() else target.read_bytes()
-    for argv in (
-        ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, *more],
-        ["verify"],
-    ):
+    for argv in (["pretrain", "--preset", "tiny", "--data", small.VIEW, *STEPS, *more], ["verify"]):
         assert main([*argv, "-w", str(ws)]) in {0, 2, 4, 5}, capsys.readouterr().err
     assert (list_files(target) if target.is_dir() else target.read_bytes()) == before
