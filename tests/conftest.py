@@ -12,7 +12,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from toys import raw, toys  # noqa: F401  fixtures; numpy is imported after the number of threads is set
+# fixtures; numpy is imported after the number of threads is set
+from short_maps import short_maps  # noqa: F401
+from toys import raw, toys  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +28,8 @@ def same_key() -> Iterator[None]:
         )
         # names of temporary files, by token_hex, stay random
         patch.setattr("bitimely_core.store.storage.secrets", seeded)
+        # slow, and no test can see what it does
+        patch.setattr("bitimely_core.store.storage.os_fsync", lambda fd: None)
         yield
 
 

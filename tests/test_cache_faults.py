@@ -157,7 +157,14 @@ class Faults:
         return real(*arguments)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINTR])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.EIO,
+        pytest.param(errno.ENOSPC, marks=pytest.mark.slow),
+        pytest.param(errno.EINTR, marks=pytest.mark.slow),
+    ],
+)
 def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_clean(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import polars as pl
 import pytest
-from samples import SAMPLES, SHARED, needs_sample
+from samples import SHARED, needs_sample
+from short_maps import MAP9, MAP10
 
 from bitimely_cli.main import main
 from bitimely_core.cache import open_cache
@@ -25,8 +26,6 @@ from bitimely_core.claims import cohorts, event_labels, periods
 from bitimely_core.claims.sources import code_columns
 
 CASES = SHARED / "cases" / "claims_files"
-MAP9 = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
-MAP10 = SAMPLES / "phecode" / "variants" / "phecode_icd10.csv"
 CONTROL = CASES / "00_control"
 RIGHT = {"chf": 10, "copd": 46, "diabetes": 30}
 pytestmark = [needs_sample(CASES), needs_sample(MAP9)]
@@ -56,14 +55,17 @@ Ingest = Callable[..., Ended]
 
 
 @pytest.fixture
-def ingest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ingest:
-    """Run a folder as the README of the cases does."""
+def ingest(
+    tmp_path: Path, short_maps: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> Ingest:
+    """Run a folder as the README of the cases does, with shortened maps unless `whole`."""
 
-    def run(folder: Path, *options: str, workspace: str = "w") -> Ended:
+    def run(folder: Path, *options: str, workspace: str = "w", whole: bool = False) -> Ended:
         home = tmp_path / workspace
-        arguments = ["ingest", "pophr", str(folder), "-w", str(home), "--phecode-map", str(MAP9)]
+        map9, map10 = map(str, (MAP9, MAP10) if whole else short_maps)
+        arguments = ["ingest", "pophr", str(folder), "-w", str(home), "--phecode-map", map9]
         if MAP10.is_file():
-            arguments += ["--phecode-map", str(MAP10), "--map-repair", "phecode-zeros"]
+            arguments += ["--phecode-map", map10, "--map-repair", "phecode-zeros"]
         arguments += ["--default-source", "physician", "--min-codes", "5", "--no-select"]
         capfd.readouterr()
         code = main([*arguments, "--small-counts", *options])
@@ -101,7 +103,7 @@ def copy_patients(raw: Path) -> None:
 
 
 def test_the_control(ingest: Ingest, raw: Path) -> None:
-    ended = ingest(copy_case(raw, "00_control"))
+    ended = ingest(copy_case(raw, "00_control"), whole=True)
     assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
     assert "subjects are known" not in ended.text
 
@@ -490,7 +492,7 @@ def test_cases_of_files(ingest: Ingest, raw: Path, case: str) -> None:
         people.with_columns(BIRTH_DATE=pl.lit("1950-06-15")).write_csv(raw / "demographic.csv")
     else:
         copy_patients(raw)
-    ended = ingest(raw)
+    ended = ingest(raw, whole=True)
     assert ended.code == 0
     expected = {name: 2 * n for name, n in RIGHT.items()} if case.startswith("05") else RIGHT
     assert ended.count_cases() == expected

@@ -19,7 +19,8 @@ from typing import Any
 import polars as pl
 import pytest
 from claims_folders import HEAD, read_folder, write_files
-from samples import SAMPLES, SHARED
+from samples import SHARED
+from short_maps import MAP9, MAP10
 
 from bitimely_cli.main import main
 from bitimely_core.claims import (
@@ -35,11 +36,9 @@ from bitimely_core.claims import (
 from bitimely_core.errors import UserError
 
 CASES = SHARED / "cases" / "claims_files"
-ICD9_MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
-ICD10_MAP = SAMPLES / "phecode" / "variants" / "phecode_icd10.csv"
 
 pytestmark = pytest.mark.skipif(
-    not (CASES.exists() and ICD9_MAP.exists()), reason="the shared cases and maps are not there"
+    not (CASES.exists() and MAP9.exists()), reason="the shared cases and maps are not there"
 )
 
 
@@ -72,7 +71,9 @@ Ingest = Callable[..., Outcome]
 
 
 @pytest.fixture
-def ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ingest:
+def ingest(
+    tmp_path: Path, short_maps: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> Ingest:
     """Runs the command as the README of the cases states it, on a copy or on lines of claims."""
 
     def run(
@@ -95,7 +96,8 @@ def ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ingest:
         if patients:
             (folder / "patients.csv").write_text("\n".join([people_header, *patients]) + "\n")
         command = ["ingest", "pophr", str(folder), "--workspace", str(workspace)]
-        command += ["--phecode-map", str(ICD9_MAP), "--phecode-map", str(ICD10_MAP)]
+        for path in short_maps:
+            command += ["--phecode-map", str(path)]
         command += ["--map-repair", "phecode-zeros", "--default-source", "physician"]
         command += ["--min-codes", "5", "--no-select", "--small-counts", *options]
         capsys.readouterr()
@@ -224,7 +226,7 @@ def test_case_12_reversals_that_shall_be_used(ingest: Ingest) -> None:
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, dict[str, tuple[str, ...]]]:
-    paths = [ICD9_MAP, ICD10_MAP]
+    paths = [MAP9, MAP10]
     return phecode_maps.read_map(paths, repair="phecode-zeros").tables
 
 
@@ -846,7 +848,7 @@ def test_numbers_of_parquet_are_days(
     table = {"patient_id": ids, "date": pl.Series(numbers).cast(kind), "icd9": ["250.00"] * 20}
     (tmp_path / "raw").mkdir()
     pl.DataFrame(table).write_parquet(tmp_path / "raw" / "claims.parquet")
-    command = ["ingest", "pophr", str(tmp_path / "raw"), "--phecode-map", str(ICD9_MAP)]
+    command = ["ingest", "pophr", str(tmp_path / "raw"), "--phecode-map", str(MAP9)]
     command += ["-w", str(tmp_path / "w"), "--rules", "none", "--min-codes", "1", "--no-select"]
     assert main(command) == 4
     advice = "--date-format unix (then they are of 2005 to 2006)"

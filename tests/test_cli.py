@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 
 from bitimely_cli.main import app, main
 from bitimely_core import models, workflows
@@ -82,6 +83,12 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         == 0
     )
     return home
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which every verb has run."""
+    return small.copy_workspace(tmp_path_factory.mktemp("ready") / "home")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +180,9 @@ def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_
     "kind", ["datasets", "views", "models", "objectives", "analyses", "pipelines", "runs"]
 )
 def test_list_answers_for_every_kind(
-    capsys: pytest.CaptureFixture[str], workspace: Path, kind: str
+    capsys: pytest.CaptureFixture[str], ready: Path, kind: str
 ) -> None:
-    assert loaded(capsys, "list", kind, "-w", workspace)[kind]
+    assert loaded(capsys, "list", kind, "-w", ready)[kind]
 
 
 @pytest.mark.parametrize(
@@ -184,22 +191,22 @@ def test_list_answers_for_every_kind(
         ["ingest", "synthetic"],
         ["tokenize", "synthetic"],
         ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--run", "never"],
-        ["finetune", "tiny", "--data", "synthetic/staging", "--run", "never"],
-        ["evaluate", "tiny-staging"],
-        ["embed", "tiny", "--data", "synthetic/staging"],
-        ["analyze", "svd", "tiny"],
-        ["report", "tiny-staging"],
+        ["finetune", "plain", "--data", small.VIEW, "--run", "never"],
+        ["evaluate", "tuned"],
+        ["embed", "plain", "--data", small.VIEW],
+        ["analyze", "svd", "plain"],
+        ["report", "tuned"],
         ["run", "smoke"],
         ["demo"],
     ],
 )
 def test_dry_run_writes_nothing(
-    capsys: pytest.CaptureFixture[str], workspace: Path, argv: list[str]
+    capsys: pytest.CaptureFixture[str], ready: Path, argv: list[str]
 ) -> None:
-    before = {p: p.stat().st_mtime_ns for p in workspace.rglob("*")}
-    body = loaded(capsys, *argv, "--dry-run", "-w", workspace)
+    before = {p: p.stat().st_mtime_ns for p in ready.rglob("*")}
+    body = loaded(capsys, *argv, "--dry-run", "-w", ready)
     assert body
-    assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
+    assert {p: p.stat().st_mtime_ns for p in ready.rglob("*")} == before
 
 
 @pytest.mark.slow
@@ -248,9 +255,9 @@ def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) 
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(
-    capsys: pytest.CaptureFixture[str], workspace: Path
+    capsys: pytest.CaptureFixture[str], ready: Path
 ) -> None:
-    argv = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace]
+    argv = [*small.VERBS["pretrain"], "-w", ready]
     code, out, _ = call(capsys, *argv)
     assert code == 0
     assert "nothing to do" in out
@@ -260,15 +267,15 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(
     assert "--force-new" in err
 
 
-def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
-    path = workspace / "runs" / "tiny-staging-scratch" / "model" / "model.safetensors"
+def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], ready: Path) -> None:
+    path = ready / "runs" / "scratch" / "model" / "model.safetensors"
     original = path.read_bytes()
     path.write_bytes(original[:-4] + bytes(4 * [255]))
     try:
-        code, _, err = call(capsys, "verify", "-w", workspace)
+        code, _, err = call(capsys, "verify", "-w", ready)
         assert code == 5
         assert "model.safetensors" in err
-        code, _, err = call(capsys, "evaluate", "tiny-staging-scratch", "-w", workspace)
+        code, _, err = call(capsys, "evaluate", "scratch", "-w", ready)
         assert code == 5
     finally:
         path.write_bytes(original)

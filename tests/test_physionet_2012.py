@@ -222,52 +222,6 @@ def test_models_of_irregular_times_read_the_times(cached: Path, name: str) -> No
     ("model", "view"),
     [("mtand", "mortality"), ("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")],
 )
-def test_models_train_and_are_scored(tmp_path: Path, cached: Path, model: str, view: str) -> None:
-    shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
-    name = f"physionet-2012/{view}"
-    common = ["-w", str(tmp_path)]
-    first = [
-        "pretrain",
-        "--preset",
-        "tiny",
-        "--model",
-        model,
-        "--data",
-        name,
-        "--run",
-        "p",
-        "--steps",
-        "2",
-        "--batch-size",
-        "8",
-    ]
-    assert main([*first, *common]) == 0
-    assert (
-        main(
-            [
-                "finetune",
-                "p",
-                "--data",
-                name,
-                "--run",
-                "f",
-                "--steps",
-                "2",
-                "--batch-size",
-                "8",
-                *common,
-            ]
-        )
-        == 0
-    )
-    assert main(["evaluate", "f", *common]) == 0
-    notices = json.loads((tmp_path / "runs" / "f" / "scores.json").read_text())["notices"]
-    assert any("the unit is the stay" in notice for notice in notices)
-
-
-@pytest.mark.parametrize(
-    ("model", "view"), [("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")]
-)
 def test_new_stays_are_predicted_as_they_are_scored(
     tmp_path: Path, cached: Path, model: str, view: str
 ) -> None:
@@ -311,6 +265,8 @@ def test_new_stays_are_predicted_as_they_are_scored(
         == 0
     )
     assert main(["evaluate", "f", *common]) == 0
+    notices = json.loads((tmp_path / "runs" / "f" / "scores.json").read_text())["notices"]
+    assert any("the unit is the stay" in notice for notice in notices)
     scored = pl.read_parquet(tmp_path / "runs" / "f" / "predictions.parquet")
     found = from_pretrained("f", workspace=tmp_path).predict(tmp_path / "cache" / "physionet-2012")
     assert len(found) == len(STAYS)

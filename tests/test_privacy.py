@@ -680,7 +680,7 @@ def test_small_counts_on_demand_are_exact_and_recorded(
     assert seen.report["rows"] == exact
 
 
-@pytest.mark.parametrize("seed", [1, 3, 6])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))])
 def test_scores_do_not_show_how_few_have_a_label(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

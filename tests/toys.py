@@ -26,7 +26,7 @@ from bitimely_core.cache import unit_groups
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
 from bitimely_core.progress import show_progress
-from bitimely_core.store import manifests, storage
+from bitimely_core.store import manifests
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent
@@ -137,9 +137,7 @@ def list_toys(
 
 
 @pytest.fixture
-def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # slow, and no test can see what it does
-    monkeypatch.setattr(storage, "os_fsync", lambda fd: None)
+def toys() -> Iterator[None]:
     registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     READ.clear()
     yield
