@@ -217,6 +217,19 @@ def _make_all() -> Path:
     return home
 
 
+@cache
+def _make_nights() -> Path:
+    home = _make_folder() / "home"
+    _run(home, "ingest", "synthetic")
+    return home / "cache" / "synthetic"
+
+
+def copy_nights(home: Path) -> Path:
+    """The cache of the synthetic cohort in a workspace, which takes seconds to make."""
+    shutil.copytree(_make_nights(), home / "cache" / "synthetic")
+    return home
+
+
 def find_tokens(name: str) -> Path:
     """The folder of the tokens `name`, to be read alone."""
     return _make_data() / "tokens" / name
@@ -234,14 +247,6 @@ def copy_data(home: Path) -> Path:
 def call(home: Path, name: str, code: int = 0) -> None:
     """One of `VERBS`, by the command line."""
     assert main([*VERBS[name], "-w", str(home)]) == code, name
-
-
-def make_workspace(home: Path) -> Path:
-    """Every verb once."""
-    copy_data(home)
-    for name in VERBS:
-        call(home, name)
-    return home
 
 
 def copy_workspace(home: Path) -> Path:

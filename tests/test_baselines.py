@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from small import SMALL_RECIPE, make_workspace
+from small import SMALL_RECIPE, copy_nights, copy_workspace
 
 from bitimely_core import cache, pipeline, registry, tokens, workflows
 from bitimely_core.datasets.synthetic import BANDS
@@ -24,8 +24,7 @@ from bitimely_core.schemas.runs import RunRecord
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
     """Tokens and cache of the synthetic cohort in a workspace."""
-    home = tmp_path_factory.mktemp("home")
-    cache.ingest("synthetic", None, home / "cache" / "synthetic")
+    home = copy_nights(tmp_path_factory.mktemp("home"))
     windows = tokens.build(
         home / "cache" / "synthetic", view="staging", out=home / "tokens" / "synthetic-staging"
     )
@@ -243,7 +242,7 @@ def test_a_model_ahead_of_its_baselines_does_not_exceed_them_without_a_verdict(
 
 def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
     home = tmp_path / "home"
-    make_workspace(home)
+    copy_workspace(home)
     run = home / "runs" / "tuned"
     before = json.loads((run / "scores.json").read_bytes())
     stored = sorted(path.name for path in (run / "baselines").glob("*.parquet")) or sorted(
@@ -268,7 +267,7 @@ def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_recipe_that_fits_baselines_does_not_say_that_they_were_left_out(tmp_path):
-    make_workspace(tmp_path / "home")
+    copy_workspace(tmp_path / "home")
     recipe = tmp_path / "cheap.toml"
     recipe.write_text(
         SMALL_RECIPE.replace("bootstrap = 20", 'bootstrap = 20\nbaselines = "cheap"')

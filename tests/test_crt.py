@@ -393,6 +393,7 @@ def test_the_constraint_equals_its_formula():
     assert float(compute_constraint(a, b, alone)) == 0
 
 
+@pytest.mark.slow
 def test_sines_are_reconstructed():
     torch.manual_seed(0)
     model = models.build("crt", preset="tiny", channels=2, length=64, layers=2, dim=32)

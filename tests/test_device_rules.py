@@ -65,12 +65,14 @@ def test_every_model_trains_on_one_device_with_the_losses_of_the_cpu() -> None:
     assert run_sweep("training", "--kinds", "regular", "--own")["done"] >= 44
 
 
+@pytest.mark.slow
 def test_a_stack_never_waits_between_log_lines() -> None:
     found = run_sweep("training", "--kinds", "regular,mixed", "--models", "bitimelygpt")
     assert found["done"] == 7 + 6  # fine-tuning is on one data set
     assert not found["waits"]
 
 
+@pytest.mark.slow
 def test_settings_of_a_stack_do_not_make_it_wait() -> None:
     found = run_sweep("settings", "--models", "bitimelygpt")
     assert found["done"] == 14
@@ -93,6 +95,7 @@ def test_streams_and_a_resumed_training() -> None:
     assert run_sweep("streams")["done"] == 9
 
 
+@pytest.mark.slow
 def test_an_unusable_step_is_named_and_never_applied() -> None:
     assert run_sweep("faults")["done"] == 3
 
@@ -145,6 +148,7 @@ def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
 STEP = {"conv": (505, 57, 8.4), "patch": (495, 59, 4.3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", STEP)
 def test_a_step_of_18m_asks_no_more_of_a_gpu(tokenizer: str) -> None:
     command = [

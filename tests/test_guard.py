@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.make_workspace(tmp_path_factory.mktemp("guard"))
+    return small.copy_workspace(tmp_path_factory.mktemp("guard") / "home")
 
 
 # --- damage, each by a seed and restored afterwards

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import small
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -239,9 +240,8 @@ def test_spectra_of_a_wave_are_highest_at_its_cycles():
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """The synthetic cohort at 20 Hz with a run of each method of signals."""
-    folder = tmp_path_factory.mktemp("workspace")
+    folder = small.copy_nights(tmp_path_factory.mktemp("workspace"))
     w = ["-w", str(folder)]
-    assert main(["ingest", "synthetic", *w]) == 0
     assert main(["tokenize", "synthetic/staging", "--rate", "20", *w]) == 0
     for name in ("features", "signal"):
         assert main(["train", name, *VIEW, *w]) == 0

@@ -323,6 +323,7 @@ def test_an_export_predicts_as_the_run_without_its_workspace(
         )
 
 
+@slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [({"channel_map": ["a=b"]}, "recordings"), ({"as_of": "soon"}, "YYYY-MM-DD")],

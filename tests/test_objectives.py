@@ -533,9 +533,18 @@ def sines(draw):
     [
         ("bitimelygpt", "next-previous-strict", {"tokenizer": "patch"}, 50, 0.5),
         ("timelybert", "masked", {}, 80, 0.75),
-        ("bitimelygpt", "gap", {"tokenizer": "patch"}, 90, 0.85),
+        pytest.param(
+            "bitimelygpt", "gap", {"tokenizer": "patch"}, 90, 0.85, marks=pytest.mark.slow
+        ),
         ("gpt", "next", {}, 60, 0.85),
-        ("bitimelygpt", "next-previous-strict", {"target": "tokens"}, 60, 0.9),
+        pytest.param(
+            "bitimelygpt",
+            "next-previous-strict",
+            {"target": "tokens"},
+            60,
+            0.9,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sines_are_learned_and_tokens_do_not_collapse(name, objective, options, steps, limit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ LAB, DRUG, RARE, ODD = "LAB//GLUCOSE//mg", "RXNORM//860975", "NOTE//dr smith", "
 Row = tuple[int, datetime, str, float | None]
 
 
+@functools.cache
 def draw_history() -> list[Row]:
     """Diagnoses, drugs and measurements; numbers of the test split are far above those of the
     training split.

@@ -74,7 +74,7 @@ def hash_tree(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = small.make_workspace(tmp_path_factory.mktemp("read") / "ws")
+    made = small.copy_workspace(tmp_path_factory.mktemp("read") / "ws")
     (made.parent / "two.toml").write_text(RECIPE)
     return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import small
 import torch
 
 from bitimely_core import data, models, objectives, tokens, workflows
@@ -276,7 +277,7 @@ def test_a_run_on_events_refuses_signals_of_one_channel(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     flags = {"train": {"steps": 1, "batch_size": 8}, "data": {"names": ("pophr",)}}
     workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
-    workflows.ingest("synthetic", None, tmp_path / "cache" / "synthetic", options={"size": "small"})
+    small.copy_nights(tmp_path)
     with pytest.raises(UserError, match="1 channels, the run reads events") as caught:
         workflows.evaluate("tiny", data="synthetic/staging", workspace=tmp_path)
     assert caught.value.exit_code == 2

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import small
 import torch
 
 from bitimely_cli.main import main
@@ -30,7 +31,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sharing")
+    folder = small.copy_nights(tmp_path_factory.mktemp("sharing"))
     workflows.pretrain(
         preset="tiny", flags={**SMALL, "data": {"names": ("synthetic/staging",)}}, workspace=folder
     )

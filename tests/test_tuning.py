@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import small
 
 from bitimely_cli.main import main
 from bitimely_core import tokens, workflows
@@ -56,7 +57,7 @@ def finetuned(home: Path, run: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tuning")
+    folder = small.copy_nights(tmp_path_factory.mktemp("tuning"))
     pretrained(folder, "base")
     return folder
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 
 from bitimely_cli.main import main
 from bitimely_core import registry
@@ -70,7 +71,8 @@ def list_texts(value: Any) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The synthetic cohort, as one of segments: a fine-tuned run of it."""
-    folder, entry = tmp_path_factory.mktemp("units"), registry.datasets["synthetic"]
+    folder = small.copy_nights(tmp_path_factory.mktemp("units"))
+    entry = registry.datasets["synthetic"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(
             registry.datasets._items,

@@ -161,7 +161,7 @@ def test_own_vectors_through_the_file_equal_probing(home, capsys, tmp_path):
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory):
     """1,600 windows of five stages of 40 subjects, without any run."""
-    home = tmp_path_factory.mktemp("cohort")
+    home = small.copy_nights(tmp_path_factory.mktemp("cohort"))
     assert main(["tokenize", "synthetic/staging", "--channels", "EEG Fpz-Cz", "-w", str(home)]) == 0
     return home
 
