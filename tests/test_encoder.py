@@ -174,6 +174,7 @@ def test_a_frozen_encoder_keeps_the_vectors_of_its_pre_training() -> None:
     )
 
 
+@pytest.mark.slow
 def test_pipelines_and_folds_by_person_learn_what_two_waves_are() -> None:
     x, y, groups = draw_waves(96)
     encoder = bt.Encoder(**{**SMALL, "head_epochs": 25, "readout": "mean", "lr": 3e-3})
@@ -264,6 +265,7 @@ def test_windows_go_straight_in_and_vectors_come_out_as_a_frame() -> None:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_written_and_the_import_stays_light(tmp_path: Path) -> None:
     code = """
 import os, sys

@@ -108,6 +108,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Cohort:
 # --- what can be learned
 
 
+@pytest.mark.slow
 def test_tempo_is_in_the_times_more_than_in_the_order_and_in_the_order_more_than_in_the_counts(
     cohort: Cohort,
 ) -> None:
