@@ -699,7 +699,8 @@ def test_a_verdict_needs_three_seeds_and_four_effective_subjects():
         assert evaluate.significance_sign(evaluate.holm_correct([d])[0]) == side
 
 
-@pytest.mark.parametrize("subjects", [10, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("subjects", [10, 50])
 def test_intervals_and_tests_of_differences_hold_their_level(subjects):
     """Subjects of unequal size and difficulty, two runs that err alike: coverage of 95 %, at most 6
     % false differences.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small
 from samples import SAMPLES, require_sample
 
 from bitimely_cli.main import main
@@ -137,9 +138,10 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
 
 
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
-    found = cache.ingest("synthetic", None, tmp_path / "out")
-    page = ingest_page.ingest_page(tmp_path / "out", IngestReport.model_validate(found))
-    record = next(cache.open_cache(tmp_path / "out").records())
+    nights = small.copy_nights(tmp_path) / "cache" / "synthetic"
+    found = IngestReport.model_validate_json((nights / "ingest_report.json").read_bytes())
+    page = ingest_page.ingest_page(nights, found)
+    record = next(cache.open_cache(nights).records())
     overview = of(page, "overview")
     lanes = overview.data.lanes
     assert lanes.names[:5] == ["W", "REM", "N1", "N2", "N3"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_cache import RATE, build, damage, labels, missing, physical, record, records
@@ -513,12 +514,10 @@ def test_statistics_do_not_depend_on_the_order_of_recordings(tmp_path: Path) -> 
 
 def test_synthetic_nights_from_ingest_to_windows(tmp_path: Path) -> None:
     """Every stage of every epoch is the hypnogram's, every window the recording's own samples."""
-    cache.ingest("synthetic", None, tmp_path / "cache")
-    windows = tokens.build(
-        tmp_path / "cache", view="staging", out=tmp_path / "tokens", normalise="none"
-    )
+    nights = small.copy_nights(tmp_path) / "cache" / "synthetic"
+    windows = tokens.build(nights, view="staging", out=tmp_path / "tokens", normalise="none")
     assert windows.notices == []
-    for found in itertools.islice(cache.open_cache(tmp_path / "cache").records(), 4):
+    for found in itertools.islice(cache.open_cache(nights).records(), 4):
         own = windows.index.filter(pl.col("recording_id") == found.recording_id)
         stages = [
             a
@@ -535,14 +534,12 @@ def test_synthetic_nights_from_ingest_to_windows(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             values.ravel(), physical(found, "EEG Fpz-Cz")[: values.size], rtol=1e-5, atol=1e-4
         )
-    again = tokens.build(
-        tmp_path / "cache", view="staging", out=tmp_path / "tokens", normalise="none"
-    )
+    again = tokens.build(nights, view="staging", out=tmp_path / "tokens", normalise="none")
     assert again.fingerprint == windows.fingerprint
-    shard = next((tmp_path / "cache").glob("recordings-*.parquet"))
+    shard = next(nights.glob("recordings-*.parquet"))
     damage(shard, "flip")
     with pytest.raises(UserError) as error:
-        tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "other")
+        tokens.build(nights, view="staging", out=tmp_path / "other")
     assert (error.value.exit_code, (tmp_path / "other").exists()) == (Exit.INTEGRITY, False)
 
 
