@@ -233,6 +233,7 @@ def test_compiled_during_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(weights(model)[name], value)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
 def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo

@@ -47,6 +47,7 @@ def test_a_graph_exported_with_a_dynamic_batch_equals_eager(name):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["regular", "irregular"])
 def test_retention_of_more_tokens_than_two_chunks_is_exported(clock):
     """Beyond 128 tokens the chunkwise form reads the clock to choose how it multiplies, which a

@@ -321,6 +321,7 @@ def test_a_row_without_observations_has_no_part():
     assert float(empty["loss"].detach()) == 0
 
 
+@pytest.mark.slow
 def test_training_lowers_the_bound_and_keeps_the_latents_apart():
     """Sines of two lengths with gaps: after training a reconstruction is better than the mean."""
     draw = torch.Generator().manual_seed(0)

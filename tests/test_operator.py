@@ -202,7 +202,12 @@ def test_a_table_rotates_as_positions_do() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
 @pytest.mark.parametrize(
-    ("name", "length"), [("bitimelygpt", 640), ("bitimelygpt", 64), ("gpt", 64)]
+    ("name", "length"),
+    [
+        pytest.param("bitimelygpt", 640, marks=pytest.mark.slow),
+        ("bitimelygpt", 64),
+        pytest.param("gpt", 64, marks=pytest.mark.slow),
+    ],
 )
 def test_two_layers_are_one_graph_forward_and_backward(name: str, length: int) -> None:
     import torch._dynamo

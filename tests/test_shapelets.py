@@ -226,6 +226,7 @@ def test_few_orders_are_counted():
     assert page.facts["Permutations"] == "40, of the classes of subjects"
 
 
+@pytest.mark.slow
 def test_p_is_valid_on_noise_although_the_best_was_chosen():
     """P(p <= a) <= a for labels that mean nothing, after choosing the best of fifty."""
     p = []
