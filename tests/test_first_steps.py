@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import small
 
+from bitimely_cli.main import main
 from bitimely_cli.screen import fit_columns
 from bitimely_core import catalog
 from bitimely_core.claims.sources import recognize_layout
@@ -28,8 +29,12 @@ def run(*arguments: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in catalog.COLUMNS if kind != "runs"])
-def test_tables_fit_80_columns_with_whole_names(kind: str, tmp_path: Path) -> None:
-    lines = run("list", kind, "-w", str(tmp_path), COLUMNS="80").splitlines()
+def test_tables_fit_80_columns_with_whole_names(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", kind, "-w", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
     table = [line for line in lines if line.startswith(" ")]
     assert max(map(len, table)) <= 80
     words = {word for line in table for word in line.split()}

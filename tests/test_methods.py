@@ -286,7 +286,7 @@ def test_methods_are_runs_and_the_baselines_of_pages_are_the_same_functions(
     assert code == 0
 
 
-@pytest.mark.parametrize("method", ["kernels", "signal"])
+@pytest.mark.parametrize("method", [pytest.param("kernels", marks=pytest.mark.slow), "signal"])
 def test_new_recordings_and_exports_give_the_predictions_of_the_run(home, capsys, tmp_path, method):
     code, result, err = call(
         capsys, home, "export", f"{method}-staging", "--out", str(tmp_path / "out")
