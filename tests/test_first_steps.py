@@ -88,25 +88,23 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
     assert output.split()[-1] == "False"
 
 
-def loads_torch(*arguments: str) -> bool:
-    """Whether a verb, which has to end with 0, loads torch."""
-    program = "import sys; from bitimely_cli.main import main; code = main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
-    )
-    code, loaded = done.stdout.split()[-2:]
-    assert code == "0"
-    return loaded == "True"
-
-
 def test_reports_and_scores_without_a_network_do_without_torch(tmp_path: Path) -> None:
     home = small.copy_workspace(tmp_path / "home")
-    workspace = ("-w", str(home))
-    assert not loads_torch("report", "tuned", *workspace)
-    assert not loads_torch("report", "tuned", "scratch", *workspace)
-    run("train", "features", "--data", small.VIEW, "--run", "simple", *workspace)
-    assert not loads_torch("evaluate", "simple", *workspace)
-    assert loads_torch("evaluate", "tuned", *workspace)
+    assert (
+        main(["train", "features", "--data", small.VIEW, "--run", "simple", "-w", str(home)]) == 0
+    )
+    program = """
+import sys
+from bitimely_cli.main import main
+for words in ("report tuned", "report tuned scratch", "evaluate simple", "evaluate tuned"):
+    code = main([*words.split(), "-w", sys.argv[1]])
+    print(code, "torch" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(home)], capture_output=True, text=True, check=True
+    )
+    found = [line for line in done.stderr.splitlines() if line.startswith("0 ")]
+    assert found == ["0 False"] * 3 + ["0 True"], done.stderr
 
 
 def test_the_training_is_imported_from_its_package_on_first_use() -> None:

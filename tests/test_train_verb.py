@@ -151,7 +151,7 @@ def test_any_model_can_be_trained(home, capsys, model, options, rate):
 
 
 def test_histories_are_trained_by_trees_or_a_network(tmp_path, capsys):
-    made = ["--subjects", "1000", "--no-select", "--max-events", "48"]
+    made = ["--subjects", "300", "--no-select", "--max-events", "48"]
     assert main(["ingest", "synthetic-claims", *made, "-w", str(tmp_path)]) in {0, 3}
     few = ["--steps", "2", "--batch-size", "4"]
     code, _, err = call(capsys, tmp_path, "train", "--data", "synthetic-claims")
@@ -192,6 +192,7 @@ def test_other_settings_in_the_same_folder_are_refused(home, capsys):
     assert Path(home / "runs" / "again" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_page_has_the_score_on_training_windows(home, capsys):
     """The oracle is the evaluation of the training split itself."""
     assert call(capsys, home, "train", *VIEW, *SMALL, "--run", "known")[0] == 0

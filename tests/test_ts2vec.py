@@ -338,6 +338,7 @@ def test_everything_the_same_has_rel_1():
     assert float(result["rel"]) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_long_window_stays_within_memory():
     """A step on 8 rows of T = 3,000: the scores of the finest scale alone would be 1.15 GB, and a
     plain softmax keeps several such tensors.
