@@ -25,7 +25,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small.copy_workspace(tmp_path_factory.mktemp("guard") / "home")
+    made = small.copy_data(tmp_path_factory.mktemp("guard"))
+    for verb in small.VERBS:
+        small.call(made, verb)
+    return made
 
 
 # --- damage, each by a seed and restored afterwards
