@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,7 @@ def hash_tree(home: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = small.copy_workspace(tmp_path_factory.mktemp("read") / "ws")
+    shutil.rmtree(made / "runs" / "unfinished")  # which `verify` names
     (made.parent / "two.toml").write_text(RECIPE)
     return made
 
