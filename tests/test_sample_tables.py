@@ -46,7 +46,7 @@ def lines(head: str, row: Callable[[int, float], str]) -> str:
 def read(folder: Path, name: str, text: str | bytes, chosen: str = "") -> Record:
     """The only recording of a folder with this one file; `chosen`: a map."""
     raw = folder / "raw"
-    raw.mkdir(exist_ok=True)
+    raw.mkdir(parents=True, exist_ok=True)
     (raw / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     options: dict[str, Any] = {"keep_dates": True}
     if chosen:
@@ -1290,3 +1290,77 @@ def test_remarks_beside_samples_are_no_labels(tmp_path: Path) -> None:
     rows = "".join(f"{i / 50},{i % 7},remark {i} of the night\n" for i in range(600))
     record = read(tmp_path, "s1.csv", "time,PPG,label\n" + rows)
     assert (record.annotations, len(record.signals)) == ([], 1)
+
+
+# --- what stands around the numbers
+
+
+BELOW = {
+    "totals": ("time_s,ecg\n", "", "Mean,0.1\nMax,1\n"),
+    "a remark": ("time_s,ecg\n", "", "\n# exported by Doe\n"),
+    "words": ("Sampling period (ms): 4\ntime\tecg\n", "\t", "End of file"),
+}
+
+
+@pytest.mark.parametrize("kind", BELOW)
+def test_lines_below_the_rows_are_left_out_and_said(tmp_path: Path, kind: str) -> None:
+    head, mark, below = BELOW[kind]
+    text = lines(head, lambda i, v: f"{i / 250}{mark or ','}{v}")
+    record = read(tmp_path, "a.txt", text + below)
+    assert [(s.channel, s.rate) for s in record.signals] == [("ecg", 250.0)]
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype(np.float32))
+    assert "left out: texts where the rows have numbers" in messages(tmp_path)
+    assert "Doe" not in messages(tmp_path)
+
+
+def test_a_row_that_was_cut_off_is_no_remark(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    text = lines("time,ecg,emg\n", lambda i, v: f"{i / 250},{v},{v}") + "1.2,0."
+    (tmp_path / "raw" / "a.csv").write_text(text)
+    with pytest.raises(UserError, match="quarantined"):
+        ingest("generic", tmp_path / "raw", tmp_path / "cache")
+
+
+def test_units_may_stand_behind_numbers(tmp_path: Path) -> None:
+    text = lines(
+        "Time;SpO2;Temp;Pulse\n",
+        lambda i, v: (
+            f'{i // 60:02d}:{i % 60:02d};{95 + i % 3}%;"{comma(36 + v)} °C";{60 + i % 9} bpm'
+        ),
+    )
+    record = read(tmp_path, "a.csv", text)
+    units = [(s.channel, s.unit) for s in record.signals]
+    assert units == [("SpO2", "%"), ("Temp", "C"), ("Pulse", "bpm")]
+    np.testing.assert_array_equal(record.signals[0].samples, 95 + np.arange(ROWS) % 3)
+    np.testing.assert_allclose(record.signals[1].samples, 36 + WAVE, rtol=1e-6)
+
+
+def test_codes_of_a_monitor_without_a_patient_are_missing(tmp_path: Path) -> None:
+    off = range(50, 90)
+    text = lines(
+        "time_s,SpO2,HR,PPG\n",
+        lambda i, v: f"{i},{127 if i in off else 97},{255 if i in off else 70 + i % 3},{i % 256}",
+    )
+    record = read(tmp_path, "a.csv", text)
+    missing = [np.flatnonzero(np.isnan(s.samples)).tolist() for s in record.signals]
+    assert missing == [list(off), list(off), []]
+    kept = read(tmp_path / "kept", "a.csv", text, "[[files]]\nmissing = []\n")
+    assert kept.signals[0].samples.max() == 127
+
+
+RATE_LINES = {
+    "Sampling period (s): 0.004": 250.0,
+    "dt = 0.004": 250.0,
+    "Sample interval (ms): 4": 250.0,
+    "SampleInterval=4000 us": 250.0,
+    "Samples per second: 250": 250.0,
+    "Frequency: 0.25 kHz": 250.0,
+    "Recording period: 600 s": None,
+}
+
+
+@pytest.mark.parametrize("line", RATE_LINES)
+def test_a_line_above_a_table_may_state_its_step(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.txt").write_text(lines(f"{line}\nECG,EMG\n", lambda _, v: f"{v},{v}"))
+    found = sniffer.sniff_table(tmp_path / "a.txt").found_rate
+    assert found == pytest.approx(RATE_LINES[line])

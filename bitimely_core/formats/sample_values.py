@@ -7,7 +7,7 @@ is out of range, the rows are read one by one, which names the line at fault.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats import clocks, sniffer, table_facts, table_layout, tables
 from bitimely_core.formats.source import finding_to_error
+from bitimely_core.formats.table_edges import MOST_LINES, count_footer
 from bitimely_core.formats.table_rows import (
     TableRow,
     TableShape,
@@ -54,6 +55,7 @@ class SampleValues(NamedTuple):
     values: np.ndarray  # float64 [rows, channels], NaN where a cell is empty
     times: clocks.Times | None  # None: the table has no clock, or it is not asked for
     first: int  # line of the first row (of Parquet: 1)
+    below: int = 0  # lines below the rows that are none
 
 
 def read_values(
@@ -73,37 +75,63 @@ def read_values(
         list(dict.fromkeys([*places, *timed])),
         set(timed) if clock and clock.form not in {"", "stored", table_facts.INTERVALS} else set(),
     )
-    frame = _read_columns(path, facts, columns)
+    frame, below = _read_columns(path, facts, columns)
     values = np.empty((frame.height, len(places)), np.float64)
     for k, place in enumerate(places):
         values[:, k] = frame[str(place)].to_numpy()
     first = facts.shape.skip + 1 if facts.shape else 1
     times = _read_times(frame, facts, clock, first) if clock and frame.height else None
-    return SampleValues(values, times, first)
+    return SampleValues(values, times, first, below)
 
 
 def read_texts(path: Path, facts: table_facts.TableFacts, place: int) -> list[str]:
     """The cells of a column as texts, "" where one is empty."""
-    column = _read_columns(path, facts, WantedColumns([place], {place}))[str(place)]
-    return list(column.fill_null("").str.strip_chars().to_list())
+    frame, _ = _read_columns(path, facts, WantedColumns([place], {place}))
+    return list(frame[str(place)].fill_null("").str.strip_chars().to_list())
 
 
 def _read_columns(
     path: Path, facts: table_facts.TableFacts, columns: WantedColumns
-) -> pl.DataFrame:
-    """The columns, each called by its place: Float64, or String."""
+) -> tuple[pl.DataFrame, int]:
+    """The columns, each called by its place: Float64, or String; and the number of lines below the
+    rows, which are left out.
+    """
     import polars as pl
 
     shape = facts.shape
     if shape is None:
-        return _read_parquet(path, facts, columns)
+        return _read_parquet(path, facts, columns), 0
     parts: list[pl.DataFrame] = []
+    below = 0
     latin = shape.encoding == "latin-1" and ENCODING.get() == UTF8
     with use_encoding("latin-1" if latin else ENCODING.get()):
-        for stretch in chain.from_iterable(read_stretches(path, shape)):
+        stretches = chain.from_iterable(read_stretches(path, shape))
+        for stretch, count in _drop_footer(stretches, facts.columns, shape):
             part = _parse_fast(stretch, shape, facts.missing, columns)
             parts.append(_parse_stretch(stretch, shape, facts, columns) if part is None else part)
-    return pl.concat(parts)
+            below = max(below, count)
+    return pl.concat(parts), below
+
+
+def _drop_footer(
+    stretches: Iterable[TextStretch], columns: Sequence[table_facts.Column], shape: TableShape
+) -> Iterator[tuple[TextStretch, int]]:
+    """The stretches of a table without the lines below its rows; with the last one their number."""
+    waiting: list[TextStretch] = []  # the last line may be a stretch of its own
+    for stretch in stretches:
+        waiting.append(stretch)
+        if len(waiting) > 2:
+            yield waiting.pop(0), 0
+    text = b"".join(stretch.text for stretch in waiting)
+    tail = text.rsplit(b"\n", MOST_LINES)[-MOST_LINES:]
+    count = count_footer([line.decode() for line in tail], columns, shape)
+    below = tail[len(tail) - count :]
+    size = len(text) - len(b"\n".join(below))
+    for stretch in waiting:
+        if size < len(stretch.text):
+            stretch = TextStretch(stretch.row, stretch.text[:size], None, [])
+        yield stretch, sum(bool(line.strip()) for line in below)
+        size = max(0, size - len(stretch.text))
 
 
 def _parse_fast(

@@ -30,6 +30,7 @@ from bitimely_core.formats.table_columns import (
     name_columns,
     split_header,
 )
+from bitimely_core.formats.table_edges import count_footer, find_cell_units, list_units, strip_units
 from bitimely_core.formats.table_facts import Clock, ClockChoice, Column, TableFacts
 from bitimely_core.formats.table_facts import looks_like_samples as looks_like_samples
 from bitimely_core.formats.table_layout import (
@@ -100,24 +101,38 @@ def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
 
 
 def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
-    head = read_head(path)
-    top = "\n".join([*head.lines[:FORM_LINES], ""])
+    whole = read_head(path)
+    top = "\n".join([*whole.lines[:FORM_LINES], ""])
     form = vendors.find_form(path.name, top)
-    if form and form.remark:
-        head = head._replace(lines=[line.partition(form.remark)[0] for line in head.lines])
+    head, cell_units = _strip_cells(whole, form)
     lines = head.lines
     shape, layout = _find_shape(head, delimiter, form)
+    shape = shape._replace(units=cell_units)
     if form and form.counts and re.match(form.counts, lines[shape.skip]):
         shape = shape._replace(skip=shape.skip + 1)
     rows = [split_line(line, shape.delimiter, shape.quote) for line in lines[shape.skip :]]
     cells = CellColumns([row for row in rows if len(row) == shape.width][:ROWS], shape.decimal)
     _refuse_thousands(cells.rows, shape.decimal)
-    columns = name_columns(layout.names, layout.units, cells.rows, shape.decimal)
+    units = layout.units or list_units(whole.lines[shape.skip :], shape)
+    columns = name_columns(layout.names, units, cells.rows, shape.decimal)
+    below = count_footer(lines[shape.skip :], columns, shape)
+    cells = cells.drop_last(sum(len(row) == shape.width for row in rows[len(rows) - below :]))
     rate = find_preamble_rate("\n".join(lines[: shape.skip]), shape.decimal)
     facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
     if form is not None:
         return _read_by_form(facts, cells, choice, form, top)
     return _read_by_cells(facts, cells, choice, path.name)
+
+
+def _strip_cells(
+    head: TableHead, form: vendors.VendorForm | None
+) -> tuple[TableHead, tuple[str, ...]]:
+    """The first lines without the remarks of a form and the units behind numbers, and these."""
+    lines = head.lines
+    if form and form.remark:
+        lines = [line.partition(form.remark)[0] for line in lines]
+    units = find_cell_units(lines)
+    return head._replace(lines=strip_units(lines, units) if units else lines), units
 
 
 def _read_by_cells(

@@ -147,6 +147,10 @@ class CellColumns:
         """The cells of a column."""
         return [row[place] for row in self.rows]
 
+    def drop_last(self, count: int) -> CellColumns:
+        """Without so many rows at the end."""
+        return CellColumns(self.rows[: len(self.rows) - count], self.decimal)
+
     def numbers(self, place: int) -> np.ndarray:
         """The cells of a column as numbers, float64 [rows]; NaN where a cell is none."""
         cells = [cell.replace(self.decimal, ".") for cell in self.texts(place)]

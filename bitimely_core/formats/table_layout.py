@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,16 +28,24 @@ THOUSANDS = {  # mark between thousands -> numbers that have it
 }
 UNIT_CELLS = {unit.lower() for unit in clocks.WORDS["units"]} | clocks.UNIT_OF_WORD.keys()
 UNIT_CELLS |= set(clocks.WORDS["no_units"])
-# pattern with the group of a number, and the seconds that it counts; 0: it is a rate in Hz
+SIZES = {"s": 1.0, "d": 1.0, "m": 1e-3, "u": 1e-6, "\u00b5": 1e-6, "\u03bc": 1e-6}  # seconds
+RATE_NAMES = r"(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)"
+STEP_NAMES = r"intervall?|(?:sampl\w*|abtast)[ _-]?period\w*"
+# number and unit, which may also stand in brackets before it
+VALUE = r"(?P<value>\d+(?:[.,]\d+)*(?:e-?\d+)?)"
+UNIT = r"(?P<unit>s|ms|us|\u00b5s|\u03bcs)(?:ec)?"
 PREAMBLE_RATES = (
-    (
-        r"(?i)(?:sampl\w*|abtast)[ _-]?(?:rate|freq\w*)[^0-9\n]{0,20}(\d+(?:[.,]\d+)*) *k?(?:hz)?",
-        0.0,
-    ),
-    (r"(?i)^\W*(?:fs|sfreq|abtastrate)\W{1,4}(\d+(?:[.,]\d+)*)", 0.0),
-    (r"(?i)interval\s*[=:]\s*(\d+(?:[.,]\d+)*) *s(?:ec)?\b", 1.0),
-    (r"(?i)(?:interval\s*[=:]\s*)(\d+(?:[.,]\d+)*) *ms(?:ec)?\b", 1e-3),
-    (r"(?i)(\d+(?:[.,]\d+)*) *m(?:illi)?sec\w*/sample", 1e-3),
+    rf"(?i){RATE_NAMES}[^0-9\n]{{0,20}}{VALUE} *(?P<hertz>k?hz)?",
+    rf"(?i)^\W*(?:fs|sfreq|abtastrate)\W{{1,4}}{VALUE}",
+    rf"(?i)^\W*frequency\W{{1,4}}{VALUE} *(?P<hertz>k?hz)",
+    rf"(?i)\bsamples (?:per|/) ?(?:second|sec|s)\W{{1,4}}{VALUE}",
+    rf"(?i)\b{VALUE} *(?:samples ?(?:/|per) ?s|sps\b)",
+)
+PREAMBLE_STEPS = (
+    rf"(?i)(?:{STEP_NAMES})\s*[=:,;\t]\s*{VALUE} *{UNIT}\b",
+    rf"(?i)(?:{STEP_NAMES}) *[(\[]{UNIT}[)\]]\s*[=:,;\t]?\s*{VALUE}",
+    rf"(?i)^\W*(?P<unit>d)t *(?:\(s\)|\[s\])?\s*[=:,;\t]\s*{VALUE}",
+    rf"(?i){VALUE} *(?P<unit>m)(?:illi)?sec\w*/sample",
 )
 
 
@@ -314,21 +322,24 @@ def find_preamble_rate(text: str, decimal: str) -> float | None:
 
     `decimal`: the mark before decimals in the table.
     """
-    for pattern, seconds in PREAMBLE_RATES:
+    for pattern in (*PREAMBLE_RATES, *PREAMBLE_STEPS):
         matches = re.finditer(pattern, text, re.MULTILINE)
-        rates = {_read_rate(match, seconds, decimal) for match in matches} - {0.0}
+        rates = {_read_rate(match.groupdict(), decimal) for match in matches} - {0.0}
         if rates:
             return rates.pop() if len(rates) == 1 else None
     return None
 
 
-def _read_rate(match: re.Match[str], seconds: float, decimal: str) -> float:
-    """Hz of a number of Hz, or of units of so many seconds; 0: it is none."""
-    value = float(".".join(re.split("[.,]", match[1])[:2]))
-    if seconds:
-        return 1 / (value * seconds) if value else 0.0
+def _read_rate(found: Mapping[str, str | None], decimal: str) -> float:
+    """Hz of a number of Hz or kHz, or of units of time; 0: it is none."""
+    text, unit = found["value"] or "", (found.get("unit") or "").lower()
+    number, _, power = text.lower().partition("e")
+    value = float(".".join(re.split("[.,]", number)[:2])) * 10.0 ** int(power or 0)
+    if unit:
+        seconds = value * SIZES[unit[0]]
+        return 1 / seconds if seconds else 0.0
     mark = "." if decimal == "," else ","
-    grouped = match[1].replace(mark, "").replace(",", ".")
-    if THOUSANDS[mark].fullmatch(match[1]) and float(grouped) <= clocks.FASTEST:
+    grouped = number.replace(mark, "").replace(",", ".")
+    if THOUSANDS[mark].fullmatch(number) and float(grouped) <= clocks.FASTEST:
         value = float(grouped)  # 1,000 Hz; 250,000 Hz would be no rate of physiology
-    return value * (1000 if match[0].lower().endswith("khz") else 1)
+    return value * (1000 if (found.get("hertz") or "").lower() == "khz" else 1)

@@ -44,6 +44,7 @@ class TableShape(NamedTuple):
     header: int = 1  # number of the line with the names; 0: there is none
     width: int = 1  # cells of a row
     remark: str = ""  # what begins a text behind the last cell of some rows; "": there is none
+    units: tuple[str, ...] = ()  # that stand behind numbers in cells: `97%`
 
 
 class TableRow(NamedTuple):
@@ -81,6 +82,13 @@ def compile_patterns(delimiter: str, quote: str) -> Patterns:
         re.compile(rf"(?:\A|{mark})(?:{q}((?:[^{q}]|{q}{q})*+){q}|([^{mark}{q}]*+))"),
         re.compile(rf"(?:{cell}{mark})*+{opened}"),
     )
+
+
+@lru_cache
+def compile_units(units: tuple[str, ...]) -> re.Pattern[bytes]:
+    """The pattern of these units behind the number of a cell."""
+    names = b"|".join(re.escape(unit.encode()) for unit in units)
+    return re.compile(rb"(?<=\d)(?: |\xc2\xa0)?(?:" + names + rb")(?=\s*[\"']?(?:[,;\t|\r\n]|\Z))")
 
 
 def split_cells(text: str, delimiter: str, quote: str = '"') -> list[str] | None:
@@ -201,6 +209,8 @@ def read_stretches(
             text = join_blanks(text)
         if shape.remark:
             text = re.sub(re.escape(shape.remark.encode()) + rb"[^\n]*", b"", text)
+        if shape.units:
+            text = compile_units(shape.units).sub(b"", text)
         stretches, waiting = _split_block(text, shape, row, waiting, last=last)
         row = stretches[-1].row + stretches[-1].text.count(b"\n")
         yield stretches

@@ -24,11 +24,10 @@ from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
 from bitimely_core.recordings.folder_tables import account_rows, is_missing, parse_rows
 from bitimely_core.recordings.mapping import RecordingInfo
+from bitimely_core.recordings.missing_codes import drop_codes
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import Annotation, AttributeValue, Record, Records, Signal
 
-# numbers that programs write for a missing value
-SENTINELS = (-999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0)
 MOST_CHANNELS = 64  # of a table that may have fewer rows
 MOST_UNIQUE = 0.6  # of the times of a table with a row for each channel
 LEAST_ROWS = 6  # of a person in a table of several
@@ -42,7 +41,6 @@ RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns 
 STATES = "labels of the rows"  # the column of their numbers
 MOST_STATES, LONGEST_STATE = 60, 60  # different texts, letters: others are remarks
 FALLING = 0.9  # of the steps of a clock whose rows lie the newest first
-FAR = 2.0  # times the range of the others, and their size
 
 
 class TimedSignals(NamedTuple):
@@ -81,7 +79,8 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
         _refuse_long(path, facts, content.times)
-        remarks = [] if info.missing is not None else _drop_sentinels(content.values, names)
+        remarks = [] if info.missing is not None else drop_codes(content.values, names)
+        remarks += _report_below(content.below)
         width = len(facts.list_channels())
         if width > max(MOST_CHANNELS, len(content.values)):
             problem = f"has {width} columns of {len(content.values)} samples"
@@ -287,36 +286,12 @@ def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
     return facts._replace(missing=(*facts.missing, *(info.missing or ())))
 
 
-def _drop_sentinels(values: np.ndarray, names: Sequence[str]) -> list[Finding]:
-    """Makes numbers that stand for a missing value NaN in `values`, [rows, channels], and says so.
-
-    They are those of `SENTINELS` that occur again and lie far from all others of their channel.
-    """
-    findings: list[Finding] = []
-    for column, name in zip(values.T, names, strict=True):
-        for sentinel in SENTINELS:
-            places = column == sentinel
-            count, others = int(places.sum()), column[~places & np.isfinite(column)]
-            if count < 2 or not others.size:
-                continue
-            low, high = float(others.min()), float(others.max())
-            if max(low - sentinel, sentinel - high) > FAR * max(high - low, abs(low), abs(high)):
-                column[places] = np.nan
-                findings.append(_report_sentinel(name, sentinel, count, (low, high)))
-    return findings
-
-
-def _report_sentinel(
-    name: str, sentinel: float, count: int, others: tuple[float, float]
-) -> Finding:
-    problem = f"{count} values of {safe_text(name)} are {sentinel:g}, others {others[0]:g} to"
-    return input_warning(
-        Reason.MISSING_VALUES,
-        f"{problem} {others[1]:g}",
-        "taken for missing",
-        "If they are measured, write missing = [] in [[files]] of --map",
-        count=count,
-    )
+def _report_below(count: int) -> list[Finding]:
+    """The line about what stands below the rows of a table; its texts may hold names."""
+    if not count:
+        return []
+    lines = "its last line is no row" if count == 1 else f"its last {count} lines are no rows"
+    return [input_warning(Reason.FORMAT, lines, "left out: texts where the rows have numbers")]
 
 
 def list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
