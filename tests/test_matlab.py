@@ -330,7 +330,7 @@ def test_a_map_names_variable_and_rate_of_a_matlab_file(tmp_path: Path, *, turne
     for i in range(3):
         scipy.io.savemat(
             tmp_path / "raw" / f"p{i}.mat",
-            {"eeg": (values + i).T if turned else values + i, "fs": 90.0, "t": np.arange(900.0)},
+            {"eeg": (values + i).T if turned else values + i, "fs": 90.0, "mask": values > 0},
         )
     (tmp_path / "map.toml").write_text(
         '[[files]]\npattern = "*.mat"\nvariable = "eeg"\nrate = 90\nchannels = ["left", "right"]\n'
@@ -357,3 +357,45 @@ def test_a_map_names_variable_and_rate_of_a_matlab_file(tmp_path: Path, *, turne
             options={"map": str(tmp_path / "map.toml")},
         )
     assert any("eeg (double)" in finding.message for finding in caught.value.details)
+
+
+FOUND = {  # variables of a file -> channels and rate
+    "an array and a rate": ({"data": (3, 900), "Fs": 250}, ["channel 1", "channel 2", "channel 3"]),
+    "vectors": ({"ECG": (900, 1), "PPG": (1, 900), "fs": 250}, ["ECG", "PPG"]),
+    "seconds": ({"t": np.arange(900) / 250, "x": (900, 1)}, ["channel 1"]),
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_a_matlab_file_that_states_a_rate_needs_no_map(tmp_path: Path, kind: str) -> None:
+    stated, names = FOUND[kind]
+    random = np.random.default_rng(2)
+    content = {k: random.normal(size=v) if isinstance(v, tuple) else v for k, v in stated.items()}
+    (tmp_path / "raw").mkdir()
+    scipy.io.savemat(tmp_path / "raw" / "a.mat", content)
+    ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    (record,) = open_cache(tmp_path / "cache").records()
+    assert [(s.channel, s.rate) for s in record.signals] == [(name, 250.0) for name in names]
+    array = next(v for k, v in content.items() if isinstance(stated[k], tuple))
+    wanted = array.reshape(-1)[:900].astype("f4")
+    np.testing.assert_array_equal(record.signals[0].samples, wanted)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"x": np.zeros((900, 1))}, "has no sampling rate"),
+        ({"x": np.zeros((900, 1)), "t": np.arange(900) / 2}, "has no sampling rate"),
+        ({"rec": {"data": np.zeros((900, 1)), "fs": 250}}, "'-struct', 'rec'"),
+    ],
+)
+def test_matlab_files_alone_say_what_they_need(
+    tmp_path: Path, content: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "raw").mkdir()
+    scipy.io.savemat(tmp_path / "raw" / "a.mat", content)
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    whole = " ".join(finding.message for finding in (caught.value.finding, *caught.value.details))
+    assert said in whole
+    assert str(tmp_path) not in whole.split("--init-map")[0].split("Write one")[0]

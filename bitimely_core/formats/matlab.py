@@ -100,8 +100,31 @@ def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.n
         if len(numeric) != 1:
             problem = f"has {len(numeric)} arrays of real numbers"
             hint = "Name it: `variable` in [[files]] of the map"
+            struct = next((v.name for v in variables.values() if v.kind == "struct"), "")
+            if struct and not numeric:
+                hint = (
+                    f"In MATLAB: {struct} = load(FILE).{struct}; save(NAME, '-struct', '{struct}')"
+                )
+                hint += "; of FieldTrip: eeg = cell2mat(data.trial); fs = data.fsample; "
+                hint += "save(NAME, 'eeg', 'fs')"
             raise refuse(problem, f"expected one; {content}", hint)
         return _decode(numeric[0], data)
+
+
+def read_channels(path: Path, beside: Collection[str]) -> dict[str, np.ndarray]:
+    """Name -> numbers of the vectors of one length of a file that holds several and no other array.
+
+    `beside`: names, in small letters, of those that are none of them. Raises UserError: as
+    `read_array`.
+    """
+    with translate_read_errors(path):
+        data = _read_bytes(path)
+        numeric = _list_numeric(list_variables(data).values(), beside)
+        lengths = {math.prod(variable.shape) for variable in numeric}
+        are_vectors = all(lengths == {max(variable.shape)} for variable in numeric)
+        if len(numeric) < 2 or not are_vectors:
+            return {}
+        return {variable.name: _decode(variable, data).reshape(-1) for variable in numeric}
 
 
 def _list_numeric(

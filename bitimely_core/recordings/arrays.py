@@ -40,8 +40,11 @@ NAME_WORDS = {
 # names of a single number in a file that is its rate
 RATE_WORDS = {
     "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
-    "samp_rate", "sampling_frequency", "samplingfrequency", "frequency", "freq", "hz",
+    "samp_rate", "sampling_frequency", "samplingfrequency", "frequency", "freq", "hz", "f_s", "sr",
+    "fsample", "sampling_freq", "samplingfreq", "sample_freq", "samplefreq", "fs_hz", "sampfreq",
 }  # fmt: skip
+TIME_WORDS = {"t", "time", "times", "timestamps", "time_s"}  # of vectors of seconds in a file
+LEAST_RATE, MOST_RATE = 20.0, 50_000.0  # Hz, of times that state no unit: slower ones may be in ms
 # bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
 MAX_EXPANDED = 1 << 28
 MAX_RATIO = 200
@@ -93,6 +96,8 @@ def find_rate(path: Path) -> float | None:
     try:
         if suffix == ".mat":
             values = matlab.read_vector(path, RATE_WORDS, 1)
+            if values is None:
+                return _measure_rate(matlab.read_vector(path, TIME_WORDS, None))
         elif suffix == ".npz":
             arrays = _load_npz(path)
             numbers = [a for name, a in arrays.items() if name.lower() in RATE_WORDS]
@@ -103,6 +108,17 @@ def find_rate(path: Path) -> float | None:
         return None
     rate = float(values.reshape(-1)[0])
     return None if find_rate_fault(rate) else rate
+
+
+def _measure_rate(times: np.ndarray | None) -> float | None:
+    """Hz of even times in seconds; None for others."""
+    if times is None or times.size < 3:
+        return None
+    steps = np.diff(times.astype(np.float64))
+    step = float(np.mean(steps))
+    is_even = step > 0 and float(np.abs(steps - step).max()) < 0.1 * step
+    rate = float(f"{1 / step:.6g}") if is_even else 0.0
+    return rate if LEAST_RATE <= rate <= MOST_RATE else None
 
 
 def report_other_rate(path: Path, rate: float | None) -> list[Finding]:
@@ -344,7 +360,10 @@ def _load_npy(path: Path) -> np.ndarray:
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
-        values = matlab.read_array(path, info.variable, beside=ARRAY_LABELS)
+        values, names = find_samples(path, info)
+        if names:
+            info = _name_channels(info, names, values.shape)
+            return _make_mat_record(path, rel, info, values)
         if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
@@ -354,12 +373,27 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
                 values = np.moveaxis(values, 2, 0)
             labels = matlab.read_vector(path, ARRAY_LABELS, len(values))
             return _make_epochs(values, rel, info, labels)
-        if is_turned(values.shape, info):
-            values = values.T
-        signals = _make_array_signals(values, info)
-        rate_findings = report_other_rate(path, info.rate)
-    nan_findings = report_missing(signals, "values are NaN")
-    return make_record(rel, info, signals, findings=[*rate_findings, *nan_findings])
+        turned = is_turned(values.shape, info)
+        return _make_mat_record(path, rel, info, values.T if turned else values)
+
+
+def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The array of a MATLAB file; or its vectors as columns, and their names.
+
+    Raises UserError: as `matlab.read_array`.
+    """
+    beside = ARRAY_LABELS | TIME_WORDS
+    channels = {} if info.variable else matlab.read_channels(path, beside)
+    if channels:
+        return np.column_stack(list(channels.values())), tuple(channels)
+    return matlab.read_array(path, info.variable, beside=beside), ()
+
+
+def _make_mat_record(path: Path, rel: str, info: RecordingInfo, values: np.ndarray) -> Record:
+    """The recording of [samples, channels] in a MATLAB file."""
+    signals = _make_array_signals(values, info)
+    findings = [*report_other_rate(path, info.rate), *report_missing(signals, "values are NaN")]
+    return make_record(rel, info, signals, findings=findings)
 
 
 def _has_epochs_last(shape: tuple[int, ...], info: RecordingInfo) -> bool:

@@ -26,7 +26,7 @@ from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import find_label_arrays, find_rate, read_npy
+from bitimely_core.recordings.arrays import find_label_arrays, find_rate, find_samples, read_npy
 from bitimely_core.recordings.channels import list_choices, list_plain
 from bitimely_core.recordings.folder_tables import (
     PARTICIPANTS,
@@ -449,7 +449,16 @@ def _drop_other_tables(
         if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
         and (kind != "npy" or has_map or _states_rate(source, rel))
     }
-    return samples or dict(recordings if has_map else {})
+    return samples or dict(recordings if has_map else _list_matlab(source))
+
+
+def _list_matlab(source: Source) -> dict[str, tuple[Format, FileRule]]:
+    """The files of MATLAB, which are recordings where nothing else is: those that state a rate, or
+    all of them, so that each says what it needs.
+    """
+    rels = [rel for rel in source.files if find_suffix(rel) == ".mat"]
+    rated = [rel for rel in rels if _states_rate(source, rel)]
+    return {rel: ("mat", FileRule()) for rel in rated or rels}
 
 
 def _states_rate(source: Source, rel: str) -> bool:
@@ -642,6 +651,9 @@ def make_unit(
     if kind in {"npy", "mat"} and info.rate is None:
         info = replace(info, rate=find_rate(path))
         if info.rate is None:
+            if kind == "mat":
+                with locate_errors(rel):
+                    find_samples(path, info)
             wanted = "needs --map with a rate (`rate` in [[files]])"
             raise usage_error("has no sampling rate", wanted, suggest_map(source))
     files += [*_list_companions(source, rel), *info.annotation_files]
