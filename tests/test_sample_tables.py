@@ -1364,3 +1364,27 @@ def test_a_line_above_a_table_may_state_its_step(tmp_path: Path, line: str) -> N
     (tmp_path / "a.txt").write_text(lines(f"{line}\nECG,EMG\n", lambda _, v: f"{v},{v}"))
     found = sniffer.sniff_table(tmp_path / "a.txt").found_rate
     assert found == pytest.approx(RATE_LINES[line])
+
+
+def test_blocks_of_labchart_are_parts_of_one_recording(tmp_path: Path) -> None:
+    day = 45000 + 10 / 24
+
+    def block(seconds: float, values: np.ndarray) -> str:
+        head = f"Interval=\t0.01 s\nExcelDateTime=\t{day + seconds / 86400:.16e}\t3/15/2023 10:00\n"
+        head += "TimeFormat=\tStartOfBlock\nChannelTitle=\tECG\tResp\nRange=\t10 mV\t1 V\n"
+        rows = "".join(f"{i / 100}\t{v}\t{-v}\n" for i, v in enumerate(values.tolist()))
+        return head + rows
+
+    text = block(0, WAVE[:100]) + block(13.5, WAVE[100:])
+    record = read(tmp_path, "a.txt", text)
+    pieces = [(s.channel, s.rate, s.onset) for s in record.signals]
+    assert sorted(pieces) == [
+        *(("ECG", 100.0, 0.0), ("ECG", 100.0, 13.5)),
+        *(("Resp", 100.0, 0.0), ("Resp", 100.0, 13.5)),
+    ]
+    joined = np.concatenate([s.samples for s in record.signals if s.channel == "ECG"])
+    np.testing.assert_array_equal(joined, WAVE.astype(np.float32))
+    (tmp_path / "raw" / "a.txt").write_text(re.sub("ExcelDateTime=.*\n", "", text))
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "other")
+    assert "Cut it above each of them" in str(caught.value.details)

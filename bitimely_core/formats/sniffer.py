@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 ROWS = 1000  # of a clock that are looked at
-FORM_LINES = 60  # by which a vendor's form is known
 
 
 def sniff_table(path: Path, delimiter: str = "", choice: ClockChoice | None = None) -> TableFacts:
@@ -102,7 +101,7 @@ def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
 
 def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     whole = read_head(path)
-    top = "\n".join([*whole.lines[:FORM_LINES], ""])
+    top = "\n".join([*whole.lines[: vendors.FORM_LINES], ""])
     form = vendors.find_form(path.name, top)
     head, cell_units = _strip_cells(whole, form)
     lines = head.lines

@@ -330,9 +330,9 @@ def find_preamble_rate(text: str, decimal: str) -> float | None:
     return None
 
 
-def _read_rate(found: Mapping[str, str | None], decimal: str) -> float:
+def _read_rate(parts: Mapping[str, str | None], decimal: str) -> float:
     """Hz of a number of Hz or kHz, or of units of time; 0: it is none."""
-    text, unit = found["value"] or "", (found.get("unit") or "").lower()
+    text, unit = parts["value"] or "", (parts.get("unit") or "").lower()
     number, _, power = text.lower().partition("e")
     value = float(".".join(re.split("[.,]", number)[:2])) * 10.0 ** int(power or 0)
     if unit:
@@ -342,4 +342,4 @@ def _read_rate(found: Mapping[str, str | None], decimal: str) -> float:
     grouped = number.replace(mark, "").replace(",", ".")
     if THOUSANDS[mark].fullmatch(number) and float(grouped) <= clocks.FASTEST:
         value = float(grouped)  # 1,000 Hz; 250,000 Hz would be no rate of physiology
-    return value * (1000 if (found.get("hertz") or "").lower() == "khz" else 1)
+    return value * (1000 if (parts.get("hertz") or "").lower() == "khz" else 1)

@@ -12,6 +12,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import NamedTuple
 
+FORM_LINES = 60  # by which a form is known
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,6 +40,7 @@ class VendorForm(NamedTuple):
     units: str = ""
     counts: str = ""
     remark: str = ""
+    block: str = ""
     device: str = ""
     events: str = ""
 

@@ -95,9 +95,7 @@ def find_rate(path: Path) -> float | None:
     values: np.ndarray | None = None
     try:
         if suffix == ".mat":
-            values = matlab.read_vector(path, RATE_WORDS, 1)
-            if values is None:
-                return _measure_rate(matlab.read_vector(path, TIME_WORDS, None))
+            values = _read_matlab_rate(path)
         elif suffix == ".npz":
             arrays = _load_npz(path)
             numbers = [a for name, a in arrays.items() if name.lower() in RATE_WORDS]
@@ -110,15 +108,20 @@ def find_rate(path: Path) -> float | None:
     return None if find_rate_fault(rate) else rate
 
 
-def _measure_rate(times: np.ndarray | None) -> float | None:
-    """Hz of even times in seconds; None for others."""
+def _read_matlab_rate(path: Path) -> np.ndarray | None:
+    """Hz of a file of MATLAB, by a number or by even times in seconds; None: it states none.
+
+    Raises UserError: as `matlab.read_vector`.
+    """
+    stated = matlab.read_vector(path, RATE_WORDS, 1)
+    times = None if stated is not None else matlab.read_vector(path, TIME_WORDS, None)
     if times is None or times.size < 3:
-        return None
+        return stated
     steps = np.diff(times.astype(np.float64))
     step = float(np.mean(steps))
     is_even = step > 0 and float(np.abs(steps - step).max()) < 0.1 * step
     rate = float(f"{1 / step:.6g}") if is_even else 0.0
-    return rate if LEAST_RATE <= rate <= MOST_RATE else None
+    return np.array([rate]) if LEAST_RATE <= rate <= MOST_RATE else None
 
 
 def report_other_rate(path: Path, rate: float | None) -> list[Finding]:
@@ -386,7 +389,7 @@ def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str
     channels = {} if info.variable else matlab.read_channels(path, beside)
     if channels:
         return np.column_stack(list(channels.values())), tuple(channels)
-    return matlab.read_array(path, info.variable, beside=beside), ()
+    return matlab.read_array(path, info.variable, beside), ()
 
 
 def _make_mat_record(path: Path, rel: str, info: RecordingInfo, values: np.ndarray) -> Record:

@@ -649,13 +649,7 @@ def make_unit(
         info = replace(info, annotation_files=tuple(filter(source.lists, beside)))
         return _make_wfdb_unit(source, rel, info, files)
     if kind in {"npy", "mat"} and info.rate is None:
-        info = replace(info, rate=find_rate(path))
-        if info.rate is None:
-            if kind == "mat":
-                with locate_errors(rel):
-                    find_samples(path, info)
-            wanted = "needs --map with a rate (`rate` in [[files]])"
-            raise usage_error("has no sampling rate", wanted, suggest_map(source))
+        info = replace(info, rate=_require_rate(source, rel, kind, info))
     files += [*_list_companions(source, rel), *info.annotation_files]
     read: Callable[..., Record | Records] = readers.READERS[kind]
     if kind == "npy" and info.annotation_files:  # epochs with their classes
@@ -665,6 +659,20 @@ def make_unit(
     return IngestUnit(
         name=info.recording_id, files=tuple(files), read=partial(read, path, rel, info)
     )
+
+
+def _require_rate(source: Source, rel: str, kind: Format, info: RecordingInfo) -> float:
+    """Hz that a file of arrays states. Raises UserError for one that states none, or that of MATLAB
+    cannot be read at all.
+    """
+    rate = find_rate(source.path(rel))
+    if rate is None:
+        if kind == "mat":
+            with locate_errors(rel):
+                find_samples(source.path(rel), info)
+        wanted = "needs --map with a rate (`rate` in [[files]])"
+        raise usage_error("has no sampling rate", wanted, suggest_map(source))
+    return rate
 
 
 def add_descriptions(

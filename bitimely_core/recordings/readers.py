@@ -14,8 +14,8 @@ from bitimely_core.recordings.channels import assume_units
 from bitimely_core.recordings.label_sources import read_wfdb_labels
 from bitimely_core.recordings.mapping import Format, RecordingInfo
 from bitimely_core.recordings.mne_files import read_mne
-from bitimely_core.recordings.sample_tables import read_table
 from bitimely_core.recordings.selection import make_record
+from bitimely_core.recordings.table_blocks import read_any_table
 from bitimely_core.types import Annotation, Record, Records
 
 
@@ -55,7 +55,7 @@ def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
 
 READERS: dict[Format, Callable[[Path, str, RecordingInfo], Record | Records]] = {
     "edf": read_edf,
-    "table": read_table,
+    "table": read_any_table,
     "npy": read_npy,
     "mat": read_mat,
     "mne": read_mne,
