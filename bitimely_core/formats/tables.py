@@ -525,7 +525,7 @@ def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",
 
     texts = [strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()]
     parts = []
-    for block in read_frames(path, tuple(columns.values()), delimiter=mark):
+    for block in read_frames(path, tuple(dict.fromkeys(columns.values())), delimiter=mark):
         refuse_faults(block, file)
         parts.append(block.frame.select("row", *texts))
     return pl.concat(parts)

@@ -86,6 +86,7 @@ from bitimely_core.claims.sources.subject_tables import (
     parse_labels,
     report_unread_dates,
 )
+from bitimely_core.claims.sources.vital_states import close_vital_states, read_vital_states
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.sniffer import find_delimiter
@@ -104,7 +105,13 @@ PEEKED_ROWS = 100_000  # by which a column is judged
 SUBJECT_NAMES = EVENT_COLUMNS["subject"]
 PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source", "certainty"}  # columns whose texts repeat
-CLAIM_FACTS = ("birth", "death", "sex")  # that rows of claims may tell of their subject
+CLAIM_FACTS = (
+    "birth",
+    "death",
+    "vital",
+    "last_contact",
+    "sex",
+)  # that rows of claims may tell of their subject
 INDEX_DATE = "index_date"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
@@ -573,6 +580,7 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         rows = pl.concat(_read_subject_rows(request, path, columns) for path in files.deaths)
         deaths = keep_unique_rows(rows, files.deaths[0], request.survey, "subject")
         frame = _add_deaths(frame, deaths.drop("row"))
+    frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
         return _SubjectFacts(frame, file, advice, spells, file)
     spells = _read_period_tables(request, files.periods, wanted)
@@ -625,7 +633,8 @@ def _read_patient_tables(
     frames, optional = [], set(PATIENT_COLUMNS) - {"subject", *named}
     opened = [open_table(request.source, file, wanted, optional, named=True) for file in files]
     for table in opened:
-        frames.append(_read_ids(table, "subject", request.survey))
+        frame = _read_ids(table, "subject", request.survey)
+        frames.append(read_vital_states(frame, table.columns, table.file, request.survey))
         request.survey.findings += report_spelling(table.file, table.columns, wanted)
         request.survey.findings += report_unread_dates(table)
     advice = {key: _advise_column(key, opened[-1], files[0]) for key in ("birth", "sex")}
@@ -674,7 +683,7 @@ def _read_patients_of_claims(
     A fact of which two rows of a subject differ is unknown. Raises UserError: config (exit 2) for a
     column that `--col` names and no table has.
     """
-    facts = [_read_claim_facts(request.source, file, wanted) for file in files]
+    facts = [_read_claim_facts(request, file, wanted) for file in files]
     frames = [frame for frame in facts if frame is not None]
     columns = {column for frame in frames for column in frame.columns}
     missing = sorted(named & set(PATIENT_COLUMNS) - {"subject"} - columns)
@@ -690,11 +699,11 @@ def _read_patients_of_claims(
     return _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], request.survey)
 
 
-def _read_claim_facts(source: Source, file: str, wanted: Names) -> pl.DataFrame | None:
+def _read_claim_facts(request: _Request, file: str, wanted: Names) -> pl.DataFrame | None:
     """The distinct subject, birth, death and sex of a table of claims, as far as it has them; None
     for one that has none.
     """
-    names = list_names(source, file)
+    source, names = request.source, list_names(request.source, file)
     present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
     if not present or not find_names(names, wanted["subject"]):
         return None
@@ -702,6 +711,7 @@ def _read_claim_facts(source: Source, file: str, wanted: Names) -> pl.DataFrame 
     frame = pl.concat(block.drop("row").unique() for block in table.read_blocks()).unique()
     if _has_float_ids(table, "subject"):
         frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
+    frame = read_vital_states(frame, table.columns, file, request.survey)
     return frame.drop_nulls("subject")
 
 

@@ -43,7 +43,7 @@ class OpenTable(NamedTuple):
         """Blocks with `row`, the columns under their keys without surrounding blanks, and further
         columns by their names. `quotes`: as of `tables.read_frames`.
         """
-        wanted = (*self.columns.values(), *names)
+        wanted = tuple(dict.fromkeys((*self.columns.values(), *names)))
         for block in tables.read_frames(self.path, wanted, delimiter=self.delimiter, quotes=quotes):
             tables.refuse_faults(block, self.file)
             yield block.frame.select(

@@ -45,8 +45,18 @@ UNREAD_DATES = {
     "obs_start": ("times of observation", "--col obs_start=NAME --col obs_end=NAME"),
 }
 DATE_LIKE = re.compile(r"^(\d{4}-?\d\d-?\d\d|\d{1,4}[./-]\d{1,2}[./-]\d{1,4})\b")
+# of a death, perhaps by its year or month alone, or a flag or word of it
+DEATH_LIKE = re.compile(
+    rf"{DATE_LIKE.pattern}|^((19|20)\d\d(0[1-9]|1[0-2])?|[01]|[yn]|yes|no|dead|alive|died)$",
+    re.IGNORECASE,
+)
 YEAR = r"^\s*(\d{4})(?:\.0)?\s*$"
 NO_MONTH = r"^\s*([1-9]\d{3})(?:-00-00\b|0000\s*$)"  # MySQL: 1950-00-00
+# column -> day of a year without one, and what is said of it
+COMPLETED = {
+    "birth": ("-07-01", "1 July is taken"),
+    "death": ("-12-31", "31 December is taken, so that no claim of the year comes after it"),
+}
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
@@ -148,8 +158,8 @@ def make_subjects(
     for name in SUBJECT_DATE_COLUMNS:
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
         column = frame[name]
-        if name == "birth":
-            column = _complete_births(column, file, accounts)
+        if name in COMPLETED:
+            column = _complete_years(column, name, file, accounts)
         written = reformat_dates(column, forms.get(name, ""), near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
@@ -166,46 +176,56 @@ def make_subjects(
 
 def report_unread_dates(table: OpenTable) -> list[Finding]:
     """Warnings of columns of a table of subjects that are called as deaths or times of observation
-    and hold dates, but are not read.
+    and hold dates, or flags and words of deaths, but are not read.
     """
     unread = table.list_unread()
+    tests = {"death": DATE_LIKE if "vital" in table.columns else DEATH_LIKE}
+    alike = {
+        key: select_columns(
+            table, words.find_lookalikes(key, unread), tests.get(key, DATE_LIKE).search
+        )
+        for key in UNREAD_DATES
+        if key not in table.columns
+    }
     return [
         input_warning(
             Reason.HEADER,
-            f"{' and '.join(map(safe_text, dated))} may hold {meaning}",
+            f"{' and '.join(map(safe_text, dated))} may hold {UNREAD_DATES[key][0]}",
             "not read",
-            f"Give {options.format(safe_text(dated[0]))}",
+            f"Give {UNREAD_DATES[key][1].format(safe_text(dated[0]))}",
             file=table.file,
             row=1,
         )
-        for key, (meaning, options) in UNREAD_DATES.items()
-        if key not in table.columns
-        and (dated := select_columns(table, words.find_lookalikes(key, unread), DATE_LIKE.search))
+        for key, dated in alike.items()
+        if dated
     ]
 
 
 def _holds_years(texts: pl.Series) -> bool:
-    """Whether a column of births holds years alone."""
+    """Whether a column of births or deaths holds years alone."""
     written = [text.strip() for text in texts.drop_nulls().unique()]
     years = [text for text in written if not unknown_dates.MISSING.fullmatch(text)]
     return bool(years) and all(map(dates.is_year, years))
 
 
-def _complete_births(texts: pl.Series, file: str, accounts: TableAccounts) -> pl.Series:
-    """Births with 1 July where only their year is stated, in all rows or by a month of 00."""
+def _complete_years(texts: pl.Series, name: str, file: str, accounts: TableAccounts) -> pl.Series:
+    """Births or deaths with a day where only their year is stated, in all rows or by a month of
+    00.
+    """
     years = texts.str.extract(YEAR if _holds_years(texts) else NO_MONTH)
     if not years.count():
         return texts
+    day, why = COMPLETED[name]
     numbers = years.drop_nulls().cast(pl.Int32).sort() // 10 * 10
     accounts.findings += warn_of_rows(
         years.count(),
         Reason.METADATA,
-        "rows state only the year of birth",
-        f"1 July is taken (found {numbers[0]} to {numbers[-1] + 9})",
+        f"rows state only the year of {name}",
+        f"{why} (found {numbers[0]} to {numbers[-1] + 9})",
         file=file,
-        field="birth",
+        field=name,
     )
-    return (years + "-07-01").fill_null(texts)
+    return (years + day).fill_null(texts)
 
 
 def _blank_unknown_dates(
